@@ -1,0 +1,1 @@
+"""When the stages run, and in what order. The only floor that knows Prefect."""

@@ -1,0 +1,92 @@
+"""A DVC stage, asked and recorded in this process: what `dvc repro` does around a command, without starting one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet.errors import WorkspaceError
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+
+__all__ = ["all_unchanged", "record", "settle"]
+
+
+def all_unchanged(root: Path) -> bool:
+    """Whether `dvc status` is clean: no stage has anything to do."""
+    with _opened(root) as repo:
+        return not repo.status()
+
+
+def settle(root: Path, name: str) -> str | None:
+    """Settle a stage without running it, if that can be done; how, in a word, or None when it has to run.
+
+    Unchanged stages are left as they are; results that DVC has in its run cache, for the same code, data and settings, are
+    brought back, as `dvc repro` would.
+    """
+    from dvc.stage.cache import RunCacheNotFoundError
+
+    with _opened(root) as repo:
+        stage = repo.stage.load_one("dvc.yaml", name)
+        if not stage.changed():
+            return "unchanged"
+        try:
+            stage.save_deps()
+            repo.stage_cache.restore(stage, dry=True)
+        except RunCacheNotFoundError:
+            return None
+        stage.remove_outs(ignore_remove=False, force=False)
+        repo.stage_cache.restore(stage)
+        stage.save()
+        stage.commit()
+        stage.dump(update_pipeline=False)
+        return "restored from DVC's cache"
+
+
+def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
+    """Write what the stage has just made into DVC's cache and dvc.lock, and store it in the default remote if there is one.
+
+    A remote that cannot be reached is said, not fatal: `dvc push` stores it later.
+    """
+    from dvc.config import NoRemoteError
+    from dvc.exceptions import DvcException
+
+    with _opened(root) as repo:
+        stage = repo.stage.load_one("dvc.yaml", name)
+        stage.save()
+        stage.commit()
+        stage.dump(update_pipeline=False)
+    with _opened(root, locked=False) as repo:
+        try:
+            repo.push(targets=[name], run_cache=True)
+        except NoRemoteError:
+            pass  # a workspace without a remote keeps its versions in .dvc/cache alone
+        except (DvcException, OSError) as error:
+            say(f"{name}: recorded, but not stored in DVC's remote ({error}): `dvc push` stores it later")
+
+
+@contextmanager
+def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
+    import logging
+
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # what the stage does is said by the stage
+    try:
+        repo: Any = Repo(str(root), _wait_for_lock=True)
+        try:
+            if locked:
+                with repo.lock:
+                    yield repo
+            else:
+                yield repo
+        finally:
+            repo.close()
+    except LockError as error:
+        raise WorkspaceError(f"{root}: DVC is busy here ({error}): wait for it to end") from error
+    except DvcException as error:
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        raise WorkspaceError(f"DVC: {error}{cause}") from error

@@ -1,0 +1,37 @@
+"""train-flow: the product on one page."""
+
+from prefect import flow
+from prefect.states import Completed, Failed, State
+
+from flows.artifacts import publish
+from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
+from ratchet import settings
+from ratchet.errors import RatchetError
+from ratchet.settings import Overrides
+from ratchet.workspace import Workspace
+from tasks.register import Registration
+
+__all__ = ["train_flow"]
+
+
+@flow(name="train-flow", persist_result=False)
+def train_flow(overrides: Overrides | None = None) -> "State[Registration]":
+    """Ingest, version, train, evaluate and register one model.
+
+    Args:
+        overrides: Settings to change in params.yaml before the run; what is left empty stays as the file has it.
+    """
+    try:
+        workspace = Workspace.find()
+        with workspace.hold("train-flow", wait=5.0):
+            changes = settings.flatten(overrides) if overrides else {}
+            params = settings.override(workspace.params, changes)
+            dataset = ingest_stage(params, workspace)
+            version = version_stage(workspace, dataset)
+            model = train_stage(params, workspace, version)
+            evaluation = evaluate_stage(params, workspace, model)
+            registration = register_stage(params, workspace, evaluation)
+            publish(params, workspace)
+            return Completed(message=registration.words, data=registration)
+    except RatchetError as error:  # a person's mistake, told in its own words: a traceback would hide them
+        return Failed(message=str(error), data=error)

@@ -1,0 +1,99 @@
+"""`ratchet ...`: each command a few lines over the rooms."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ratchet.errors import RatchetError
+from ratchet.workspace import Workspace
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Train, judge and register models; the champion only ever moves forward.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable.")
+]
+
+
+def main() -> None:
+    """The command line. A person's mistake ends it with its sentence and exit code 1, never with a traceback."""
+    try:
+        app()
+    except RatchetError as error:
+        sys.exit(f"ratchet: {error}")
+
+
+@app.command("set")
+def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")]) -> None:
+    """Change settings in params.yaml, comments kept."""
+    from ratchet import settings
+
+    settings.override(Workspace.find().params, settings.parse_assignments(assignments))
+
+
+@app.command()
+def train(assignments: Assignments = None) -> None:
+    """Run train-flow here and now: ingest, version, train, evaluate, register. What is up to date is skipped."""
+    from ratchet import settings
+
+    workspace = Workspace.find()
+    os.chdir(workspace.root)
+    sys.path.insert(0, str(workspace.root))  # this workspace's flows and tasks, not another's
+    settings.override(workspace.params, settings.parse_assignments(assignments or []))
+    from flows.local import run_here
+
+    sys.exit(run_here(workspace))
+
+
+@app.command()
+def sync() -> None:
+    """Send MLflow what it missed while it was away."""
+    from ratchet import settings
+    from ratchet.registry.runs import send_all
+
+    workspace = Workspace.find()
+    sent = send_all(workspace, settings.load(workspace.params))
+    for key, run_id in sent:
+        typer.echo(f"{key}: sent, MLflow run {run_id}")
+    if not sent:
+        typer.echo("nothing waits: MLflow has everything")
+
+
+@app.command()
+def up() -> None:
+    """Start Prefect server, MLflow server and a worker, and create the deployments."""
+    from ratchet import platform, settings
+    from ratchet.registry.mlflow_store import address
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    platform.up(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
+
+
+@app.command()
+def down() -> None:
+    """Stop what `ratchet up` started."""
+    from ratchet import platform
+
+    platform.down(Workspace.find(), say=typer.echo)
+
+
+@app.command()
+def status() -> None:
+    """Say which servers are up."""
+    from ratchet import platform
+
+    for server in platform.status(Workspace.find()):
+        typer.echo(server.words)
+
+
+if __name__ == "__main__":
+    main()

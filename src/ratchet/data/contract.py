@@ -1,0 +1,226 @@
+"""What is allowed in. pandera judges; a broken rule about one sample quarantines it, about the whole set stops the run.
+
+Each table is checked twice, because a wrong column would hide the values' faults: first columns and types, which only a
+mistake of ours can break, then the values with every failure collected.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import polars as pl
+from pandera import polars as pa
+from pandera.errors import SchemaErrors
+
+from ratchet.data import quarantine
+from ratchet.data.pictures import ARRAY, Facts
+from ratchet.data.sources import SplitName
+from ratchet.data.split import SPLITS
+from ratchet.errors import DataError
+from ratchet.settings import DataSettings
+
+__all__ = [
+    "check_bad_fraction",
+    "check_decoded",
+    "check_facts",
+    "check_index",
+    "cross_split_duplicates",
+    "facts_frame",
+    "label_conflicts",
+]
+
+_DTYPES = {
+    "bytes": pl.Int64, "permitted": pl.Boolean, "readable": pl.Boolean, "problem": pl.String, "content": pl.String,
+    "format": pl.String, "claimed": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64,
+    "grey": pl.Boolean, "label": pl.Int64,
+}  # fmt: skip
+
+
+def facts_frame(
+    rows: Iterable[int], ids: Sequence[str], splits: Sequence[SplitName | None], facts: Sequence[Facts]
+) -> pl.DataFrame:
+    """One row per sample: position among all samples, id, given split, and the facts with what follows from them."""
+    columns: dict[str, list[object]] = {field.name: [] for field in fields(Facts)}
+    for fact in facts:
+        for name, value in asdict(fact).items():
+            columns[name].append(value)
+    frame = pl.DataFrame(columns, schema=_DTYPES)
+    frame = frame.with_columns(
+        pl.Series("row", rows, pl.Int64), pl.Series("id", ids, pl.String), pl.Series("split", splits, pl.String)
+    )
+    width, height = pl.col("width"), pl.col("height")
+    return frame.with_columns(
+        agrees=pl.col("claimed") == pl.col("format"),
+        side=pl.min_horizontal(width, height),
+        area=width * height,
+        aspect=pl.max_horizontal(width, height) / pl.min_horizontal(width, height),
+    )
+
+
+def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
+    """The quarantine rows (quarantine.SCHEMA) of the samples that must not be decoded."""
+    return _failures(frame, _facts_schema(settings, classes))
+
+
+def check_decoded(frame: pl.DataFrame) -> pl.DataFrame:
+    """The quarantine rows of the samples whose pixels did not decode: `readable` false, with the `problem`."""
+    columns = {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "readable": pa.Column(pl.Boolean, pa.Check.eq(True, error="unreadable")),
+        "problem": pa.Column(pl.String, nullable=True),
+    }
+    return _failures(frame, columns)
+
+
+def cross_split_duplicates(index: pl.DataFrame) -> pl.DataFrame:
+    """The quarantine rows of samples whose exact pixels are also in a split that must stay unseen.
+
+    Of twins, the one in test stays, else the one in validation. Copies within one split all stay.
+    """
+    rank = pl.col("split").replace_strict({name: place for place, name in enumerate(SPLITS)}, return_dtype=pl.Int64)
+    ranked = index.select("row", "id", "pixels", "split", rank=rank).with_columns(
+        top=pl.col("rank").max().over("pixels")
+    )
+    twins = (
+        ranked.filter(pl.col("rank") == pl.col("top"))
+        .group_by("pixels")
+        .agg(twin=pl.col("id").min(), kept=pl.col("split").first())
+    )
+    leaving = ranked.filter(pl.col("rank") < pl.col("top")).join(twins, on="pixels", how="left").sort("row")
+    return quarantine.rows(
+        (one["id"], one["row"], "duplicate-across-splits", f"in {one['split']}, as {one['twin']} in {one['kept']}")
+        for one in leaving.iter_rows(named=True)
+    )
+
+
+def label_conflicts(index: pl.DataFrame) -> list[dict[str, list[str]]]:
+    """Groups of samples with the same pixels and different labels: {"ids": [...], "classes": [...]}, by first id."""
+    groups = index.group_by("pixels").agg(pl.col("id").sort(), pl.col("class").unique().sort())
+    found = groups.filter(pl.col("class").list.len() > 1)
+    pairs = zip(found["id"].to_list(), found["class"].to_list(), strict=True)
+    return [{"ids": ids, "classes": names} for ids, names in sorted(pairs)]
+
+
+def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Path) -> None:
+    """Stop when too many samples are bad.
+
+    Raises:
+        DataError: more than `limit` of `total`, or all; the message has the counts by rule and the table's path.
+    """
+    count = quarantine.samples(bad)
+    if count == 0 or (count <= limit * total and count < total):
+        return
+    counts = ", ".join(f"{rule} {number}" for rule, number in quarantine.by_rule(bad).items())
+    way_out = "mend or remove them" if count == total else "mend or remove them, or raise data.max_bad_fraction"
+    raise DataError(
+        f"{count} of {total} are bad ({count / total:.1%}, data.max_bad_fraction allows {limit:.1%}): {counts}. "
+        f"Each is listed, with a hint, in {table}: {way_out}"
+    )
+
+
+def check_index(index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str]) -> None:
+    """The rules about the whole set.
+
+    Raises:
+        DataError: a duplicate id, an empty split, or a class with too few training examples.
+    """
+    try:
+        _index_schema(len(classes)).validate(index, lazy=True)
+    except SchemaErrors as error:
+        cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
+        told = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
+        raise DataError(
+            f"data.source {settings.source}: the set breaks its contract: {told}: mend the source's ids and labels"
+        ) from None
+    sizes = dict(index.group_by("split").len().rows())
+    for split in SPLITS:
+        if not sizes.get(split):
+            fraction = "" if split == "train" else f", or raise data.{split}_fraction"
+            raise DataError(
+                f"split {split} is empty ({index.height} good samples in all): add samples to the source{fraction}"
+            )
+    trained = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
+    few = [
+        f"{name!r} has {trained.get(label, 0)}"
+        for label, name in enumerate(classes)
+        if trained.get(label, 0) < settings.min_per_class
+    ]
+    if few:
+        more = f" and {len(few) - 8} more classes" if len(few) > 8 else ""
+        raise DataError(
+            f"too few training examples: class {', '.join(few[:8])}{more}; data.min_per_class asks for "
+            f"{settings.min_per_class}: add pictures, remove the class, or lower it"
+        )
+
+
+def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
+    def column(dtype: type[pl.DataType], *checks: pa.Check) -> pa.Column:
+        return pa.Column(dtype, list(checks), nullable=True)  # null: not known, because another rule is broken
+
+    check = pa.Check
+    return {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "split": column(pl.String),
+        "bytes": column(pl.Int64, check.ge(1, error="empty-file")),
+        "permitted": column(pl.Boolean, check.eq(True, error="permission")),
+        "readable": column(pl.Boolean, check.eq(True, error="unreadable")),
+        "problem": column(pl.String),
+        "content": column(pl.String),
+        "format": column(pl.String, check.isin([*settings.formats, ARRAY], error="format-not-allowed")),
+        "claimed": column(pl.String),
+        "agrees": column(pl.Boolean, check.eq(True, error="format-mismatch")),
+        "frames": column(pl.Int64, check.le(1, error="animated")),
+        "width": column(pl.Int64),
+        "height": column(pl.Int64),
+        "side": column(pl.Int64, check.ge(settings.min_side, error="too-small")),
+        "area": column(pl.Int64, check.le(settings.max_pixels, error="too-large")),
+        "aspect": column(pl.Float64, check.le(settings.max_aspect, error="bad-aspect")),
+        "grey": column(pl.Boolean),
+        "label": column(pl.Int64, check.in_range(0, classes - 1, error="unknown-label")),
+    }
+
+
+def _index_schema(classes: int) -> pa.DataFrameSchema:
+    columns = {
+        "id": pa.Column(pl.String, unique=True),
+        "split": pa.Column(pl.String, pa.Check.isin(SPLITS)),
+        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1)),
+        "content": pa.Column(pl.String, pa.Check.str_length(64, 64)),
+        "pixels": pa.Column(pl.String, pa.Check.str_length(64, 64)),
+        "brightness": pa.Column(pl.Float64, pa.Check.in_range(0, 255)),
+        "contrast": pa.Column(pl.Float64, pa.Check.in_range(0, 128)),
+    }
+    return pa.DataFrameSchema(columns)
+
+
+def _failures(frame: pl.DataFrame, columns: dict[str, pa.Column]) -> pl.DataFrame:
+    structure = {name: pa.Column(column.dtype, nullable=column.nullable) for name, column in columns.items()}
+    # A LazyFrame is checked for its columns and types only: the first pass.
+    pa.DataFrameSchema(structure, strict=True).validate(frame.select(sorted(columns)).lazy(), lazy=True)
+    try:
+        pa.DataFrameSchema(columns).validate(frame, lazy=True)
+    except SchemaErrors as error:
+        cases = error.failure_cases
+        if cases["index"].null_count():  # not about a row: a fault in the schema itself
+            raise
+        return quarantine.rows(_case(frame, row, rule) for row, rule in cases.select("index", "check").rows())
+    return quarantine.rows([])
+
+
+def _case(frame: pl.DataFrame, place: int, rule: str) -> tuple[str, int, str, str]:
+    one = frame.row(place, named=True)
+    match rule:
+        case "empty-file":
+            value = "0 bytes"
+        case "format-not-allowed" | "animated" | "unknown-label":
+            field = {"format-not-allowed": "format", "animated": "frames", "unknown-label": "label"}[rule]
+            value = f"{one[field]} frames" if rule == "animated" else str(one[field])
+        case "format-mismatch":
+            value = f"{one['format']} in a file named as {one['claimed']}"
+        case "too-small" | "too-large" | "bad-aspect":
+            value = f"{one['width']} x {one['height']} pixels"
+        case _:
+            value = one["problem"] or ""
+    return one["id"], one["row"], rule, value

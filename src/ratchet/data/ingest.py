@@ -1,0 +1,266 @@
+"""From a source to a packed set: survey, judge, decode, judge, split, judge, pack. Whole, or not at all.
+
+Every sample is read twice: once for its header and digest, which decide what may be decoded and, where the settings
+say `auto`, the packed shape; once for its pixels. Memory holds facts about all samples but pixels of a few.
+"""
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data import contract, pack, pictures, pool, quarantine, split
+from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
+from ratchet.data.profile import channel_statistics, profile
+from ratchet.data.sources import Source, open_source
+from ratchet.errors import WorkspaceError
+from ratchet.settings import DataSettings
+
+__all__ = ["ingest"]
+
+Report = Callable[[int, int], None]
+
+AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
+_SURVEY_CHUNK = 128  # samples per piece of work
+_DECODE_BYTES = 4 << 20  # packed bytes per piece of work
+_PACKED_COLUMNS = (
+    "split", "row", "id", "source", "label", "class", "content", "pixels",
+    "width", "height", "format", "brightness", "contrast",
+)  # fmt: skip
+
+
+def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report) -> Manifest:
+    """Read the source, keep out what is bad, split, and pack the rest into folder `packed`.
+
+    Equal input gives equal bytes, whatever the number of workers, the machine or the order in a folder.
+
+    Args:
+        settings: the `data` section; its path is relative to `root`.
+        packed: the folder to fill; on any error it stays as it was.
+        quarantine: the Parquet table of what was kept out; written even if empty, and when too much is bad.
+        root: the project folder.
+        report: called with (done, total) as work goes on.
+
+    Raises:
+        SettingsError: the source's name is not known.
+        DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
+        WorkspaceError: the disk is full or cannot be written.
+    """
+    with pictures.patient_pillow():
+        source = open_source(settings, root=root)
+        with _writing(packed), files.draft_directory(packed) as draft:
+            return _Ingest(settings, source, quarantine, report).into(draft)
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A picture that was packed into the scratch file: what was measured on the way."""
+
+    pixels: str
+    brightness: float
+    contrast: float
+
+
+class _Ingest:
+    """One ingest under way."""
+
+    def __init__(self, settings: DataSettings, source: Source, table: Path, report: Report) -> None:
+        self.settings = settings
+        self.source = source
+        self.table = table
+        self.samples = list(source.samples())
+        self.workers = pool.threads(settings.workers)
+        self._report = report
+        self._done = 0
+
+    def into(self, draft: Path) -> Manifest:
+        """Fill the draft of the packed folder."""
+        surveyed = self._survey()
+        bad = contract.check_facts(surveyed, self.settings, classes=len(self.source.classes))
+        readable = _without(surveyed, bad)
+        if readable.is_empty():
+            self._stop_if_bad(bad)
+        while True:
+            size, channels = self._shape(readable)
+            with pack.Scratch(draft / "scratch", size=size, channels=channels) as scratch:
+                decoded, undecodable = self._decode(readable, scratch)
+                good = _without(readable, undecodable)
+                if good.is_empty():
+                    self._stop_if_bad(pl.concat([bad, undecodable]))
+                if self._shape(good) == (size, channels):
+                    return self._pack(draft, good, decoded, pl.concat([bad, undecodable]), scratch)
+            readable, bad = good, pl.concat([bad, undecodable])  # rare: only broken files asked for another shape
+
+    def _survey(self) -> pl.DataFrame:
+        """Facts about every sample, in id order."""
+        frames, start = [], 0
+        work = _each(pictures.survey)
+        for part, facts in pool.in_order(work, self.samples, chunk=_SURVEY_CHUNK, workers=self.workers):
+            rows = range(start, start + len(part))
+            frames.append(contract.facts_frame(rows, [s.id for s in part], [s.split for s in part], facts))
+            start += len(part)
+            self._advance(len(part))
+        return pl.concat(frames)
+
+    def _decode(self, readable: pl.DataFrame, scratch: pack.Scratch) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Fill the scratch file: (measures of what went in, in order; quarantine rows of what did not)."""
+        size, _, channels = scratch.shape
+        chosen = [self.samples[row] for row in readable["row"]]
+        self._done = len(self.samples) * 2 - len(chosen)
+        work = _each(partial(pictures.decode, size=size, channels=channels))
+        chunk = max(1, min(_SURVEY_CHUNK, _DECODE_BYTES // (size * size * channels)))
+        measured: list[_Decoded] = []
+        problems: list[str | None] = []
+        for part, results in pool.in_order(work, chosen, chunk=chunk, workers=self.workers):
+            for result in results:
+                problems.append(result if isinstance(result, str) else None)
+                if not isinstance(result, str):
+                    scratch.append(result)
+                    measured.append(_measure(result))
+            self._advance(len(part))
+        judged = readable.select("id", "row").with_columns(problem=pl.Series(problems, dtype=pl.String))
+        judged = judged.with_columns(readable=pl.col("problem").is_null())
+        return pl.DataFrame(measured, schema=_MEASURES), contract.check_decoded(judged)
+
+    def _pack(
+        self, draft: Path, good: pl.DataFrame, decoded: pl.DataFrame, bad: pl.DataFrame, scratch: pack.Scratch
+    ) -> Manifest:
+        index = self._index(good, decoded)
+        twins = contract.cross_split_duplicates(index)
+        bad = pl.concat([bad, twins])
+        self._stop_if_bad(bad)
+        index = _without(index, twins)
+        quarantine.write(self.table, bad)
+        contract.check_index(index, self.settings, classes=self.source.classes)
+        splits, histogram = {}, np.zeros((scratch.shape[-1], 256), np.int64)
+        for name in split.SPLITS:
+            mine = index.filter(pl.col("split") == name)
+            splits[name], counts = self._pack_split(draft / name, mine, scratch)
+            if name == "train":
+                histogram = counts
+        mean, std = channel_statistics(histogram)
+        by_rule = quarantine.by_rule(bad)
+        self._write_index(draft, index)
+        description = profile(
+            index, classes=self.source.classes, histogram=histogram,
+            conflicts=contract.label_conflicts(index), quarantined=by_rule,
+        )  # fmt: skip
+        files.write_json(draft / "profile.json", description)
+        size, _, channels = scratch.shape
+        manifest = Manifest.sealed(
+            format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
+            height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
+            source=self.settings.source, quarantined=quarantine.samples(bad), quarantined_by_rule=by_rule,
+        )  # fmt: skip
+        manifest.write(draft)
+        return manifest
+
+    def _index(self, good: pl.DataFrame, decoded: pl.DataFrame) -> pl.DataFrame:
+        """One row per decoded sample, with its split and `at`, its place in the scratch file."""
+        chosen = [self.samples[row] for row in good["row"]]
+        identities = [
+            content if sample.group is None else f"group {sample.group}"
+            for sample, content in zip(chosen, good["content"], strict=True)
+        ]
+        assigned = split.assign(
+            identities, [sample.split for sample in chosen], declared=self.source.given,
+            validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
+        )  # fmt: skip
+        names = pl.Series(list(self.source.classes), dtype=pl.String)
+        return good.select("row", "id", "label", "content", "width", "height", "format").with_columns(
+            pl.Series("split", assigned, pl.String),
+            pl.Series("class", names.gather(good["label"])),
+            pl.Series("at", range(good.height), pl.Int64),
+            *decoded.get_columns(),
+            source=pl.col("id"),
+        )
+
+    def _pack_split(
+        self, folder: Path, index: pl.DataFrame, scratch: pack.Scratch
+    ) -> tuple[SplitFiles, NDArray[np.int64]]:
+        shards, histogram = pack.write_shards(
+            folder, scratch, index["at"].to_numpy(), shard_mib=self.settings.shard_mib
+        )
+        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"].to_list())
+        labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
+        keys = pack.write_array(folder, "keys", split.keys(index["id"].to_list()))
+        return SplitFiles(index.height, shards, labels, keys), histogram
+
+    def _write_index(self, draft: Path, index: pl.DataFrame) -> None:
+        ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
+        ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in split.SPLITS])
+        content = BytesIO()
+        ordered.select(_PACKED_COLUMNS).write_parquet(content, compression="zstd", row_group_size=1 << 17)
+        files.write_bytes(draft / "index.parquet", content.getvalue())
+
+    def _shape(self, frame: pl.DataFrame) -> tuple[int, int]:
+        """(side, channels) of the packed pictures."""
+        size, channels = self.settings.image_size, self.settings.channels
+        if size == "auto":
+            sides = set(frame["width"].unique()) | set(frame["height"].unique())
+            side = min(sides)
+            size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
+        return size, (1 if frame["grey"].all() else 3) if channels == "auto" else channels
+
+    def _stop_if_bad(self, bad: pl.DataFrame) -> None:
+        try:
+            contract.check_bad_fraction(
+                bad, total=len(self.samples), limit=self.settings.max_bad_fraction, table=self.table
+            )
+        except Exception:
+            quarantine.write(self.table, bad)  # the message names it
+            raise
+
+    def _advance(self, samples: int) -> None:
+        self._done += samples
+        self._report(self._done, 2 * len(self.samples))
+
+
+_MEASURES = {"pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64}
+
+
+def _measure(pixels: NDArray[np.uint8]) -> _Decoded:
+    """Digest, mean and standard deviation of a picture's values, the last two on the scale 0..255."""
+    values = pixels.astype(np.int64)
+    number, total, squares = values.size, int(values.sum()), int((values * values).sum())
+    variance = (number * squares - total * total) / (number * number)
+    return _Decoded(hashlib.sha256(pixels.tobytes()).hexdigest(), total / number, variance**0.5)
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def _each(function: Callable[[In], Out]) -> Callable[[Sequence[In]], list[Out]]:
+    return lambda items: [function(item) for item in items]
+
+
+def _without(frame: pl.DataFrame, bad: pl.DataFrame) -> pl.DataFrame:
+    return frame.join(bad.select("row").unique(), on="row", how="anti", maintain_order="left")
+
+
+@contextmanager
+def _writing(packed: Path) -> Iterator[None]:
+    """An error of the disk, in words."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or packed
+        ways_out = {
+            errno.ENOSPC: "free some space, or move the project to a larger disk",
+            errno.EDQUOT: "your quota is used up: free some space, or ask for more",
+            errno.EFBIG: "no file so large may be written here: raise the limit, or move the project",
+            errno.EROFS: "the disk is mounted read-only: mount it writable, or move the project",
+        }
+        way_out = ways_out.get(error.errno or 0, "make the folder writable for this user, or move the project")
+        raise WorkspaceError(f"{place}: cannot be written ({error.strerror or error}): {way_out}") from error

@@ -1,0 +1,113 @@
+"""packed/manifest.json: what a packed set says of itself. Training reads the same file with json alone."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet import files
+from ratchet.errors import DataError
+
+__all__ = ["FORMAT", "Manifest", "PackedFile", "Shard", "SplitFiles"]
+
+FORMAT = 1
+_LOCATION = "manifest.json"
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file of the packed set: its path inside it, and the SHA-256 (hex) of its bytes."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A .npy file of pictures, uint8 (rows, height, width, channels)."""
+
+    file: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """One split's rows: pictures in shards; labels int64 (rows,) and keys uint64 (rows,) in the same order, by id."""
+
+    rows: int
+    shards: tuple[Shard, ...]
+    labels: PackedFile
+    keys: PackedFile
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A packed set. `mean` and `std` are of the training pixels, per channel, on the scale 0..255; `std` is never 0.
+
+    `digest` covers everything above it, and so every array; what stands below it is told, not identified.
+    """
+
+    format: int
+    kind: str
+    name: str
+    classes: tuple[str, ...]
+    height: int
+    width: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    splits: Mapping[str, SplitFiles]
+    digest: str
+    source: str
+    quarantined: int
+    quarantined_by_rule: Mapping[str, int]
+
+    @classmethod
+    def sealed(
+        cls, *, source: str, quarantined: int, quarantined_by_rule: Mapping[str, int], **identity: Any
+    ) -> "Manifest":
+        """The manifest with its digest worked out; `identity` are the fields above `digest`."""
+        draft = cls(
+            digest="", source=source, quarantined=quarantined, quarantined_by_rule=quarantined_by_rule, **identity
+        )
+        covered = {name: value for name, value in asdict(draft).items() if name in identity}
+        return cls(
+            digest=files.digest_json(covered), source=source, quarantined=quarantined,
+            quarantined_by_rule=quarantined_by_rule, **identity,
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, packed: Path) -> "Manifest":
+        """The manifest of the packed set in folder `packed`.
+
+        Raises:
+            DataError: there is none, it is damaged, or it is of another format.
+        """
+        path = packed / _LOCATION
+        try:
+            content = files.read_json(path)
+            if content["format"] != FORMAT:
+                raise DataError(
+                    f"{path}: format {content['format']}, this version reads {FORMAT}: ingest the data again"
+                )
+            splits = {name: _split(split) for name, split in content.pop("splits").items()}
+            content |= {name: tuple(content[name]) for name in ("classes", "mean", "std")}
+            return cls(splits=splits, **content)
+        except FileNotFoundError:
+            raise DataError(f"{path}: not there: ingest the data first (`python -m tasks.ingest`)") from None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}): ingest the data again") from error
+
+    def write(self, packed: Path) -> None:
+        """Write manifest.json into folder `packed`."""
+        files.write_json(packed / _LOCATION, asdict(self))
+
+
+def _split(content: dict[str, Any]) -> SplitFiles:
+    return SplitFiles(
+        rows=content["rows"],
+        shards=tuple(Shard(**shard) for shard in content["shards"]),
+        labels=PackedFile(**content["labels"]),
+        keys=PackedFile(**content["keys"]),
+    )

@@ -1,0 +1,135 @@
+"""Typed arrays in shards, written as a stream and read by memory map.
+
+Pixels pass once through a scratch file, because which rows are packed, and into which split, is known only when all are
+decoded. Plain writes, not a writable memory map: on a full disk they give an error, where a map gives a dead process.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data.manifest import PackedFile, Shard
+from ratchet.errors import DataError
+
+__all__ = ["Scratch", "check_shards", "write_array", "write_shards"]
+
+_BLOCK = 8 << 20  # bytes moved at a time
+_HEADER = 128  # bytes of a .npy header for these shapes
+MIB = 1 << 20
+
+
+class Scratch:
+    """Decoded pictures in the order they came, on disk; gone when the context ends."""
+
+    def __init__(self, path: Path, *, size: int, channels: int) -> None:
+        self.path = path
+        self.shape = (size, size, channels)
+        self.rows = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "Scratch":
+        self._file = self.path.open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError:
+            if error is None:  # otherwise the disk's first complaint is on its way already
+                raise
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    def append(self, pixels: NDArray[np.uint8]) -> None:
+        """Add one picture, uint8 (size, size, channels)."""
+        assert self._file is not None
+        assert pixels.shape == self.shape
+        assert pixels.dtype == np.uint8
+        self._file.write(pixels.tobytes())
+        self.rows += 1
+
+    def blocks(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+        """The pictures at `rows` (rising), as uint8 (k, size, size, channels), a few MiB at a time."""
+        assert self._file is not None
+        self._file.flush()
+        stored = np.memmap(self.path, dtype=np.uint8, mode="r", shape=(self.rows, *self.shape))
+        step = max(1, _BLOCK // int(np.prod(self.shape)))
+        for start in range(0, len(rows), step):
+            yield np.asarray(stored[rows[start : start + step]])
+
+
+def write_shards(
+    folder: Path, scratch: Scratch, rows: NDArray[np.int64], *, shard_mib: int
+) -> tuple[tuple[Shard, ...], NDArray[np.int64]]:
+    """Write the pictures at `rows` to folder/images-NNNNN.npy, none above `shard_mib` unless one picture is.
+
+    Returns:
+        the shards, and how often each value occurs: int64 (channels, 256).
+    """
+    folder.mkdir()
+    per_shard = max(1, (shard_mib * MIB - _HEADER) // int(np.prod(scratch.shape)))
+    histogram = np.zeros((scratch.shape[-1], 256), np.int64)
+    shards = []
+    for number, start in enumerate(range(0, len(rows), per_shard)):
+        chosen = rows[start : start + per_shard]
+        path = folder / f"images-{number:05d}.npy"
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(chosen), *scratch.shape)}
+        opening = BytesIO()
+        np.lib.format.write_array_header_1_0(opening, header)
+        digest = hashlib.sha256(opening.getvalue())
+        with path.open("wb") as file:
+            file.write(opening.getvalue())
+            for block in scratch.blocks(chosen):
+                content = block.tobytes()
+                digest.update(content)
+                file.write(content)
+                for channel, counts in enumerate(histogram):
+                    counts += np.bincount(block[..., channel].ravel(), minlength=256)
+        shards.append(Shard(f"{folder.name}/{path.name}", len(chosen), digest.hexdigest()))
+    return tuple(shards), histogram
+
+
+def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
+    """Write a small array to folder/NAME.npy."""
+    content = BytesIO()
+    np.save(content, values, allow_pickle=False)
+    files.write_bytes(folder / f"{name}.npy", content.getvalue())
+    return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
+
+
+def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: Sequence[str]) -> None:
+    """Read back what was written: type, shape, row counts, and each shard's first and last picture.
+
+    Args:
+        packed: the folder that the shards' paths are relative to.
+        shards: of one split.
+        shape: (height, width, channels) of a picture.
+        pixels: SHA-256 (hex) of each picture's bytes, in order.
+
+    Raises:
+        DataError: the disk does not return what was written to it.
+    """
+    start = 0
+    for shard in shards:
+        stored = np.load(packed / shard.file, mmap_mode="r", allow_pickle=False)
+        ends = {start: 0, start + shard.rows - 1: -1}
+        whole = stored.dtype == np.uint8 and stored.shape == (shard.rows, *shape) and stored.flags.c_contiguous
+        if not whole or any(
+            hashlib.sha256(stored[at].tobytes()).hexdigest() != pixels[row] for row, at in ends.items()
+        ):
+            raise DataError(f"{shard.file}: does not read back as it was written: check the disk, then ingest again")
+        start += shard.rows
+    if start != len(pixels):
+        raise DataError(
+            f"{packed.name}: {start} pictures packed, {len(pixels)} expected: check the disk, then ingest again"
+        )

@@ -1,0 +1,80 @@
+"""What a packed set looks like: the reference that later data is compared with."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet.data.split import SPLITS
+
+__all__ = ["channel_statistics", "profile"]
+
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_CONFLICTS_SHOWN = 100
+
+
+def channel_statistics(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, from int64 (channels, 256); a constant channel's deviation is 1.
+
+    Worked out from whole numbers, so equal pixels give equal bits on every machine.
+    """
+    means, deviations = [], []
+    for counts in histogram.tolist():
+        number = sum(counts)
+        total = sum(value * count for value, count in enumerate(counts))
+        squares = sum(value * value * count for value, count in enumerate(counts))
+        variance = (number * squares - total * total) / (number * number)
+        means.append(total / number)
+        deviations.append(variance**0.5 if variance > 0 else 1.0)
+    return tuple(means), tuple(deviations)
+
+
+def profile(
+    index: pl.DataFrame,
+    *,
+    classes: Sequence[str],
+    histogram: NDArray[np.int64],
+    conflicts: Sequence[Mapping[str, Sequence[str]]],
+    quarantined: Mapping[str, int],
+) -> dict[str, object]:
+    """Everything that profile.json holds.
+
+    Args:
+        index: the packed rows: split, class, width, height, format, brightness, contrast, pixels.
+        classes: names, by label.
+        histogram: of the training pixels, int64 (channels, 256).
+        conflicts: groups of samples with the same pixels and different labels.
+        quarantined: samples by broken rule.
+    """
+    counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
+    per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
+    mean, std = channel_statistics(histogram)
+    train = index.filter(pl.col("split") == "train")
+    return {
+        "rows": {split: sum(numbers.values()) for split, numbers in per_split.items()},
+        "classes": per_split,
+        "pixels": {
+            "of": "train",
+            "mean": mean,
+            "std": std,
+            "quantiles": [_channel_quantiles(counts) for counts in histogram],
+            "histogram": histogram.tolist(),
+        },
+        "brightness": _column_quantiles(train["brightness"]),
+        "contrast": _column_quantiles(train["contrast"]),
+        "sizes": {"width": _column_quantiles(index["width"]), "height": _column_quantiles(index["height"])},
+        "formats": dict(index.group_by("format").len().sort("format").rows()),
+        "copies_within_splits": index.height - index.select("split", "pixels").n_unique(),
+        "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_CONFLICTS_SHOWN])},
+        "quarantined_by_rule": dict(quarantined),
+    }
+
+
+def _channel_quantiles(counts: NDArray[np.int64]) -> dict[str, int]:
+    reached = np.cumsum(counts)
+    return {str(q): int(np.searchsorted(reached, max(1, int(np.ceil(q * reached[-1]))))) for q in QUANTILES}
+
+
+def _column_quantiles(values: pl.Series) -> dict[str, float]:
+    return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}

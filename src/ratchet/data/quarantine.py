@@ -1,0 +1,53 @@
+"""What was kept out, and why: one row per sample and broken rule."""
+
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+
+import polars as pl
+
+from ratchet import files
+
+__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "write"]
+
+SCHEMA = pl.Schema({"source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String})
+"""source: where the sample came from; row: its position among all samples, by id; value: what was found."""
+
+HINTS = {
+    "empty-file": "the file has no content: fetch it again, or remove it",
+    "permission": "this user may not read the file: change its permissions, or remove it",
+    "unreadable": "it does not decode as a picture in a class folder: fetch it again, save it anew, or move it away",
+    "format-not-allowed": "convert the picture, or allow its format in data.formats",
+    "format-mismatch": "the content is of another format than the extension says: rename the file",
+    "animated": "the file holds several frames: keep one",
+    "too-small": "leave the picture out, or lower data.min_side",
+    "too-large": "scale the picture down, or raise data.max_pixels",
+    "bad-aspect": "crop the picture, or raise data.max_aspect",
+    "unknown-label": "the label is none of the set's classes: correct it",
+    "duplicate-across-splits": "the same pixels are in a split that must stay unseen: remove one of the two",
+}
+"""Rule -> the way out."""
+
+
+def rows(found: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
+    """A table from (source, row, rule, value)."""
+    filled = [(source, row, rule, value, HINTS[rule]) for source, row, rule, value in found]
+    return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
+
+
+def by_rule(table: pl.DataFrame) -> dict[str, int]:
+    """Rule -> number of samples that break it, by name."""
+    counted = table.group_by("rule").len().sort("rule")
+    return dict(zip(counted["rule"].to_list(), counted["len"].to_list(), strict=True))
+
+
+def samples(table: pl.DataFrame) -> int:
+    """How many different samples the table holds."""
+    return table["row"].n_unique()
+
+
+def write(path: Path, table: pl.DataFrame) -> None:
+    """Write the table as Parquet, whole or not at all; an empty one too."""
+    content = BytesIO()
+    table.sort("row", "rule").write_parquet(content, compression="zstd")
+    files.write_bytes(path, content.getvalue())

@@ -1,0 +1,181 @@
+"""Any classification set of torchvision.datasets, by its class name."""
+
+import difflib
+import inspect
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ratchet.data.sources import Label, Sample, SplitName
+from ratchet.errors import DataError, SettingsError
+
+__all__ = ["TorchvisionSet"]
+
+SPLIT_NAMES: dict[SplitName, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
+
+
+class TorchvisionSet:
+    """The splits that the set's constructor offers are kept as given.
+
+    The copy in `path` is used; where there is none, it is downloaded to `path` if `download` allows.
+
+    Raises:
+        SettingsError: torchvision has no such set.
+        DataError: the set is neither there nor to be had, or is not pictures with one class each.
+    """
+
+    def __init__(self, name: str, *, path: Path, download: bool) -> None:
+        self.name = name
+        self._path, self._download = path, download
+        self._class = _find_class(name)
+        self._parameters = inspect.signature(self._class.__init__).parameters
+        if "root" not in self._parameters:
+            raise DataError(f"data.source: {name} reads no local copy (its constructor takes no root): {_OTHERS}")
+        self._parts = self._open()
+        self.given: frozenset[SplitName] = frozenset(part for part in self._parts if part is not None)
+        self._check_kind()
+        self.classes = tuple(self._class_names())
+
+    def samples(self) -> Iterator[Sample]:
+        """Ids are the split and the position in it."""
+        for split in sorted(self._parts, key=str):
+            part = self._parts[split]
+            prefix = f"{split}/" if split else ""
+            for row in range(len(part)):
+                yield Sample(f"{prefix}{row:08d}", partial(self._picture, split, row), split=split)
+
+    def _picture(self, split: SplitName | None, row: int) -> tuple[Image.Image, Label]:
+        picture, target = self._parts[split][row]
+        label = _as_label(target)
+        if not isinstance(picture, Image.Image) or label is None:
+            raise DataError(self._not_classified(picture, target))
+        return picture, label
+
+    def _open(self) -> dict[SplitName | None, Any]:
+        if "train" in self._parameters:
+            return {"train": self._construct(train=True), "test": self._construct(train=False)}
+        if "split" not in self._parameters:
+            return {None: self._construct()}
+        parts: dict[SplitName | None, Any] = {}
+        for split, names in SPLIT_NAMES.items():
+            for name in names:
+                try:
+                    parts[split] = self._construct(split=name)
+                    break
+                except ValueError:  # torchvision's word for "no such split"
+                    continue
+        if "train" not in parts:
+            raise DataError(f"data.source: {self.name} has no split called train: {_OTHERS}")
+        return parts
+
+    def _construct(self, **which: object) -> Any:
+        """One part of the set: the local copy, else a download. ValueError: there is no such part."""
+        needed = [
+            key
+            for key, parameter in list(self._parameters.items())[1:]
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            and key not in {"root", *which}
+        ]
+        if needed:
+            raise DataError(
+                f"data.source: {self.name} also needs {', '.join(needed)}, which no setting gives: {_OTHERS}"
+            )
+        try:
+            return self._class(root=str(self._path), **which)
+        except (ValueError, DataError):
+            raise
+        except Exception as error:  # each set has its own way to say that files are missing or damaged
+            local = f"{type(error).__name__}: {error}"
+        if not self._download or "download" not in self._parameters:
+            why = "data.download is false" if not self._download else f"torchvision cannot download {self.name}"
+            raise DataError(
+                f"data.source: no usable copy of {self.name} in {self._path} ({local}), and {why}: "
+                "put the set there as torchvision lays it out, name its folder in data.path, or set data.download: true"
+            )
+        return self._fetch(local, **which)
+
+    def _fetch(self, local: str, **which: object) -> Any:
+        try:
+            return self._class(root=str(self._path), download=True, **which)
+        except Exception as error:  # network, disk and checksum errors alike: shown as they are
+            raise DataError(
+                f"data.source: {self.name} is not in {self._path} ({local}) and its download failed "
+                f"({type(error).__name__}: {error}): check network and disk, or put a copy there by hand"
+            ) from error
+
+    def _check_kind(self) -> None:
+        for split, part in self._parts.items():
+            if not hasattr(part, "__len__") or len(part) == 0:
+                raise DataError(f"data.source: {self.name} has no samples in {split or 'it'}: {_OTHERS}")
+            try:
+                self._picture(split, 0)
+            except (TypeError, ValueError) as error:  # an item that is not a pair
+                raise DataError(
+                    f"data.source: {self.name} is not pictures with one class each ({error}): {_OTHERS}"
+                ) from error
+
+    def _not_classified(self, picture: object, target: object) -> str:
+        found = f"{type(picture).__name__} with target {type(target).__name__}"
+        return f"data.source: {self.name} is not pictures with one class each (an item is a {found}): {_OTHERS}"
+
+    def _class_names(self) -> Sequence[str]:
+        first = self._parts["train" if self.given else None]
+        names = getattr(first, "classes", None) or getattr(first, "categories", None)
+        if names:
+            return [", ".join(name) if isinstance(name, tuple | list) else str(name) for name in names]
+        highest = -1
+        for split, part in self._parts.items():
+            labels = _labels(part)
+            known = labels if labels is not None else (self._picture(split, row)[1] for row in range(len(part)))
+            highest = max(highest, *(label for label in map(_as_label, known) if label is not None))
+        return [str(label) for label in range(highest + 1)]
+
+
+_OTHERS = "choose a classification set such as CIFAR10, FashionMNIST or Flowers102, or export it to an image-folder"
+
+
+def _find_class(name: str) -> Any:
+    import torchvision.datasets as sets
+
+    if name in sets.__all__ and inspect.isclass(getattr(sets, name)):
+        return getattr(sets, name)
+    known = ["digits", "image-folder", *sets.__all__]
+    folded = {entry.casefold(): entry for entry in known}
+    near = [folded[key] for key in difflib.get_close_matches(name.casefold(), list(folded), n=3, cutoff=0.5)]
+    nearest = f"nearest are {', '.join(near)}" if near else "see torchvision.datasets for the names"
+    raise SettingsError(
+        f"params.yaml: data.source: found {name!r}: unknown source; {nearest}; "
+        "allowed: digits, image-folder, or the name of a torchvision.datasets class"
+    )
+
+
+def _labels(part: Any) -> Any:
+    """The part's labels where it keeps them as a list or an array of one number each."""
+    for attribute in LABEL_ATTRIBUTES:
+        labels = getattr(part, attribute, None)
+        if labels is None or not hasattr(labels, "__len__") or len(labels) != len(part):
+            continue
+        if _as_label(labels[0]) is not None:
+            return labels
+    return None
+
+
+def _as_label(target: Any) -> Label:
+    if isinstance(target, bool):
+        return None
+    if isinstance(target, int | np.integer):
+        return int(target)
+    if getattr(target, "shape", None) == () and not getattr(target, "is_floating_point", lambda: False)():
+        value = target.item()  # a tensor or an array of no dimensions
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return None

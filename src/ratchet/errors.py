@@ -1,0 +1,69 @@
+"""What can go wrong, as one family.
+
+    RatchetError
+    ├── SettingsError      params.yaml, or an override, says something it must not
+    ├── WorkspaceError     the project folder is missing, not writable or full
+    │   └── WorkspaceBusy  another run holds it
+    ├── DataError          the source cannot be read, or too much of it is bad
+    ├── TrainingError      training cannot start or cannot go on
+    │   └── CheckpointError    a checkpoint is damaged or belongs to another run
+    ├── RegistryError      MLflow refuses, or a registered model does not load
+    ├── TrackingAway       MLflow does not answer: what was recorded waits in the journal
+    └── PlatformError      a local server does not start or does not stop
+
+Every message names the thing, the value found, what is allowed and the way out: it is shown to a person as it is,
+without a traceback.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "PlatformError",
+    "RatchetError",
+    "RegistryError",
+    "SettingsError",
+    "TrackingAway",
+    "TrainingError",
+    "WorkspaceBusy",
+    "WorkspaceError",
+]
+
+
+class RatchetError(Exception):
+    """A mistake or a circumstance that a person can mend; the message says how."""
+
+
+class SettingsError(RatchetError):
+    """params.yaml, or an override, says something it must not."""
+
+
+class WorkspaceError(RatchetError):
+    """The project folder is missing, not writable or full."""
+
+
+class WorkspaceBusy(WorkspaceError):
+    """Another run holds the workspace."""
+
+
+class DataError(RatchetError):
+    """The source cannot be read, or too much of it is bad."""
+
+
+class TrainingError(RatchetError):
+    """Training cannot start or cannot go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is damaged or belongs to another run."""
+
+
+class RegistryError(RatchetError):
+    """MLflow refuses, or a registered model does not load."""
+
+
+class TrackingAway(RatchetError):
+    """MLflow does not answer; what was recorded waits in the journal."""
+
+
+class PlatformError(RatchetError):
+    """A local server does not start or does not stop."""

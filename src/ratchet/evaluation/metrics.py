@@ -1,0 +1,140 @@
+"""What a classifier's answers on the test rows are worth."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.answers import Answers, check
+from ratchet.evaluation.calibration import Bin, reliability
+from ratchet.evaluation.figures import Averages, ClassFigures, Figures
+from ratchet.evaluation.headline import resampled
+from ratchet.evaluation.intervals import Interval, percentile
+from ratchet.settings import EvaluationSettings
+
+__all__ = ["measure"]
+
+Labels = NDArray[np.int64]
+
+
+def measure(
+    logits: NDArray[np.float32],
+    labels: Labels,
+    *,
+    classes: Sequence[str],
+    settings: EvaluationSettings,
+    seed: int = 0,
+) -> Figures:
+    """Every figure of a classifier on its test rows: logits of shape (rows, classes), labels of shape (rows,).
+
+    `seed` decides the bootstrap's resamples. Log-loss is taken from the logits in double precision, unclipped. A class
+    without test rows has no recall, and no part in the means of ROC-AUC and PR-AUC.
+
+    Raises:
+        DataError: there are no test rows, the shapes disagree, or a label is not a class.
+        TrainingError: the model answered with something that is not a number.
+    """
+    check(logits, labels, classes=classes)
+    answers = Answers(logits, labels)
+    macro, weighted, per_class, confusion = _classical(answers, classes)
+    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
+    roc_auc = _mean([one.roc_auc for one in per_class])
+    samples = resampled(answers, settings=settings, seed=seed)
+
+    def interval(name: str, value: float) -> Interval:
+        found = percentile(samples[name], value, confidence=settings.confidence)
+        assert found is not None, f"{name} is defined on every resample"
+        return found
+
+    return Figures(
+        rows=answers.rows,
+        classes=tuple(classes),
+        confidence=settings.confidence,
+        k=settings.top_k,
+        accuracy=interval("accuracy", float(answers.correct.mean())),
+        top_k=(
+            interval("top_k", float((answers.place < settings.top_k).mean()))
+            if settings.top_k < answers.classes
+            else None
+        ),
+        macro_f1=interval("macro_f1", macro.f1),
+        log_loss=interval("log_loss", float(answers.losses.mean())),
+        ece=interval("ece", _calibration_error(bins)),
+        roc_auc=roc_auc,
+        roc_auc_interval=(
+            percentile(samples["roc_auc"], roc_auc, confidence=settings.confidence)
+            if roc_auc is not None and "roc_auc" in samples
+            else None
+        ),
+        pr_auc=_mean([one.pr_auc for one in per_class]),
+        macro=macro,
+        weighted=weighted,
+        per_class=per_class,
+        confusion=confusion,
+        reliability=bins,
+    )
+
+
+def _classical(
+    answers: Answers, classes: Sequence[str]
+) -> tuple[Averages, Averages, tuple[ClassFigures, ...], tuple[tuple[int, ...], ...]]:
+    """Macro means, means by support, each class's figures, and the confusion matrix."""
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    labels, predicted = answers.labels, answers.predicted
+    everything = np.arange(len(classes))
+    confusion = confusion_matrix(labels, predicted, labels=everything)
+    answered = confusion.sum(axis=0)
+    precision, recall, f1, support = precision_recall_fscore_support(
+        labels, predicted, labels=everything, zero_division=0.0
+    )
+    per_class = []
+    for number, name in enumerate(classes):
+        roc_auc, pr_auc = _ranking(answers, number)
+        one = ClassFigures(
+            name=name,
+            precision=float(precision[number]) if answered[number] else None,
+            recall=float(recall[number]) if support[number] else None,
+            f1=float(f1[number]) if support[number] + answered[number] else None,
+            support=int(support[number]),
+            predicted=int(answered[number]),
+            roc_auc=roc_auc,
+            pr_auc=pr_auc,
+        )
+        per_class.append(one)
+    means = [
+        Averages(
+            *(
+                float(value)
+                for value in precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
+            )
+        )
+        for kind in ("macro", "weighted")
+    ]
+    return means[0], means[1], tuple(per_class), tuple(tuple(int(cell) for cell in row) for row in confusion)
+
+
+def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:
+    """ROC-AUC and average precision of one class against the rest; None where one side has no rows."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    truth, score = answers.labels == number, answers.probabilities[:, number]
+    if not truth.any():
+        return None, None
+    roc_auc = None if truth.all() else float(roc_auc_score(truth, score))
+    return roc_auc, float(average_precision_score(truth, score))
+
+
+def _calibration_error(bins: tuple[Bin, ...]) -> float:
+    """Expected calibration error: the gap between confidence and accuracy, over the rows (Guo et al. 2017, eq. 3)."""
+    gaps = sum(
+        one.count * abs(one.accuracy - one.confidence)
+        for one in bins
+        if one.accuracy is not None and one.confidence is not None
+    )
+    return float(gaps) / sum(one.count for one in bins)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None

@@ -1,0 +1,114 @@
+"""What DVC and MLflow draw: CSV files for `dvc plots`, and the confusion matrix as a picture."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ratchet import files
+from ratchet.evaluation.calibration import Bin
+from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.predictions import Predictions
+
+__all__ = ["draw_confusion", "write_confusion", "write_reliability"]
+
+_INK, _MUTED, _PAPER, _LINE = (32, 36, 42), (108, 112, 120), (255, 255, 255), (222, 220, 214)
+_RIGHT, _WRONG = (17, 107, 92), (178, 60, 38)
+_NUMBERED = 25  # more classes than this, and numbers in the cells could not be read
+_MARGIN, _LONGEST_NAME = 24, 18
+
+
+def write_confusion(path: Path, predictions: Predictions) -> None:
+    """Write actual,predicted as class names, a line per test row: what DVC's `confusion` templates read."""
+    names = predictions.classes
+    pairs = zip(predictions.labels, predictions.predicted, strict=True)
+    _write_csv(path, ("actual", "predicted"), ((names[actual], names[answer]) for actual, answer in pairs))
+
+
+def write_reliability(path: Path, bins: Sequence[Bin]) -> None:
+    """Write confidence,accuracy,count,low,high, a line per bin that holds rows."""
+    lines = ((one.confidence, one.accuracy, one.count, one.low, one.high) for one in bins if one.count)
+    _write_csv(path, ("confidence", "accuracy", "count", "low", "high"), lines)
+
+
+def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    files.write_text(path, text.getvalue())
+
+
+def draw_confusion(figures: Figures) -> bytes:
+    """The confusion matrix as a PNG: truth downwards, answers across, shaded by the share of each truth.
+
+    Right answers are green, wrong ones red; numbers and names only where there are few enough classes to read them.
+    The same figures give the same bytes, for the font ships with Pillow.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    classes = len(figures.classes)
+    numbered = classes <= _NUMBERED
+    cell = max(2, 900 // classes) if not numbered else max(44, min(84, 900 // classes))
+    font = ImageFont.load_default(size=20)
+    names = [_shortened(name) for name in figures.classes]
+    names_width = max(int(font.getlength(name)) for name in names) + 12 if numbered else 0
+    left, top = _MARGIN + 30 + names_width, _MARGIN + 84 + names_width
+    side = cell * classes
+    image = Image.new("RGB", (left + side + _MARGIN, top + side + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(image)
+    title = f"{figures.accuracy.value:.1%} of {figures.rows:,} test rows right"
+    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=ImageFont.load_default(size=28))
+    draw.text((left + side / 2, _MARGIN + 58), "answer", fill=_MUTED, font=font, anchor="mm")
+    _draw_turned(image, "truth", font=font, at=(_MARGIN, top + side // 2), colour=_MUTED, centred=True)
+    _draw_cells(draw, figures, corner=(left, top), cell=cell)
+    if numbered:
+        for number, name in enumerate(names):
+            middle = cell * number + cell // 2
+            draw.text((left - 10, top + middle), name, fill=_INK, font=font, anchor="rm")
+            _draw_turned(image, name, font=font, at=(left + middle - 12, top - 8), colour=_INK)
+    draw.rectangle((left, top, left + side, top + side), outline=_LINE)
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def _draw_cells(draw: Any, figures: Figures, *, corner: tuple[int, int], cell: int) -> None:
+    from PIL import ImageFont
+
+    numbered = len(figures.classes) <= _NUMBERED
+    font = ImageFont.load_default(size=max(13, min(22, cell // 3)))
+    for actual, row in enumerate(figures.confusion):
+        for answer, count in enumerate(row):
+            if not count:
+                continue
+            x, y = corner[0] + answer * cell, corner[1] + actual * cell
+            share = count / sum(row)
+            shade = _mixed(_RIGHT if actual == answer else _WRONG, 0.12 + 0.88 * share)
+            draw.rectangle((x, y, x + cell - 1, y + cell - 1), fill=shade)
+            if numbered:
+                ink = _PAPER if share > 0.45 else _INK
+                draw.text((x + cell / 2, y + cell / 2), f"{count}", fill=ink, font=font, anchor="mm")
+
+
+def _draw_turned(
+    image: Any, text: str, *, font: Any, at: tuple[int, int], colour: tuple[int, int, int], centred: bool = False
+) -> None:
+    """Text that reads upwards; `at` is its left edge and its lower end, or its middle where `centred`."""
+    from PIL import Image, ImageDraw
+
+    line = Image.new("RGB", (int(font.getlength(text)) + 4, 26), _PAPER)
+    ImageDraw.Draw(line).text((2, 1), text, fill=colour, font=font)
+    turned = line.rotate(90, expand=True)
+    image.paste(turned, (at[0], at[1] - (turned.height // 2 if centred else turned.height)))
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def _mixed(colour: tuple[int, int, int], share: float) -> tuple[int, int, int]:
+    """`colour` laid over paper, `share` of it."""
+    red, green, blue = (round(top * share + under * (1 - share)) for top, under in zip(colour, _PAPER, strict=True))
+    return red, green, blue

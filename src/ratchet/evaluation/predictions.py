@@ -1,0 +1,121 @@
+"""The answer to every test row, kept so that any later comparison is row by row."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.errors import DataError
+from ratchet.evaluation.calibration import log_softmax
+
+__all__ = ["Predictions", "read_predictions", "write_predictions"]
+
+_COLUMNS = ("id", "label", "predicted", "probability", "logits")
+_CLASSES_KEY = b"ratchet.classes"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One model's answers: ids of the rows, labels int64 (rows,), logits float32 (rows, classes), class names."""
+
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        rows = len(self.ids)
+        if self.labels.shape != (rows,) or self.logits.shape != (rows, len(self.classes)):
+            raise DataError(
+                f"predictions: {rows} ids, labels of shape {self.labels.shape}, logits of shape {self.logits.shape} "
+                f"for {len(self.classes)} classes: they do not belong together; run evaluate again"
+            )
+        if len(set(self.ids)) != rows:
+            raise DataError(
+                f"predictions: {rows - len(set(self.ids))} ids stand twice: each row needs its own; run ingest again"
+            )
+
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        return self.logits.argmax(axis=1).astype(np.int64)
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        return self.predicted == self.labels
+
+    @property
+    def probability(self) -> NDArray[np.float32]:
+        """Of the predicted class, float32 (rows,)."""
+        return np.exp(log_softmax(self.logits).max(axis=1)).astype(np.float32)
+
+    def worst_errors(self, count: int = 24) -> NDArray[np.int64]:
+        """The rows with the most confident wrong answers, worst first; ties in the order of rows."""
+        wrong = np.flatnonzero(~self.correct)
+        return wrong[np.argsort(-self.probability[wrong], kind="stable")][:count]
+
+
+def write_predictions(path: Path, predictions: Predictions) -> None:
+    """Write a Parquet file with one row per test row: id, label, predicted, probability, logits.
+
+    Whole or not at all, and the same bytes for the same answers.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, classes = predictions.logits.shape
+    logits = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows + 1, dtype=np.int32) * classes), pa.array(predictions.logits.astype(np.float32).ravel())
+    )
+    table = pa.table(
+        {
+            "id": pa.array(predictions.ids, pa.string()),
+            "label": pa.array(predictions.labels, pa.int64()),
+            "predicted": pa.array(predictions.predicted, pa.int64()),
+            "probability": pa.array(predictions.probability, pa.float32()),
+            "logits": logits,
+        },
+        metadata={_CLASSES_KEY: json.dumps(predictions.classes, ensure_ascii=False).encode()},
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    files.write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_predictions(path: Path) -> Predictions:
+    """The answers that `write_predictions` wrote.
+
+    Raises:
+        DataError: the file is missing, damaged, or not one of ours.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: not there; run `dvc repro evaluate` to write it") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({_first_line(error)}); run `dvc repro evaluate`"
+        ) from error
+    named = (table.schema.metadata or {}).get(_CLASSES_KEY)
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if named is None or missing:
+        lacks = f"the columns {', '.join(missing)}" if missing else "the names of the classes"
+        raise DataError(f"{path}: lacks {lacks}: not a predictions file of this project; run `dvc repro evaluate`")
+    classes: Sequence[str] = json.loads(named)
+    flat = table["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return Predictions(
+        ids=tuple(table["id"].to_pylist()),
+        labels=table["label"].to_numpy().astype(np.int64),
+        logits=flat.astype(np.float32).reshape(table.num_rows, len(classes)),
+        classes=tuple(classes),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

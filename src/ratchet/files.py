@@ -1,0 +1,127 @@
+"""A whole file or none: draft, fsync, rename. And digests."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "digest_file",
+    "digest_json",
+    "digest_tree",
+    "draft_directory",
+    "read_json",
+    "sync_directory",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+_DRAFT = ".draft-"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put `content` at `path`: afterwards the file is whole, or is what it was before.
+
+    The file is replaced, never written over: DVC may have linked the old one into its cache, where it must not change.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(prefix=_DRAFT, suffix=path.suffix, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(draft, 0o644)  # mkstemp makes the file private; an output is not
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+    sync_directory(path.parent)
+
+
+def write_text(path: Path, content: str) -> None:
+    """`write_bytes` for text, in UTF-8."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write `content` as indented JSON: equal content gives equal bytes."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def draft_directory(path: Path) -> Iterator[Path]:
+    """Give an empty folder to fill; on leaving it becomes `path`, replacing what was there. On an error nothing changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clear_drafts(path.parent, path.name)
+    draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent))
+    try:
+        yield draft
+        os.chmod(draft, 0o755)
+        _sync_tree(draft)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / "old"
+            os.replace(path, old)
+            os.replace(draft, path)
+            shutil.rmtree(old.parent)
+        else:
+            os.replace(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync_directory(path.parent)
+
+
+def clear_drafts(parent: Path, name: str) -> None:
+    """Remove the folders that a killed `draft_directory(parent / name)` left behind."""
+    for left in parent.glob(f"{_DRAFT}{name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename inside `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def digest_json(content: object) -> str:
+    """SHA-256 (hex) of plain data, the same for equal data whatever the order of keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_tree(root: Path, patterns: Iterable[str] = ("**/*",)) -> str:
+    """SHA-256 (hex) over the relative names and contents of the files under `root` that match a pattern."""
+    files = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in files})

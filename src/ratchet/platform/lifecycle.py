@@ -1,0 +1,255 @@
+"""`up`, `down` and `status`: Prefect's server, MLflow's server and a worker on this machine."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
+
+from ratchet.errors import PlatformError, WorkspaceError
+from ratchet.platform import deployments, servers
+from ratchet.platform.processes import Part, free_port_after, port_holder
+from ratchet.platform.record import Record
+from ratchet.settings import PlatformSettings
+from ratchet.workspace import Workspace
+
+__all__ = ["Addresses", "ServerStatus", "down", "status", "up"]
+
+_TURN = 300.0  # seconds to wait for another `up` or `down`
+_TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker"}
+_GRACE = {"prefect": servers.SERVER_GRACE, "mlflow": servers.SERVER_GRACE, "worker": servers.RUN_GRACE}
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the servers are, as http addresses; `deployments` as FLOW/DEPLOYMENT, empty if they were up to date."""
+
+    prefect: str
+    prefect_api: str
+    mlflow: str
+    deployments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """One server as it is now. `silent`: its process lives but it does not answer."""
+
+    name: str
+    title: str
+    state: Literal["up", "silent", "down"]
+    address: str | None
+    pid: int | None
+
+
+def up(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, say: Callable[[str], None]) -> Addresses:
+    """Start what is not up yet, and create the deployments of prefect.yaml.
+
+    Args:
+        tracking_uri: database that MLflow's server serves; an http address is a server already, and none is started.
+        say: shown to a person, a line at a time.
+
+    Raises:
+        PlatformError: a port is taken, a part dies while starting or does not answer, or prefect.yaml is refused. What
+            this call had started is stopped again.
+    """
+    with _turn(workspace, say):
+        climb = _Climb(workspace, settings, tracking_uri, say, Record.read(workspace))
+        try:
+            return climb.run()
+        except BaseException:
+            climb.undo()
+            raise
+
+
+def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:
+    """Stop what `up` started, the runs of its worker first (they write a checkpoint), and nothing else.
+
+    Raises:
+        PlatformError: .ratchet/servers.json is damaged.
+    """
+    with _turn(workspace, say):
+        record = Record.read(workspace)
+        if not record.parts:
+            say("nothing is up")
+        for name in ("worker", "mlflow", "prefect"):
+            _stop(record, name, say)
+            if name == "worker":
+                _settle(record, say, missed=False)
+        deployments.unpoint_clients(workspace)
+
+
+def status(workspace: Workspace) -> list[ServerStatus]:
+    """How each server is now; starts and stops nothing."""
+    record = Record.read(workspace)
+    found = []
+    for name, title in _TITLES.items():
+        part = record.parts.get(name)
+        if part is None or not part.alive():
+            found.append(ServerStatus(name, title, "down", None, None))
+        else:
+            state: Literal["up", "silent"] = "up" if _healthy(part) else "silent"
+            found.append(ServerStatus(name, title, state, part.address, part.pid))
+    return found
+
+
+def _healthy(part: Part) -> bool:
+    health = {"prefect": "/api/health", "mlflow": "/health"}.get(part.name)
+    return part.alive() and (health is None or servers.answers(part.address + health, timeout=5.0))
+
+
+def _stop(record: Record, name: str, say: Callable[[str], None]) -> None:
+    part = record.parts.get(name)
+    if part is None:
+        return
+    alive, began = part.alive(), time.monotonic()
+    killed = record.end(name, grace=_GRACE[name])
+    how = f"{killed} processes had to be killed, " if killed else ""
+    say(f"{_TITLES[name]}: stopped ({how}{time.monotonic() - began:.1f} s)" if alive else f"{_TITLES[name]}: was gone")
+
+
+def _settle(record: Record, say: Callable[[str], None], *, missed: bool) -> None:
+    """The true state for the runs that the worker left behind, where Prefect's server can still be told."""
+    prefect = record.parts.get("prefect")
+    if prefect is None or not _healthy(prefect):
+        return
+    try:
+        for line in deployments.settle_runs(f"{prefect.address}/api", missed=missed):
+            say(line)
+    except PlatformError as error:  # the next `up` does it
+        say(f"left as they are: runs that were cut off ({error})")
+
+
+@contextmanager
+def _turn(workspace: Workspace, say: Callable[[str], None]) -> Iterator[None]:
+    """Be the only `up` or `down` in this workspace."""
+    try:
+        workspace.state.mkdir(exist_ok=True)
+        lock = FileLock(workspace.state / "platform.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say("another `ratchet up` or `ratchet down` is at work in this folder: waiting for it")
+            lock.acquire(timeout=_TURN)
+    except Timeout:
+        raise PlatformError(
+            f"{workspace.root}: another `ratchet up` or `ratchet down` is still at work after {_TURN:.0f} s: "
+            "end it, then try again"
+        ) from None
+    except OSError as error:
+        raise WorkspaceError(
+            f"{workspace.state}: cannot be written ({error.strerror}): make it writable for this user"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass
+class _Climb:
+    """One call of `up`."""
+
+    workspace: Workspace
+    settings: PlatformSettings
+    tracking_uri: str
+    say: Callable[[str], None]
+    record: Record
+    started: list[str] = field(default_factory=list)
+
+    def run(self) -> Addresses:
+        missing = [name for name in _TITLES if not self._stands(name)]
+        self._check_ports(missing)
+        self._start_servers(missing)
+        api = f"{self.record.parts['prefect'].address}/api"
+        made = self._start_work(api, missing)
+        if not deployments.point_clients(self.workspace, api):
+            self.say(f"prefect.toml is your own and stays: for Prefect's commands `export PREFECT_API_URL={api}`")
+        mlflow = self.record.parts.get("mlflow")
+        where = mlflow.address if mlflow else self.tracking_uri
+        return Addresses(self.record.parts["prefect"].address, api, where, tuple(made))
+
+    def undo(self) -> None:
+        """Stop what this call started, the last first."""
+        for name in reversed(self.started):
+            self.record.end(name, grace=_GRACE[name])
+        if "prefect" in self.started:
+            deployments.unpoint_clients(self.workspace)
+
+    def _stands(self, name: str) -> bool:
+        """Is this part up? What a dead or a silent one left behind is ended."""
+        if name == "mlflow" and urlsplit(self.tracking_uri).scheme in ("http", "https"):
+            self.record.end(name, grace=_GRACE[name])
+            self.say(f"{_TITLES[name]}: {self.tracking_uri} (tracking.uri; not ours to start)")
+            return True
+        part = self.record.parts.get(name)
+        if part is None:
+            return False
+        prefect = self.record.parts.get("prefect")
+        if _healthy(part) and (name != "worker" or (prefect and part.address == f"{prefect.address}/api")):
+            self.say(f"{_TITLES[name]}: already up, {part.address}")
+            return True
+        self.say(f"{_TITLES[name]}: process {part.pid} is gone or does not answer: starting it anew")
+        self.record.end(name, grace=_GRACE[name])
+        return False
+
+    def _check_ports(self, missing: list[str]) -> None:
+        wanted = {"prefect": self.settings.prefect_port, "mlflow": self.settings.mlflow_port}
+        if len(set(wanted.values())) == 1:
+            raise PlatformError(
+                f"platform.prefect_port and platform.mlflow_port are both {self.settings.prefect_port}: "
+                f"give one another port, for example `ratchet set platform.mlflow_port={self.settings.mlflow_port + 1}`"
+            )
+        for name, port in wanted.items():
+            holder = port_holder(self.settings.host, port) if name in missing else None
+            if holder:
+                free = free_port_after(self.settings.host, port, besides=set(wanted.values()))
+                raise PlatformError(
+                    f"platform.{name}_port: {port} is taken by {holder}: stop that, or take another port, "
+                    f"for example `ratchet set platform.{name}_port={free}`"
+                )
+
+    def _start_servers(self, missing: list[str]) -> None:
+        """Both at once: most of their time is imports and migrations, one core each."""
+        host, starting = self.settings.host, []
+        if "prefect" in missing:
+            starting.append(
+                self._begun(servers.start_prefect(self.workspace, host=host, port=self.settings.prefect_port))
+            )
+        if "mlflow" in missing:
+            port, uri = self.settings.mlflow_port, self.tracking_uri
+            starting.append(self._begun(servers.start_mlflow(self.workspace, host=host, port=port, tracking_uri=uri)))
+        servers.wait_for(starting, up=self._tell)
+
+    def _start_work(self, api: str, missing: list[str]) -> list[str]:
+        """The pool, then the worker and the deployments beside each other."""
+        digest = deployments.deployment_digest(self.workspace)
+        fresh = "prefect" in self.started or digest != self.record.deployed
+        deployments.create_pool(api)
+        deploying = deployments.begin_deploy(self.workspace, api) if fresh else None
+        try:
+            if "worker" in missing:
+                _settle(self.record, self.say, missed=True)
+                servers.wait_for([self._begun(servers.start_worker(self.workspace, api=api))], up=self._tell)
+            if deploying is None:
+                return []
+            made = deployments.finish_deploy(deploying, api)
+        finally:
+            if deploying and deploying.poll() is None:
+                deploying.kill()
+                deploying.wait()
+        self.record.deployed = digest
+        self.record.write()
+        self.say(f"deployments: {', '.join(made)}")
+        return made
+
+    def _begun(self, starting: servers.Starting) -> servers.Starting:
+        self.record.add(starting.part)
+        self.started.append(starting.part.name)
+        return starting
+
+    def _tell(self, part: Part, seconds: float) -> None:
+        where = f"work pool {servers.POOL!r}, one run at a time" if part.name == "worker" else part.address
+        self.say(f"{_TITLES[part.name]}: {where} ({seconds:.1f} s)")

@@ -1,0 +1,224 @@
+"""What each local server is: its command, its environment, and how to ask whether it is ready."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import PlatformError
+from ratchet.platform.processes import Part, spawn
+from ratchet.workspace import Workspace
+
+__all__ = [
+    "POOL",
+    "Starting",
+    "address",
+    "answers",
+    "api_url",
+    "call",
+    "client_environment",
+    "failure",
+    "part_environment",
+    "start_mlflow",
+    "start_prefect",
+    "start_worker",
+    "wait_for",
+]
+
+POOL = "local"
+STARTED = 120.0  # seconds a server may take to answer: a cold disk and a busy machine included
+SERVER_GRACE = 5.0  # seconds a server has to close its database
+RUN_GRACE = 20.0  # seconds a flow run has to write a checkpoint
+
+_QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def client_environment(workspace: Workspace, api_url: str | None = None) -> dict[str, str]:
+    """What a process must have in its environment *before* it imports prefect, to use this workspace's server.
+
+    Prefect then keeps its files in .ratchet/prefect and neither reads nor writes ~/.prefect.
+    """
+    home = workspace.state / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    found = {**_QUIET, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    return {**found, "PREFECT_API_URL": api_url} if api_url else found
+
+
+def part_environment(workspace: Workspace, api_url: str | None = None) -> dict[str, str]:
+    """This process's environment without a person's own Prefect settings, and with ours."""
+    # PREFECT__...: set inside a flow run; RATCHET_HOLDER: a server outlives the run that holds the workspace.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "_MLFLOW_")) and name != "RATCHET_HOLDER"
+    }
+    kept |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
+    return kept | client_environment(workspace, api_url)
+
+
+@dataclass
+class Starting:
+    """A part on its way up."""
+
+    part: Part
+    process: "subprocess.Popen[bytes]"
+    ready: Callable[[], bool]
+    began: float  # seconds, time.monotonic()
+
+
+def start_prefect(
+    workspace: Workspace, *, host: str, port: int, name: str = "prefect", private: bool = False
+) -> Starting:
+    """Start Prefect's server, its database in .ratchet/prefect.
+
+    Args:
+        private: for one run of this process: no pages, no schedules, and it ends with this process.
+    """
+    database = workspace.state / "prefect" / "prefect.db"
+    environment = part_environment(workspace) | {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_UI_API_URL": api_url(host, port),
+    }
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
+    if private:
+        command += ["--no-ui", "--no-scheduler", "--no-late-runs"]
+    health = f"{api_url(host, port)}/health"
+    return _start(
+        workspace, name, command, environment, address(host, port), lambda: answers(health), SERVER_GRACE, tied=private
+    )
+
+
+def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: str) -> Starting:
+    """Start MLflow's server over the database that runs are recorded in."""
+    artifacts = workspace.mlruns / "artifacts"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    environment = part_environment(workspace)
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    script = Path(__file__).with_name("mlflow_server.py")
+    command = [sys.executable, "-P", str(script), "--host", host, "--port", str(port)]
+    command += ["--backend", tracking_uri, "--artifacts", artifacts.as_uri()]
+    place = address(host, port)
+    return _start(workspace, "mlflow", command, environment, place, lambda: answers(f"{place}/health"), SERVER_GRACE)
+
+
+def start_worker(workspace: Workspace, *, api: str) -> Starting:
+    """Start a worker: one run at a time, each a process of this Python that can import from the project folder."""
+    environment = part_environment(workspace, api)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder
+    )
+    environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    command += ["--name", POOL, "--limit", "1"]
+    since = datetime.now(UTC)
+    return _start(workspace, "worker", command, environment, api, lambda: _worker_seen(api, since), RUN_GRACE)
+
+
+def _worker_seen(api: str, since: datetime) -> bool:
+    """Has our worker reported to the pool after `since`?"""
+    workers = call(api, f"/work_pools/{POOL}/workers/filter", {})
+    seen = (datetime.fromisoformat(w["last_heartbeat_time"]) for w in workers if w["name"] == POOL)
+    return any(time_seen >= since for time_seen in seen)
+
+
+def _start(
+    workspace: Workspace,
+    name: str,
+    command: list[str],
+    environment: dict[str, str],
+    place: str,
+    ready: Callable[[], bool],
+    grace: float,
+    tied: bool = False,
+) -> Starting:
+    began = time.monotonic()
+    part, process = spawn(
+        name,
+        command,
+        environment=environment,
+        cwd=workspace.root,  # a tracking address may be relative to it
+        address=place,
+        log=workspace.state / "logs" / f"{name}.log",
+        grace=grace,
+        tied=tied,
+    )
+    return Starting(part, process, ready, began)
+
+
+def address(host: str, port: int) -> str:
+    """The address a browser on this machine opens; a server on all interfaces is reached by loopback."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def api_url(host: str, port: int) -> str:
+    """Where Prefect's API of such a server is."""
+    return f"{address(host, port)}/api"
+
+
+# A proxy that the environment names is for other machines; these addresses are on this one.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def answers(url: str, *, timeout: float = 2.0) -> bool:
+    """Does `url` answer with success within `timeout` seconds?"""
+    try:
+        with _DIRECT.open(url, timeout=timeout) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):  # refused, too slow, an HTTP error, or not HTTP at all
+        return False
+
+
+def call(api: str, path: str, body: object = None, *, method: str | None = None) -> Any:
+    """One request to Prefect's API; `body` goes as JSON.
+
+    Raises:
+        PlatformError: it refuses or does not answer.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(api + path, data=data, headers={"Content-Type": "application/json"}, method=method)
+    try:
+        with _DIRECT.open(request, timeout=30.0) as response:
+            text = response.read()
+            return json.loads(text) if text else None
+    except urllib.error.HTTPError as error:
+        answer = error.read().decode(errors="replace")[:500]
+        raise PlatformError(f"Prefect's server refused {path} ({error.code}): {answer}") from error
+    except OSError as error:
+        raise PlatformError(f"Prefect's server at {api} does not answer ({error})") from error
+
+
+def wait_for(starting: Iterable[Starting], *, up: Callable[[Part, float], None]) -> None:
+    """Wait until all are ready; `up(part, seconds)` is called as each is.
+
+    Raises:
+        PlatformError: one has died, or is not ready in time.
+    """
+    pending = list(starting)
+    while pending:
+        for one in list(pending):
+            seconds = time.monotonic() - one.began
+            if one.process.poll() is not None:
+                raise failure(one.part, f"ended while starting (exit status {one.process.returncode})")
+            if one.ready():
+                up(one.part, seconds)
+                pending.remove(one)
+            elif seconds > STARTED:
+                raise failure(one.part, f"was not ready after {STARTED:.0f} s")
+        time.sleep(0.05)
+
+
+def failure(part: Part, what: str) -> PlatformError:
+    """An error that shows the end of the part's log."""
+    tail = part.log_tail()
+    shown = f"its log {part.log} ends with:\n{tail}" if tail else f"its log {part.log} is empty"
+    return PlatformError(f"{part.name}: {what}; {shown}")

@@ -1,0 +1,1 @@
+"""MLflow: what happened, and which models are known to be good."""

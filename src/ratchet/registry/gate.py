@@ -1,0 +1,230 @@
+"""May this model take the champion's place? Rules that each give their figures and say them in plain words.
+
+A pure function of figures: who asks, loads models and moves aliases is elsewhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.settings import EvaluationSettings, GateSettings
+
+__all__ = ["CandidateFigures", "ChampionRows", "RuleResult", "Verdict", "answers_rule", "judge"]
+
+
+@dataclass(frozen=True)
+class CandidateFigures:
+    """The model that asks to be let in: which test rows it answers rightly."""
+
+    accuracy: Interval
+    ids: tuple[str, ...]  # of the test rows
+    correct: NDArray[np.bool_]  # (rows,), in the order of `ids`
+    classes: tuple[str, ...]  # in the order of the model's outputs
+    input_shape: tuple[int, ...]  # of one sample, as the model takes it
+
+
+@dataclass(frozen=True)
+class ChampionRows:
+    """The model that now holds the place, measured on the same test rows."""
+
+    name: str  # as a person would say it: "digits version 3"
+    ids: tuple[str, ...]
+    correct: NDArray[np.bool_]
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule: what it found, what it needed, and a sentence that says both."""
+
+    name: str
+    passed: bool
+    found: str
+    needed: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's answer. `words` is a paragraph for a person."""
+
+    passed: bool
+    rules: tuple[RuleResult, ...]
+    words: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": self.passed, "words": self.words, "rules": [asdict(rule) for rule in self.rules]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Verdict":
+        rules = tuple(RuleResult(**rule) for rule in content["rules"])
+        return cls(passed=content["passed"], rules=rules, words=content["words"])
+
+
+def judge(
+    candidate: CandidateFigures,
+    champion: ChampionRows | None,
+    settings: GateSettings,
+    evaluation: EvaluationSettings,
+    *,
+    answers: RuleResult,
+    seed: int = 0,
+) -> Verdict:
+    """Hold every rule against the candidate; all must pass.
+
+    `answers` comes from whoever loaded the registered model and asked it (see `answers_rule`); `seed` decides the
+    bootstrap's resamples.
+    """
+    rules = (
+        _minimum_accuracy(candidate, settings),
+        _champion(candidate, champion, settings, evaluation, seed=seed),
+        answers,
+    )
+    failed = [rule for rule in rules if not rule.passed]
+    if not failed:
+        opening = f"Passed: all {len(rules)} rules hold."
+    else:
+        opening = f"Refused: {len(failed)} of {len(rules)} rules {'does' if len(failed) == 1 else 'do'} not hold."
+    ordered = failed + [rule for rule in rules if rule.passed]
+    return Verdict(not failed, rules, " ".join([opening, *(rule.words for rule in ordered)]))
+
+
+def answers_rule(*, rows: int, largest_difference: float, tolerance: float) -> RuleResult:
+    """Does the registered model, once loaded, answer `rows` rows as evaluation did, to within `tolerance` (logits)?"""
+    passed = rows > 0 and largest_difference <= tolerance  # NaN does not pass
+    found = f"largest difference {largest_difference:.1e} on {rows:,} rows"
+    if passed and largest_difference == 0.0:
+        words = f"The registered model loads and answers {rows:,} rows exactly as it did in evaluation."
+    elif passed:
+        words = f"The registered model loads and answers {rows:,} rows as it did in evaluation ({found})."
+    else:
+        words = (
+            f"The registered model loads, but does not answer as it did in evaluation: {found}, allowed is "
+            f"{tolerance:.1e}. What was saved is not what was measured: train again."
+        )
+    return RuleResult("answers", passed, found, f"at most {tolerance:.1e}", words)
+
+
+def _minimum_accuracy(candidate: CandidateFigures, settings: GateSettings) -> RuleResult:
+    accuracy, minimum = candidate.accuracy, settings.minimum_accuracy
+    passed = accuracy.value >= minimum
+    found = f"{accuracy.value:.2%} ({accuracy.low:.2%} to {accuracy.high:.2%})"
+    words = f"Test accuracy is {found} on {len(candidate.ids):,} rows; " + (
+        f"at least {minimum:.2%} was needed." if passed else f"at least {minimum:.2%} is needed."
+    )
+    return RuleResult("minimum accuracy", passed, found, f"at least {minimum:.2%}", words)
+
+
+def _champion(
+    candidate: CandidateFigures,
+    champion: ChampionRows | None,
+    settings: GateSettings,
+    evaluation: EvaluationSettings,
+    *,
+    seed: int,
+) -> RuleResult:
+    if champion is None:
+        words = "There is no champion yet, so there is nothing to compare with."
+        return RuleResult("champion", True, "no champion yet", _needed(settings), words)
+    obstacle = _obstacle(candidate, champion)
+    if obstacle:
+        words = f"The champion ({champion.name}) cannot be compared with: {obstacle}."
+        return RuleResult("champion", False, "not comparable", "the same classes, input and test rows", words)
+    theirs = dict(zip(champion.ids, champion.correct.tolist(), strict=True))
+    champion_correct = np.array([theirs[one] for one in candidate.ids], dtype=np.bool_)
+    difference = paired_difference(
+        candidate.correct,
+        champion_correct,
+        resamples=evaluation.resamples,
+        confidence=evaluation.confidence,
+        seed=seed,
+    )
+    passed = difference.low > 0.0 if settings.champion == "better" else difference.low >= -settings.tolerance
+    points = f"{_points(difference.value)} points ({_points(difference.low)} to {_points(difference.high)})"
+    words = _comparison(candidate, champion_correct, champion.name, points, evaluation) + _judgement(settings, passed)
+    return RuleResult("champion", passed, points, _needed(settings), words)
+
+
+def _obstacle(candidate: CandidateFigures, champion: ChampionRows) -> str | None:
+    """Why the two cannot be compared row by row, and the way out; None if they can."""
+    way_out = (
+        ". That is another task: set registry.model to another name, so that the new model gets a place of its own"
+    )
+    if candidate.classes != champion.classes:
+        new = [name for name in candidate.classes if name not in champion.classes]
+        gone = [name for name in champion.classes if name not in candidate.classes]
+        parts = [f"it does not know {_listed(new)}"] if new else []
+        parts += [f"it knows {_listed(gone)}, which the data no longer has"] if gone else []
+        return (" and ".join(parts) or "it has the same classes in another order") + way_out
+    if candidate.input_shape != champion.input_shape:
+        return (
+            f"it takes input of {_shape(champion.input_shape)}, the new model {_shape(candidate.input_shape)}{way_out}"
+        )
+    if len(candidate.ids) != len(champion.ids) or set(candidate.ids) != set(champion.ids):
+        missing = len(set(candidate.ids) - set(champion.ids))
+        return (
+            f"it was measured on other test rows ({missing:,} of {len(candidate.ids):,} are missing there, and it has "
+            f"{len(set(champion.ids) - set(candidate.ids)):,} of its own). Measure it on these rows and judge again"
+        )
+    return None
+
+
+def _comparison(
+    candidate: CandidateFigures,
+    champion_correct: NDArray[np.bool_],
+    name: str,
+    points: str,
+    evaluation: EvaluationSettings,
+) -> str:
+    rows = len(candidate.ids)
+    mended = int(np.count_nonzero(candidate.correct & ~champion_correct))
+    broken = int(np.count_nonzero(champion_correct & ~candidate.correct))
+    if mended + broken == 0:
+        return f"On all {rows:,} rows this model is right exactly where the champion ({name}) is. "
+    return (
+        f"On the same {rows:,} rows this model is right on {np.count_nonzero(candidate.correct):,} and the champion "
+        f"({name}) on {np.count_nonzero(champion_correct):,}: it mends {mended:,} and breaks {broken:,}, a difference "
+        f"of {points} at {evaluation.confidence:.0%} confidence. "
+    )
+
+
+def _judgement(settings: GateSettings, passed: bool) -> str:
+    if settings.champion == "better":
+        return (
+            "It is better beyond chance."
+            if passed
+            else "That is not proof of being better: the interval must lie above 0."
+        )
+    if settings.tolerance == 0.0:
+        return (
+            "It is not worse."
+            if passed
+            else "It may be worse, and gate.tolerance is 0: the interval must not go below 0."
+        )
+    below = f"{settings.tolerance * 100:.2f} points"
+    return f"It is not worse by more than {below}." if passed else f"It may be worse by more than the allowed {below}."
+
+
+def _needed(settings: GateSettings) -> str:
+    if settings.champion == "better":
+        return "an interval above 0"
+    return f"an interval not below {_points(-settings.tolerance)}"
+
+
+def _points(share: float) -> str:
+    """A difference of accuracies in percentage points, signed as prose is."""
+    return f"{share * 100:+.2f}".replace("-", "\N{MINUS SIGN}") if share else "0.00"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(side) for side in shape)
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

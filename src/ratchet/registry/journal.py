@@ -1,0 +1,129 @@
+"""What a run has to tell, on this disk first.
+
+Training writes here and goes on; another thread, or `ratchet sync` later, sends it to MLflow. An entry is written once,
+with its time: MLflow's stores know a point by (key, time, step, value), so sending it again changes nothing.
+"""
+
+import json
+import os
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet import files
+
+__all__ = ["Entry", "Journal"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: its kind, its content, when it was written (milliseconds since 1970) and where the next line starts."""
+
+    kind: str
+    content: dict[str, Any]
+    time: int
+    end: int
+
+
+class Journal:
+    """An append-only file of JSON lines in `folder`, and how far it has been sent. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._path = folder / "events.jsonl"
+        self._state_path = folder / "state.json"
+        self._state: dict[str, Any] = files.read_json(self._state_path) if self._state_path.exists() else {}
+        if "uid" not in self._state:
+            self._remember(uid=uuid.uuid4().hex)
+        self._mend()
+        # What is already written: a resumed training repeats points, and a second `params` would be refused by MLflow.
+        self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0)}
+        self._file = self._path.open("ab")
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def uid(self) -> str:
+        """This run's own name, tagged on the MLflow run: how it is found again."""
+        return str(self._state["uid"])
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run, when it is known."""
+        return self._state.get("run_id")
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the journal that MLflow has."""
+        return int(self._state.get("sent", 0))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._seen
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether MLflow has everything."""
+        return self._path.stat().st_size <= self.sent
+
+    def write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
+        """Append one entry; one with the same identity is dropped unless `again`, so that no point is told twice."""
+        identity = self._identity(kind, content)
+        with self._lock:
+            if identity in self._seen and not again:
+                return
+            self._seen.add(identity)
+            line = {"kind": kind, "time": time.time_ns() // 1_000_000, "content": content}
+            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        with self._lock:
+            os.fsync(self._file.fileno())
+
+    def entries(self, start: int) -> list[Entry]:
+        """The entries from byte `start` on."""
+        entries = []
+        if not self._path.exists():
+            return entries
+        with self._path.open("rb") as file:
+            file.seek(start)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # being written just now
+                start += len(line)
+                read = json.loads(line)
+                entries.append(Entry(read["kind"], read["content"], read["time"], start))
+        return entries
+
+    def mark_sent(self, run_id: str, end: int) -> None:
+        self._remember(run_id=run_id, sent=end)
+
+    def _remember(self, **state: Any) -> None:
+        self._state |= state
+        files.write_json(self._state_path, self._state)
+
+    def _mend(self) -> None:
+        """Cut off the half line that a killed writer left."""
+        if not self._path.exists():
+            self._path.touch()
+            return
+        content = self._path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(self._path, whole)
+
+    @staticmethod
+    def _identity(kind: str, content: dict[str, Any]) -> str:
+        if kind == "metrics":
+            return f"metrics {content['step']} {' '.join(sorted(content['values']))}"
+        if kind == "params":
+            return kind  # MLflow's parameters are immutable: the first word stands
+        return f"{kind} {json.dumps(content, sort_keys=True)}"

@@ -1,0 +1,96 @@
+"""The MLflow server or database: its address, its experiment, and how long we wait for it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ratchet.errors import TrackingAway
+from ratchet.settings import TrackingSettings
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["address", "connect", "experiment_id", "reachable"]
+
+_SQLITE = "sqlite:///"
+
+
+def address(workspace: Workspace, settings: TrackingSettings) -> str:
+    """The tracking address with a relative database path made absolute: every process means the same file."""
+    uri = settings.uri
+    if uri.startswith(_SQLITE) and not uri.startswith(_SQLITE + "/"):
+        return f"{_SQLITE}{workspace.root / uri.removeprefix(_SQLITE)}"
+    return uri
+
+
+def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
+    """A client that gives up in seconds: the journal keeps what a server that is away does not take."""
+    _be_brief()
+    from mlflow import MlflowClient
+
+    uri = address(workspace, settings)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@contextmanager
+def active(workspace: Workspace, settings: TrackingSettings) -> Iterator[None]:
+    """MLflow's own module-level address set to ours inside: its model functions know no other way."""
+    import mlflow
+
+    tracking, registry = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    uri = address(workspace, settings)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(tracking)
+        mlflow.set_registry_uri(registry)
+
+
+@contextmanager
+def reachable(uri: str) -> Iterator[None]:
+    """MLflow's many ways of not answering, as one error.
+
+    Raises:
+        TrackingAway: naming the address and the way out.
+    """
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TrackingAway(
+            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it waits "
+            "in mlruns/journal; start the server or mend the address, then `ratchet sync`"
+        ) from error
+
+
+def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:
+    """The experiment's id; it is made when it is not there, with its artifacts in mlruns/artifacts if MLflow is local."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(settings.experiment)
+    if found is not None:
+        return str(found.experiment_id)
+    is_local = settings.uri.startswith("sqlite")
+    place = (workspace.mlruns / "artifacts").as_uri() if is_local else None
+    try:
+        return str(client.create_experiment(settings.experiment, artifact_location=place))
+    except MlflowException:
+        found = client.get_experiment_by_name(settings.experiment)  # another run was faster
+        if found is None:
+            raise
+        return str(found.experiment_id)
+
+
+def _be_brief() -> None:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

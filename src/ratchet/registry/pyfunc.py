@@ -1,0 +1,29 @@
+"""How MLflow loads a registered model: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here. No pickle is involved."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratchet.training.models import Classifier, ModelSpec, load_model
+
+__all__ = ["ServedClassifier"]
+
+
+class ServedClassifier:
+    """A classifier behind MLflow's `predict`."""
+
+    def __init__(self, model: Classifier, spec: ModelSpec) -> None:
+        self.model, self.spec = model, spec
+
+    def predict(self, images: NDArray[np.uint8], params: dict[str, object] | None = None) -> NDArray[np.float32]:
+        """Pixels uint8 (n, height, width, channels) -> class probabilities float32 (n, classes)."""
+        with torch.inference_mode():
+            logits = self.model(torch.from_numpy(np.array(images, np.uint8)).permute(0, 3, 1, 2))
+        probabilities: NDArray[np.float32] = torch.softmax(logits, 1).numpy()
+        return probabilities
+
+
+def _load_pyfunc(path: str) -> ServedClassifier:
+    return ServedClassifier(*load_model(Path(path)))

@@ -1,0 +1,33 @@
+"""The bare room: training on torch, NumPy, safetensors and the standard library, and nothing else.
+
+`fit` is a generator of events; whoever wants a progress bar, a tracker or a test reads the same events.
+"""
+
+from ratchet.training.batches import Split
+from ratchet.training.checkpoint import CheckpointStore
+from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
+from ratchet.training.loop import fit
+from ratchet.training.models import Classifier, ModelSpec, build, load_model, save_model
+from ratchet.training.plan import Plan
+from ratchet.training.predict import predict_logits
+
+__all__ = [
+    "CheckpointStore",
+    "Checkpointed",
+    "Classifier",
+    "Epoch",
+    "Event",
+    "Finished",
+    "ModelSpec",
+    "Notice",
+    "Plan",
+    "Points",
+    "Split",
+    "Started",
+    "Stopped",
+    "build",
+    "fit",
+    "load_model",
+    "predict_logits",
+    "save_model",
+]

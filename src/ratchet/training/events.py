@@ -1,0 +1,77 @@
+"""What `fit` reports, in the order it happens."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+__all__ = ["Checkpointed", "Epoch", "Event", "Finished", "Notice", "Points", "Started", "Stopped"]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Training begins or continues. `step` of `total_steps` are done."""
+
+    device: str
+    precision: str
+    parameters: int
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    resumed_from: Path | None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Logged figures of one optimizer step. The same step gives the same `values` after a resume; `rates` may differ."""
+
+    step: int
+    epoch: int
+    values: dict[str, float]
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Figures of one whole epoch (counted from 1), validation included; `best` says whether it is the best so far."""
+
+    epoch: int
+    step: int
+    values: dict[str, float]
+    rates: dict[str, float]
+    best: bool
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """A checkpoint of `step` was handed to the writer."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A sentence for the person who watches."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Asked to stop: the checkpoint at `step` is on disk, the same command continues there."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end: the best weights (CPU tensors by name) and the whole course of training, one dict per epoch."""
+
+    step: int
+    best_epoch: int
+    best_value: float
+    weights: dict[str, torch.Tensor]
+    history: list[dict[str, float]]
+
+
+Event = Started | Points | Epoch | Checkpointed | Notice | Stopped | Finished

@@ -1,0 +1,31 @@
+"""Logits for a whole split, the same way wherever a model is measured."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ratchet.training.batches import Split
+
+__all__ = ["predict_logits"]
+
+_BATCH = 512
+
+
+def predict_logits(model: nn.Module, split: Split, *, report: Callable[[int], None] | None = None) -> NDArray[np.float32]:
+    """The model's logits for every row in order: float32 (rows, classes), computed in fp32 on the CPU.
+
+    One device and one precision, so that a model's figures do not depend on the machine it was trained on. The model is
+    left in eval mode; `report` is told the rows done.
+    """
+    model = model.to("cpu").eval()
+    parts: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for rows in split.in_order(_BATCH):
+            parts.append(model(split.batch(rows, torch.device("cpu"))[0]).float())
+            if report is not None:
+                report(int(rows[-1]) + 1)
+    logits: NDArray[np.float32] = torch.cat(parts).numpy()
+    return logits

@@ -1,0 +1,25 @@
+"""`python -m tasks.NAME`: what dvc.yaml runs."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ratchet import settings
+from ratchet.errors import RatchetError
+from ratchet.workspace import Workspace
+from tasks.watch import Terminal
+
+__all__ = ["run"]
+
+
+def run(stage: Callable[..., Any], *, unit: str) -> None:
+    """Run one stage on the workspace around the working folder; a person's mistake ends it with its sentence and code 1."""
+    name = stage.__name__
+    try:
+        workspace = Workspace.find()
+        params = settings.load(workspace.params)
+        with workspace.hold(f"the stage {name}"), Terminal(name, unit=unit) as watch:
+            result = stage(params, workspace, watch=watch)
+            watch.say(result.words)
+    except RatchetError as error:
+        sys.exit(f"{name}: {error}")

@@ -1,0 +1,90 @@
+"""evaluate: data/model and the test split -> the figures in data/reports. The test rows are touched here and nowhere else."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+from ratchet.settings import Params
+from ratchet.workspace import Workspace
+from tasks.watch import Watch
+
+if TYPE_CHECKING:
+    from ratchet.evaluation.figures import Figures
+
+__all__ = ["Evaluation", "evaluate", "read_figures", "split_ids"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What evaluate found, in small."""
+
+    accuracy: float
+    low: float
+    high: float
+    confidence: float
+    rows: int
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> "Evaluation":
+        """What stands in data/reports."""
+        figures = read_figures(workspace)
+        accuracy = figures.accuracy
+        return cls(accuracy.value, accuracy.low, accuracy.high, figures.confidence, figures.rows)
+
+    @property
+    def words(self) -> str:
+        return (
+            f"test accuracy {self.accuracy:.4f} ({self.confidence:.0%} interval {self.low:.4f} to {self.high:.4f}, "
+            f"{self.rows:,} rows)"
+        )
+
+
+def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluation:
+    """Answer every test row and measure the answers."""
+    from ratchet.evaluation import plots
+    from ratchet.evaluation.calibration import fit_temperature
+    from ratchet.evaluation.metrics import measure
+    from ratchet.evaluation.predictions import Predictions, write_predictions
+    from ratchet.training import Split, load_model, predict_logits
+
+    model, spec = load_model(workspace.model)
+    test = Split.open(workspace.packed, "test")
+    logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
+    temperature = 1.0
+    if params.evaluation.temperature_scaling:
+        held_out = Split.open(workspace.packed, "validation")
+        temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
+        logits = logits / temperature
+    predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)
+    figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation)
+
+    write_predictions(workspace.reports / "predictions.parquet", predictions)
+    files.write_json(workspace.reports / "metrics.json", {**figures.numbers(), "temperature": temperature})
+    files.write_json(workspace.reports / "figures.json", figures.to_json())
+    plots.write_confusion(workspace.reports / "confusion.csv", predictions)
+    plots.write_reliability(workspace.reports / "reliability.csv", figures.reliability)
+    files.write_bytes(workspace.reports / "confusion.png", plots.draw_confusion(figures))
+    return Evaluation.load(workspace)
+
+
+def read_figures(workspace: Workspace) -> "Figures":
+    """The figures of the last evaluation."""
+    from ratchet.evaluation.figures import Figures
+
+    return Figures.from_json(files.read_json(workspace.reports / "figures.json"))
+
+
+def split_ids(workspace: Workspace, split: str) -> tuple[str, ...]:
+    """The ids of a split's rows, in their order."""
+    import polars
+
+    Manifest.read(workspace.packed)  # a set that is not whole is refused with its own words
+    index = polars.read_parquet(workspace.packed / "index.parquet", columns=["split", "row", "id"])
+    return tuple(index.filter(polars.col("split") == split).sort("row")["id"].to_list())
+
+
+if __name__ == "__main__":
+    from tasks.command import run
+
+    run(evaluate, unit="rows")

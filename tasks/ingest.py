@@ -1,0 +1,54 @@
+"""ingest: the source -> data/packed and data/quarantine.parquet."""
+
+from dataclasses import dataclass
+
+from ratchet.data.manifest import Manifest
+from ratchet.settings import Params
+from ratchet.workspace import Workspace
+from tasks.watch import Watch
+
+__all__ = ["Dataset", "ingest"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What ingest made, in small."""
+
+    name: str
+    digest: str
+    classes: int
+    rows: dict[str, int]
+    quarantined: int
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> "Dataset":
+        """What stands in data/packed."""
+        manifest = Manifest.read(workspace.packed)
+        rows = {name: split.rows for name, split in manifest.splits.items()}
+        return cls(manifest.name, manifest.digest, len(manifest.classes), rows, manifest.quarantined)
+
+    @property
+    def words(self) -> str:
+        rows = ", ".join(f"{count:,} {name}" for name, count in self.rows.items())
+        bad = f"; {self.quarantined:,} quarantined, see data/quarantine.parquet" if self.quarantined else ""
+        return f"{self.name}: {self.classes} classes, {rows}{bad}"
+
+
+def ingest(params: Params, workspace: Workspace, *, watch: Watch) -> Dataset:
+    """Read, validate, split and pack the source that `params.data` names."""
+    from ratchet.data.ingest import ingest as read_and_pack
+
+    read_and_pack(
+        params.data,
+        packed=workspace.packed,
+        quarantine=workspace.quarantine,
+        root=workspace.root,
+        report=watch.progress,
+    )
+    return Dataset.load(workspace)
+
+
+if __name__ == "__main__":
+    from tasks.command import run
+
+    run(ingest, unit="samples")

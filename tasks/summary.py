@@ -1,0 +1,32 @@
+"""What a run ends by saying: what was made, where it is, what to do next."""
+
+from ratchet.settings import Params
+from ratchet.workspace import Workspace
+from tasks.evaluate import Evaluation
+from tasks.ingest import Dataset
+from tasks.register import Registration
+from tasks.train import TrainedModel
+
+__all__ = ["summary"]
+
+
+def summary(params: Params, workspace: Workspace) -> dict[str, str]:
+    """The last lines, as captions and texts in the order they are shown."""
+    dataset, trained = Dataset.load(workspace), TrainedModel.load(workspace)
+    evaluation, registration = Evaluation.load(workspace), Registration.load(workspace)
+    if registration.version is None:
+        model = f"{registration.model}: not registered, the gate refused it"
+    else:
+        aliases = ", ".join(registration.aliases) or "no alias"
+        model = f"{registration.model} version {registration.version} ({aliases})"
+    newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=workspace.checkpoints)
+    return {
+        "model": model,
+        "data": dataset.words,
+        "training": trained.words,
+        "test": evaluation.words,
+        "gate": registration.words,
+        "report": str(workspace.report),
+        "checkpoint": str(newest),
+        "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
+    }

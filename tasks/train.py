@@ -1,0 +1,220 @@
+"""train: data/packed -> data/model and data/checkpoints, told to MLflow on the way."""
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+from ratchet.errors import TrainingError
+from ratchet.settings import Params
+from ratchet.workspace import Workspace
+from tasks.watch import Watch
+
+__all__ = ["TrainedModel", "TrainingStopped", "tell_training", "train"]
+
+
+class TrainingStopped(TrainingError):
+    """Asked to leave by SIGTERM; a checkpoint stands."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What train made, in small."""
+
+    name: str
+    key: str  # names the training: a digest of its data, settings and code
+    best_epoch: int
+    best_metric: str
+    best_value: float
+    steps: int
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> "TrainedModel":
+        """What stands in data/model."""
+        described = files.read_json(workspace.model / "model.json")
+        return cls(name=described["spec"]["name"], **described["training"])
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}: best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}, {self.steps:,} steps"
+
+
+def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> TrainedModel:
+    """Train, or continue the same training where it was cut off, and leave the best model.
+
+    Checkpoints of a training under way lie in data/running/KEY, which DVC does not own (it removes a stage's outputs before
+    it runs the stage); those kept at the end become the output data/checkpoints.
+
+    Raises:
+        TrainingStopped: SIGTERM came; the same command continues.
+        TrainingError: training cannot go on.
+    """
+    from ratchet import training
+    from ratchet.registry.runs import Run
+
+    manifest = Manifest.read(workspace.packed)
+    plan = training.Plan(seed=params.seed, **params.training.model_dump())
+    spec = training.ModelSpec(
+        params.model.name, manifest.classes, manifest.channels, manifest.height, manifest.width, manifest.mean, manifest.std
+    )
+    identity = _identity(manifest, plan, spec)
+    key = files.digest_json(identity)[:16]
+    store = training.CheckpointStore(workspace.running / key, keep_last=plan.keep_last, keep_best=plan.keep_best)
+    with Run(workspace, params, key) as run, _on_terminate() as asked_to_stop:
+        tell_training(run, params, workspace, manifest, flow_run=flow_run)
+        events = training.fit(
+            training.Split.open(workspace.packed, "train"),
+            training.Split.open(workspace.packed, "validation"),
+            spec,
+            plan,
+            store=store,
+            identity=identity,
+            stop=asked_to_stop,
+        )
+        try:
+            finished = _follow(events, run, watch)
+        except TrainingStopped:
+            run.status("KILLED")
+            raise
+        except BaseException:
+            run.status("FAILED")
+            raise
+        run.status("FINISHED")
+    if run.away:
+        watch.say(run.away)
+    _leave(workspace, store.folder, finished, spec, key=key, best_metric=plan.best)
+    return TrainedModel.load(workspace)
+
+
+def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
+    """What MLflow is to know of a training before its first step."""
+    from ratchet import provenance
+    from ratchet.data.versions import read_version
+
+    told = {
+        "seed": params.seed,
+        **{f"model.{name}": value for name, value in params.model.model_dump().items()},
+        **{f"training.{name}": value for name, value in params.training.model_dump().items()},
+        **{f"data.{name}": value for name, value in params.data.model_dump().items()},
+    }
+    run.settings(told)
+    version = read_version(workspace.root)
+    rows = {name: split.rows for name, split in manifest.splits.items()}
+    run.dataset(
+        name=manifest.name,
+        digest=version.dvc_hash if version else manifest.digest,
+        source=params.data.source if params.data.source == "digits" else params.data.path,
+        profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
+    )
+    kept = run.journal.folder / "provenance.json"
+    if not kept.exists():  # the code that started the training is the code that made it
+        files.write_json(kept, provenance.record(workspace, params, flow_run=flow_run))
+        files.write_text(kept.with_name("uncommitted.patch"), (provenance.uncommitted(workspace.root) or "") + "\n")
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": files.read_json(kept)["id"]})
+    if flow_run:
+        run.tags({"ratchet.prefect_flow_run": flow_run})
+    run.status("RUNNING")
+
+
+def _identity(manifest: Manifest, plan: Any, spec: Any) -> dict[str, str]:
+    from ratchet import training
+
+    code = Path(training.__file__).parent
+    return {
+        "data": manifest.digest,
+        "settings": files.digest_json({"plan": asdict(plan), "spec": asdict(spec)}),
+        "code": files.digest_tree(code, ["**/*.py"]),
+    }
+
+
+def _follow(events: Iterator[Any], run: Any, watch: Watch) -> Any:
+    """Hand every event to the journal and to whoever watches; the Finished one comes back."""
+    from ratchet import training
+
+    total = 0
+    for event in events:
+        match event:
+            case training.Started():
+                total = event.total_steps
+                watch.say(f"{event.device}; {event.precision}; {event.parameters:,} parameters")
+                if event.resumed_from:
+                    watch.say(f"continues at step {event.step:,} of {total:,}, from {event.resumed_from.name}")
+                watch.progress(event.step, total)
+                run.tags({"ratchet.device": event.device, "ratchet.precision": event.precision})
+            case training.Points():
+                run.metrics(event.values, step=event.step)
+                run.metrics(event.rates, step=event.step)
+                watch.progress(event.step, total, f"loss {event.values['step/loss']:.4f}")
+            case training.Epoch():
+                run.metrics(event.values, step=event.epoch)
+                run.metrics(event.rates, step=event.epoch)
+                watch.progress(event.step, total, _epoch_words(event))
+            case training.Checkpointed():
+                run.journal.sync()
+            case training.Notice():
+                watch.say(event.text)
+            case training.Stopped():
+                raise TrainingStopped(f"stopped at step {event.step:,} of {total:,}: the same command continues there")
+            case training.Finished():
+                return event
+    raise AssertionError("training ended without a last word")
+
+
+def _epoch_words(event: Any) -> str:
+    accuracy, loss = event.values["validation/accuracy"], event.values["validation/loss"]
+    return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
+
+
+def _leave(workspace: Workspace, running: Path, finished: Any, spec: Any, *, key: str, best_metric: str) -> None:
+    """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
+    from ratchet import training
+
+    about = {
+        "key": key,
+        "best_epoch": finished.best_epoch,
+        "best_metric": best_metric,
+        "best_value": finished.best_value,
+        "steps": finished.step,
+    }
+    with files.draft_directory(workspace.model) as draft:
+        training.save_model(draft, finished.weights, spec, about={"training": about})
+        files.write_json(draft / "history.json", finished.history)
+        columns = list(finished.history[0])
+        lines = [columns, *([row[name] for name in columns] for row in finished.history)]
+        files.write_text(draft / "history.csv", "".join(",".join(map(str, line)) + "\n" for line in lines))
+    with files.draft_directory(workspace.checkpoints) as draft:
+        for path in running.glob("step-*.safetensors"):
+            os.link(path, draft / path.name)
+    shutil.rmtree(running)
+
+
+@contextlib.contextmanager
+def _on_terminate() -> Iterator[Callable[[], bool]]:
+    """A question that turns to yes when SIGTERM comes; handlers live in the main thread alone, elsewhere it stays no."""
+    asked = threading.Event()
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    from tasks.command import run
+
+    run(train, unit="steps")

@@ -1,0 +1,66 @@
+"""How a stage shows what it is doing."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol
+
+__all__ = ["Terminal", "Watch"]
+
+_QUIET_SECONDS = 10.0  # between progress lines where no bar can be drawn
+
+
+class Watch(Protocol):
+    """Whoever watches a stage work."""
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` units of the stage are done."""
+
+    def say(self, text: str) -> None:
+        """One sentence."""
+
+
+class Terminal:
+    """A live bar with rate and time left on a terminal; elsewhere (CI, a log) a line now and then."""
+
+    def __init__(self, stage: str, *, unit: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self.stage, self.unit = stage, unit
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}  {task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=self._console,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(stage, total=None, unit=unit, rate="", note="")
+        self._first: tuple[float, int] | None = None
+        self._told = time.monotonic()
+
+    def __enter__(self) -> "Terminal":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        self._first = self._first or (now, done)
+        seconds = now - self._first[0]
+        rate = f"{(done - self._first[1]) / seconds:,.0f}/s" if seconds > 0.5 else ""
+        self._bar.update(self._task, completed=done, total=total, rate=rate, note=note)
+        if self._bar.disable and now - self._told > _QUIET_SECONDS:
+            self._told = now
+            self._console.print(f"{self.stage}: {done:,} of {total:,} {self.unit} {rate} {note}", markup=False)
+
+    def say(self, text: str) -> None:
+        self._console.print(f"{self.stage}: {text}", markup=False)

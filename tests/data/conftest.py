@@ -1,0 +1,108 @@
+"""Small real inputs: folders of pictures that are written here, and the shared sets that RATCHET_DATASETS names."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+from ratchet.data.ingest import ingest
+from ratchet.data.manifest import Manifest
+from ratchet.settings import DataSettings
+
+Ingest = Callable[..., Manifest]
+DEFAULTS = {name: field.default for name, field in DataSettings.model_fields.items()}
+
+
+class Place:
+    """A project folder of its own, and what ingest left in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packed = root / "data" / "packed"
+        self.quarantine = root / "data" / "quarantine.parquet"
+        self.progress: list[tuple[int, int]] = []
+
+    def ingest(self, **changes: object) -> Manifest:
+        """Ingest the folder `pictures` of this place, or what `changes` to the shipped settings say."""
+        settings = DataSettings(**{**DEFAULTS, "source": "image-folder", "path": "pictures", **changes})
+        return ingest(
+            settings,
+            packed=self.packed,
+            quarantine=self.quarantine,
+            root=self.root,
+            report=lambda done, total: self.progress.append((done, total)),
+        )
+
+    def index(self) -> pl.DataFrame:
+        return pl.read_parquet(self.packed / "index.parquet")
+
+    def bad(self) -> dict[str, set[str]]:
+        """Source -> the rules it broke."""
+        table = pl.read_parquet(self.quarantine)
+        return {source: set(rules) for source, rules in table.group_by("source").agg("rule").rows()}
+
+    def images(self, split: str) -> np.ndarray:
+        shards = Manifest.read(self.packed).splits[split].shards
+        return np.concatenate([np.load(self.packed / shard.file, mmap_mode="r") for shard in shards])
+
+    def bytes(self) -> dict[str, str]:
+        """Every file that ingest wrote, by digest."""
+        data = self.root / "data"
+        return {
+            path.relative_to(data).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(data.rglob("*"))
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def make_place(tmp_path: Path) -> Callable[[str], Place]:
+    def make(name: str) -> Place:
+        (tmp_path / name).mkdir()
+        return Place(tmp_path / name)
+
+    return make
+
+
+def picture(number: int, *, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
+    """A picture of its own for each number, (width, height) as asked."""
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8))
+
+
+def fill(folder: Path, count: int, *, first: int = 0, mode: str = "RGB", size: tuple[int, int] = (24, 20)) -> None:
+    """Write pictures numbered from `first` as PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        picture(number, mode=mode, size=size).save(folder / f"{number:04d}.png")
+
+
+@pytest.fixture
+def two_classes(place: Place) -> Place:
+    """40 good pictures of each of two classes in place.root/pictures."""
+    fill(place.root / "pictures" / "cat", 40)
+    fill(place.root / "pictures" / "dog", 40, first=1000)
+    return place
+
+
+@pytest.fixture
+def shared() -> Callable[[str], Path]:
+    def find(inside: str) -> Path:
+        named = os.environ.get("RATCHET_DATASETS")
+        if not named:
+            pytest.skip("RATCHET_DATASETS is not set: no shared data sets")
+        if not (Path(named) / inside).is_dir():
+            pytest.skip(f"RATCHET_DATASETS has no {inside}")
+        return Path(named)
+
+    return find

@@ -1,0 +1,108 @@
+"""Real sets end to end, and what a source refuses. Row counts are those that each set's makers publish."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from ratchet.data.manifest import Manifest
+from ratchet.errors import DataError, SettingsError
+
+Shared = Callable[[str], Path]
+
+
+def test_digits_are_packed_whole_and_unaltered(place) -> None:
+    manifest = place.ingest(source="digits")
+    assert (manifest.name, manifest.height, manifest.width, manifest.channels) == ("digits", 8, 8, 1)
+    assert manifest.classes == tuple("0123456789")
+    assert sum(split.rows for split in manifest.splits.values()) == 1797
+    assert manifest == Manifest.read(place.packed)
+    digits, index = load_digits(), place.index()
+    for split in manifest.splits:
+        mine = index.filter(index["split"] == split)
+        original = np.array([int(name) for name in mine["id"]])
+        assert np.array_equal(place.images(split)[..., 0], np.rint(digits.images[original] * 255 / 16))
+        assert np.array_equal(np.load(place.packed / split / "labels.npy"), digits.target[original])
+        assert mine["row"].to_list() == list(range(len(original)))
+        assert mine["id"].is_sorted()
+    assert place.progress[-1] == (2 * 1797, 2 * 1797)
+    assert sorted(place.progress) == place.progress
+
+
+def test_manifest_statistics_are_those_of_the_training_pixels(place) -> None:
+    manifest = place.ingest(source="digits")
+    pixels = place.images("train").astype(np.float64)
+    assert manifest.mean == pytest.approx((pixels.mean(),))
+    assert manifest.std == pytest.approx((pixels.std(),))
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "shape", "rows"),
+    [
+        ("FashionMNIST", "FashionMNIST", (28, 28, 1), (60_000, 10_000)),
+        ("CIFAR10", "cifar-10-batches-py", (32, 32, 3), (50_000, 10_000)),
+    ],
+)
+def test_torchvision_set_is_read_from_a_local_copy(place, shared: Shared, name, inside, shape, rows) -> None:
+    manifest = place.ingest(source=name, path=str(shared(inside)), download=False)
+    assert (manifest.height, manifest.width, manifest.channels) == shape
+    assert (manifest.name, len(manifest.classes)) == (name, 10)
+    kept = {split: files.rows for split, files in manifest.splits.items()}
+    assert kept["train"] + kept["validation"] + manifest.quarantined == rows[0]
+    assert kept["test"] == rows[1]
+    assert kept["validation"] / rows[0] == pytest.approx(0.15, abs=0.01)
+    labels = np.load(place.packed / "test" / "labels.npy")
+    assert np.bincount(labels).tolist() == [1000] * 10
+    assert set(manifest.quarantined_by_rule) <= {"duplicate-across-splits"}
+
+
+def test_hymenoptera_runs_on_and_names_its_stray_gif(place, shared: Shared) -> None:
+    folder = shared("hymenoptera/train") / "hymenoptera"
+    manifest = place.ingest(path=str(folder))
+    assert place.bad() == {"train/ants/imageNotFound.gif": {"format-not-allowed"}}
+    assert manifest.classes == ("ants", "bees")
+    assert sum(split.rows for split in manifest.splits.values()) == 244
+    assert (manifest.height, manifest.channels) == (64, 3)
+    assert str(folder) not in (place.packed / "manifest.json").read_text()
+
+
+def test_absent_set_says_where_it_looked_and_the_way_out(place) -> None:
+    with pytest.raises(DataError) as refusal:
+        place.ingest(source="CIFAR10", path="nowhere", download=False)
+    assert str(place.root / "nowhere") in str(refusal.value)
+    assert "data.download" in str(refusal.value)
+    assert not place.packed.exists()
+
+
+def test_unknown_source_lists_the_nearest_names(place) -> None:
+    with pytest.raises(SettingsError, match="'CIFAR01'.*CIFAR10"):
+        place.ingest(source="CIFAR01")
+
+
+@pytest.mark.parametrize("name", ["FakeData", "EMNIST", "PhotoTour"])
+def test_set_that_the_settings_cannot_describe_is_refused(place, name: str) -> None:
+    with pytest.raises(DataError, match=name):
+        place.ingest(source=name, download=False)
+
+
+def test_set_without_one_class_per_picture_is_refused(place) -> None:
+    """MovingMNIST has films and no classes; its file is an array of (frame, film, height, width)."""
+    folder = place.root / "pictures" / "MovingMNIST"
+    folder.mkdir(parents=True)
+    np.save(folder / "mnist_test_seq.npy", np.zeros((20, 3, 64, 64), np.uint8))
+    with pytest.raises(DataError, match="MovingMNIST"):
+        place.ingest(source="MovingMNIST", download=False)
+
+
+def test_manifest_of_an_absent_or_damaged_set_is_a_clear_error(place) -> None:
+    with pytest.raises(DataError, match="not there"):
+        Manifest.read(place.packed)
+    place.packed.mkdir(parents=True)
+    (place.packed / "manifest.json").write_text('{"format": 1, "kind"')
+    with pytest.raises(DataError, match="damaged"):
+        Manifest.read(place.packed)
+    (place.packed / "manifest.json").write_text('{"format": 99}')
+    with pytest.raises(DataError, match="format 99"):
+        Manifest.read(place.packed)

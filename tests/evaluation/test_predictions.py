@@ -1,0 +1,115 @@
+"""Kept predictions come back as they were; the files that are drawn from them say the same."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ratchet.errors import DataError
+from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
+from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
+from ratchet.settings import EvaluationSettings
+
+
+@pytest.fixture
+def predictions() -> Predictions:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(50, 3)).astype(np.float32)
+    ids = tuple(f"photo/{number}.jpg" for number in range(50))
+    return Predictions(ids, generator.integers(3, size=50), logits, ("cat", 'dog, "big"', "Fuß"))
+
+
+def test_predictions_come_back_as_they_were(tmp_path: Path, predictions: Predictions) -> None:
+    write_predictions(tmp_path / "predictions.parquet", predictions)
+    back = read_predictions(tmp_path / "predictions.parquet")
+    assert (back.ids, back.classes) == (predictions.ids, predictions.classes)
+    assert np.array_equal(back.labels, predictions.labels)
+    assert np.array_equal(back.logits, predictions.logits)
+    table = pq.read_table(tmp_path / "predictions.parquet")
+    assert table.column_names == ["id", "label", "predicted", "probability", "logits"]
+    assert table.schema.field("logits").type.value_type == pa.float32()
+
+
+def test_same_predictions_give_the_same_bytes(tmp_path: Path, predictions: Predictions) -> None:
+    for name in ("a", "b"):
+        write_predictions(tmp_path / name, predictions)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_worst_errors_are_wrong_and_most_confident_first(predictions: Predictions) -> None:
+    worst = predictions.worst_errors(10)
+    assert not predictions.correct[worst].any()
+    assert (np.diff(predictions.probability[worst]) <= 0).all()
+    left_out = np.setdiff1d(np.flatnonzero(~predictions.correct), worst)
+    assert predictions.probability[left_out].max() <= predictions.probability[worst].min()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "not there"), (b"", "cannot be read"), (b"PAR1 no table", "cannot be read")]
+)
+def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "predictions.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        read_predictions(path)
+    assert str(path) in str(caught.value)
+
+
+def test_other_parquet_file_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "label": [1]}), tmp_path / "index.parquet")
+    with pytest.raises(DataError, match="lacks the columns predicted, probability, logits"):
+        read_predictions(tmp_path / "index.parquet")
+
+
+def test_id_that_stands_twice_is_refused() -> None:
+    with pytest.raises(DataError, match="stand twice"):
+        Predictions(("a", "a"), np.zeros(2, np.int64), np.zeros((2, 2), np.float32), ("x", "y"))
+
+
+def test_confusion_lines_are_the_test_rows(tmp_path: Path, predictions: Predictions) -> None:
+    write_confusion(tmp_path / "confusion.csv", predictions)
+    with (tmp_path / "confusion.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 50
+    assert [line["actual"] for line in lines] == [predictions.classes[label] for label in predictions.labels]
+    assert [line["predicted"] for line in lines] == [predictions.classes[one] for one in predictions.predicted]
+
+
+def test_reliability_lines_add_up_to_the_rows(tmp_path: Path, predictions: Predictions) -> None:
+    figures = measure(
+        predictions.logits,
+        predictions.labels,
+        classes=predictions.classes,
+        settings=EvaluationSettings(resamples=100),
+    )
+    write_reliability(tmp_path / "reliability.csv", figures.reliability)
+    with (tmp_path / "reliability.csv").open(newline="", encoding="utf-8") as file:
+        assert sum(int(line["count"]) for line in csv.DictReader(file)) == 50
+
+
+@pytest.mark.parametrize("classes", [2, 10, 60])
+def test_confusion_picture_is_whole_and_always_the_same(classes: int) -> None:
+    import io
+
+    from PIL import Image
+
+    generator = np.random.default_rng(classes)
+    labels = generator.integers(classes, size=200)
+    logits = np.eye(classes, dtype=np.float32)[labels]
+    names = ["long name " * 9 if not number else f"c{number}" for number in range(classes)]
+    figures = measure(logits, labels, classes=names, settings=EvaluationSettings(resamples=100))
+    content = draw_confusion(figures)
+    assert content == draw_confusion(figures)
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()
+        assert image.format == "PNG"
+        pixels = np.asarray(image)
+    green = (pixels == (17, 107, 92)).all(axis=2).mean()
+    red = (pixels == (178, 60, 38)).all(axis=2).sum()
+    assert green > 0.2 / classes  # the diagonal is all there
+    assert red == 0  # and every answer was right

@@ -31,7 +31,9 @@ def publish(params: Params, workspace: Workspace) -> None:
         for one in figures.per_class
     ]
     create_table_artifact(rows, key="classes", description="Figures of each class on the test rows")
-    create_link_artifact(workspace.report.as_uri(), key="report-page", link_text="report.html on the machine that ran it")
+    create_link_artifact(
+        workspace.report.as_uri(), key="report-page", link_text="report.html on the machine that ran it"
+    )
 
 
 def _rounded(value: float | None) -> float | None:

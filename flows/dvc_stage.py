@@ -72,14 +72,14 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
 
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # what the stage does is said by the stage
     try:
         repo: Any = Repo(str(root), _wait_for_lock=True)
         try:
             if locked:
-                with repo.lock:
+                with lock_repo(repo):
                     yield repo
             else:
                 yield repo

@@ -1,13 +1,14 @@
 """`ratchet train`: the flow in this process, against the server that is up or one of its own."""
 
-import logging
+import atexit
 import os
 import sys
-import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from flows import dvc_stage
 from ratchet import settings
+from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,41 +26,36 @@ def run_here(workspace: Workspace) -> int:
         _tell(summary(params, workspace), "Nothing to do: code, data and settings are those of the last run.")
         return 0
 
-    from ratchet.platform import PrefectServer
+    from ratchet.platform import PrefectServer, client_environment
 
     server = PrefectServer.begin(workspace)
-    try:
-        _import_ahead()  # what the stages need is read from disk while the server starts
-        os.environ["PREFECT_API_URL"] = server.wait()
-        state = _run()
-    finally:
-        server.stop()
+    atexit.register(server.stop)  # before prefect is imported, so after it has sent its last logs and events
+    os.environ.update(client_environment(workspace, server.api_url))
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has its own sentences
+    _import_ahead()
+    server.wait()
+    from flows.train import train_flow
+
+    state = train_flow(return_state=True)
     if not state.is_completed():
-        print(f"ratchet: {state.message}", file=sys.stderr)
-        return 1
+        return _fail(state)
     _tell(summary(settings.load(workspace.params), workspace), None)
     return 0
 
 
 def _import_ahead() -> None:
-    def heavy() -> None:
-        import mlflow.pyfunc  # noqa: F401
-        import polars  # noqa: F401
-        import torch  # noqa: F401
-
-    thread = threading.Thread(target=heavy, daemon=True)
-    thread.start()
-    thread.join()
+    """Import what the stages will need while the server starts: each waits for the disk and one core."""
+    import mlflow.pyfunc  # noqa: F401
+    import polars  # noqa: F401
+    import torch  # noqa: F401
 
 
-def _run() -> "State":
-    os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
-    from flows.train import train_flow
-
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):  # the terminal has its own bar and sentences
-        logger = logging.getLogger(name)
-        logger.handlers = [handler for handler in logger.handlers if "Console" not in type(handler).__name__]
-    return train_flow(return_state=True)
+def _fail(state: "State") -> int:
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, BaseException) and not isinstance(error, RatchetError):
+        traceback.print_exception(error)  # not a person's mistake: ours, or the machine's
+    print(f"ratchet: {state.message}", file=sys.stderr)
+    return 1
 
 
 def _tell(lines: dict[str, str], first: str | None) -> None:
@@ -75,4 +71,6 @@ def _tell(lines: dict[str, str], first: str | None) -> None:
         console.print(text, markup=False)
     console.print()
     console.print("Next: [bold]ratchet up[/] starts the servers (MLflow's page compares runs);", markup=True)
-    console.print("      [bold]ratchet train --set training.epochs=60[/] trains another; [bold]dvc repro[/] does the same work.")
+    console.print(
+        "      [bold]ratchet train --set training.epochs=60[/] trains another; [bold]dvc repro[/] does the same work."
+    )

@@ -62,7 +62,7 @@ def as_task(
         return Completed(message=made.words, data=made)
 
     run.__doc__ = stage.__doc__
-    wrapped: Callable[..., R] = task(
+    wrapped = task(
         name=name,
         task_run_name=name,
         retries=retries,
@@ -71,7 +71,13 @@ def as_task(
         cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
         persist_result=False,
     )(run)
-    return wrapped
+
+    def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
+        # The state carries the words; whoever calls the stage wants what it made, or its error.
+        made: R = wrapped(params, workspace, *waits_for, return_state=True).result()
+        return made
+
+    return call
 
 
 def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
@@ -104,5 +110,7 @@ def version_stage(workspace: Workspace, dataset: Dataset) -> DatasetVersion:
     """The packed data's version as DVC recorded it, stored in the remote; under `dvc repro` DVC does this itself."""
     version = read_version(workspace.root)
     assert version is not None, "ingest was recorded just now"
-    get_run_logger().info("%s: version %s, %d files, %d bytes", dataset.name, version.dvc_hash, version.files, version.size)
+    get_run_logger().info(
+        "%s: version %s, %d files, %d bytes", dataset.name, version.dvc_hash, version.files, version.size
+    )
     return version

@@ -24,7 +24,9 @@ class PrefectWatch(Terminal):
         self._updated = 0.0
         self._noted = ""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         super().__exit__(kind, error, trace)
         if self._artifact is not None and kind is None:
             update_progress_artifact(self._artifact, 100.0)

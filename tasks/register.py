@@ -112,7 +112,12 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     if temperature == 1.0:
         return workspace.model, spec
     model.temperature.fill_(temperature)
-    save_model(folder, model.state_dict(), spec, about={"training": files.read_json(workspace.model / "model.json")["training"]})
+    save_model(
+        folder,
+        model.state_dict(),
+        spec,
+        about={"training": files.read_json(workspace.model / "model.json")["training"]},
+    )
     return folder, spec
 
 
@@ -162,7 +167,9 @@ def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -
     )
 
 
-def _answers(registry: "ModelRegistry", model_uri: str, predictions: "Predictions", workspace: Workspace) -> "RuleResult":
+def _answers(
+    registry: "ModelRegistry", model_uri: str, predictions: "Predictions", workspace: Workspace
+) -> "RuleResult":
     """Load the model as MLflow's users will and compare its answers with the evaluation's."""
     import numpy as np
 

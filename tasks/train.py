@@ -63,7 +63,13 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     manifest = Manifest.read(workspace.packed)
     plan = training.Plan(seed=params.seed, **params.training.model_dump())
     spec = training.ModelSpec(
-        params.model.name, manifest.classes, manifest.channels, manifest.height, manifest.width, manifest.mean, manifest.std
+        params.model.name,
+        manifest.classes,
+        manifest.channels,
+        manifest.height,
+        manifest.width,
+        manifest.mean,
+        manifest.std,
     )
     identity = _identity(manifest, plan, spec)
     key = files.digest_json(identity)[:16]

@@ -25,7 +25,14 @@ class Terminal:
 
     def __init__(self, stage: str, *, unit: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self.stage, self.unit = stage, unit
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -49,7 +56,9 @@ class Terminal:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def progress(self, done: int, total: int, note: str = "") -> None:

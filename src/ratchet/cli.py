@@ -19,7 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable."),
 ]
 
 
@@ -76,6 +77,7 @@ def up() -> None:
     workspace = Workspace.find()
     params = settings.load(workspace.params)
     platform.up(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
+    typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
 
 @app.command()
@@ -92,7 +94,8 @@ def status() -> None:
     from ratchet import platform
 
     for server in platform.status(Workspace.find()):
-        typer.echo(server.words)
+        where = f" at {server.address} (process {server.pid})" if server.address else ""
+        typer.echo(f"{server.title}: {server.state}{where}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,18 @@ from ratchet.workspace import Workspace
 
 __all__ = ["record", "uncommitted"]
 
-_PACKAGES = ("torch", "torchvision", "numpy", "safetensors", "scikit-learn", "prefect", "dvc", "mlflow", "pandera", "polars")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "safetensors",
+    "scikit-learn",
+    "prefect",
+    "dvc",
+    "mlflow",
+    "pandera",
+    "polars",
+)
 
 
 def record(workspace: Workspace, params: Params, *, flow_run: str | None) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class TrainingSettings(Section):
     momentum: Fraction = Field(0.9, description="sgd's momentum")
     nesterov: bool = Field(True, description="sgd's Nesterov momentum")
     weight_decay: float = Field(1.0e-4, ge=0.0, le=10.0, description="decoupled for adamw, L2 for sgd")
-    schedule: Literal["constant", "cosine", "warmup-cosine"] = Field("warmup-cosine", description="learning rate's course")
+    schedule: Literal["constant", "cosine", "warmup-cosine"] = Field(
+        "warmup-cosine", description="learning rate's course"
+    )
     warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear warm-up (warmup-cosine)")
     label_smoothing: Fraction = Field(0.0, description="share of each target spread over all classes")
     clip_norm: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no clipping")
@@ -83,10 +85,14 @@ class TrainingSettings(Section):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32 or bf16 (autocast)")
     channels_last: bool = Field(True, description="memory layout of images and convolutions")
     deterministic: bool = Field(True, description="refuse operations that differ from run to run")
-    best: Literal["validation/accuracy", "validation/loss"] = Field("validation/accuracy", description="what the kept model is best at")
+    best: Literal["validation/accuracy", "validation/loss"] = Field(
+        "validation/accuracy", description="what the kept model is best at"
+    )
     patience: Count = Field(0, description="stop after so many epochs without a better one; 0: never")
     min_delta: float = Field(0.0, ge=0.0, description="what counts as better, in units of `best`")
-    overfit_gap: float = Field(0.1, gt=0.0, description="training minus validation accuracy at which over-fitting is said")
+    overfit_gap: float = Field(
+        0.1, gt=0.0, description="training minus validation accuracy at which over-fitting is said"
+    )
     checkpoint_steps: Count = Field(200, description="steps between checkpoints inside an epoch; 0: at its end only")
     keep_last: Positive = Field(2, description="newest checkpoints kept")
     keep_best: Positive = Field(1, description="best checkpoints kept")
@@ -107,7 +113,9 @@ class GateSettings(Section):
     """What a model must show before it is registered."""
 
     minimum_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.5, description="lowest test accuracy")
-    champion: Literal["better", "not-worse"] = Field("better", description="what to show against the champion, same rows")
+    champion: Literal["better", "not-worse"] = Field(
+        "better", description="what to show against the champion, same rows"
+    )
     tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
 
 
@@ -115,7 +123,9 @@ class RegistrySettings(Section):
     """Where a passing model goes."""
 
     model: str = Field("auto", min_length=1, description="registered model's name; auto: the data's name")
-    promotion: Literal["automatic", "manual"] = Field("automatic", description="who moves champion: the gate or a person")
+    promotion: Literal["automatic", "manual"] = Field(
+        "automatic", description="who moves champion: the gate or a person"
+    )
 
 
 class TrackingSettings(Section):
@@ -328,12 +338,16 @@ def _fault(path: Path, fault: Any) -> str:
     key = ".".join(parts)
     if fault["type"] == "extra_forbidden":
         return _unknown(path, key, fault["input"])
-    while len(parts) > 1 and ".".join(parts) not in known and not any(k.startswith(".".join(parts) + ".") for k in known):
+    while (
+        len(parts) > 1 and ".".join(parts) not in known and not any(k.startswith(".".join(parts) + ".") for k in known)
+    ):
         parts.pop()
     key, value, allowed = ".".join(parts), fault["input"], _allowed(".".join(parts))
     way_out = f"; allowed: {allowed}" if allowed else ""
     if isinstance(value, str) and fault["type"].startswith(("float", "int")) and _is_number(value):
-        return f"{path.name}: {key}: found the text {value!r}, not a number; write it without quotes, as {float(value)!r}"
+        return (
+            f"{path.name}: {key}: found the text {value!r}, not a number; write it without quotes, as {float(value)!r}"
+        )
     return f"{path.name}: {key}: found {value!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}{way_out}"
 
 

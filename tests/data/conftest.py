@@ -38,6 +38,22 @@ class Place:
             report=lambda done, total: self.progress.append((done, total)),
         )
 
+    @staticmethod
+    def picture(number: int, *, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
+        """A picture of its own for each number; `size` is (width, height)."""
+        shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+        return Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8))
+
+    def fill(
+        self, folder: str, count: int, *, first: int = 0, mode: str = "RGB", size: tuple[int, int] = (24, 20)
+    ) -> Path:
+        """Write PNG pictures numbered from `first` into pictures/`folder`."""
+        place = self.root / "pictures" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        for number in range(first, first + count):
+            self.picture(number, mode=mode, size=size).save(place / f"{number:04d}.png")
+        return place
+
     def index(self) -> pl.DataFrame:
         return pl.read_parquet(self.packed / "index.parquet")
 
@@ -74,24 +90,11 @@ def make_place(tmp_path: Path) -> Callable[[str], Place]:
     return make
 
 
-def picture(number: int, *, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
-    """A picture of its own for each number, (width, height) as asked."""
-    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-    return Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8))
-
-
-def fill(folder: Path, count: int, *, first: int = 0, mode: str = "RGB", size: tuple[int, int] = (24, 20)) -> None:
-    """Write pictures numbered from `first` as PNG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(first, first + count):
-        picture(number, mode=mode, size=size).save(folder / f"{number:04d}.png")
-
-
 @pytest.fixture
 def two_classes(place: Place) -> Place:
     """40 good pictures of each of two classes in place.root/pictures."""
-    fill(place.root / "pictures" / "cat", 40)
-    fill(place.root / "pictures" / "dog", 40, first=1000)
+    place.fill("cat", 40)
+    place.fill("dog", 40, first=1000)
     return place
 
 

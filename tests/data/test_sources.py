@@ -77,7 +77,7 @@ def test_absent_set_says_where_it_looked_and_the_way_out(place) -> None:
 
 
 def test_unknown_source_lists_the_nearest_names(place) -> None:
-    with pytest.raises(SettingsError, match="'CIFAR01'.*CIFAR10"):
+    with pytest.raises(SettingsError, match=r"'CIFAR01'.*CIFAR10"):
         place.ingest(source="CIFAR01")
 
 

@@ -5,7 +5,6 @@ mistake of ours can break, then the values with every failure collected.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import polars as pl
@@ -14,7 +13,6 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.pictures import ARRAY, Facts
-from ratchet.data.sources import SplitName
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.settings import DataSettings
@@ -27,6 +25,7 @@ __all__ = [
     "cross_split_duplicates",
     "facts_frame",
     "label_conflicts",
+    "with_conclusions",
 ]
 
 _DTYPES = {
@@ -36,18 +35,14 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def facts_frame(
-    rows: Iterable[int], ids: Sequence[str], splits: Sequence[SplitName | None], facts: Sequence[Facts]
-) -> pl.DataFrame:
-    """One row per sample: position among all samples, id, given split, and the facts with what follows from them."""
-    columns: dict[str, list[object]] = {field.name: [] for field in fields(Facts)}
-    for fact in facts:
-        for name, value in asdict(fact).items():
-            columns[name].append(value)
-    frame = pl.DataFrame(columns, schema=_DTYPES)
-    frame = frame.with_columns(
-        pl.Series("row", rows, pl.Int64), pl.Series("id", ids, pl.String), pl.Series("split", splits, pl.String)
-    )
+def facts_frame(rows: Iterable[int], ids: Sequence[str], facts: Sequence[Facts]) -> pl.DataFrame:
+    """One row per sample: position among all samples, id, and the facts."""
+    columns = {name: pl.Series([getattr(fact, name) for fact in facts], dtype=_DTYPES[name]) for name in _DTYPES}
+    return pl.DataFrame({"row": pl.Series(rows, dtype=pl.Int64), "id": pl.Series(ids, dtype=pl.String), **columns})
+
+
+def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
+    """The facts with what follows from them: agrees, side, area and aspect, which the rules speak of."""
     width, height = pl.col("width"), pl.col("height")
     return frame.with_columns(
         agrees=pl.col("claimed") == pl.col("format"),
@@ -162,7 +157,6 @@ def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
     return {
         "id": pa.Column(pl.String),
         "row": pa.Column(pl.Int64),
-        "split": column(pl.String),
         "bytes": column(pl.Int64, check.ge(1, error="empty-file")),
         "permitted": column(pl.Boolean, check.eq(True, error="permission")),
         "readable": column(pl.Boolean, check.eq(True, error="unreadable")),

@@ -8,7 +8,6 @@ import errno
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +21,7 @@ from ratchet import files
 from ratchet.data import contract, pack, pictures, pool, quarantine, split
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, profile
-from ratchet.data.sources import Source, open_source
+from ratchet.data.sources import Sample, Source, open_source
 from ratchet.errors import WorkspaceError
 from ratchet.settings import DataSettings
 
@@ -62,15 +61,6 @@ def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path
             return _Ingest(settings, source, quarantine, report).into(draft)
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    """A picture that was packed into the scratch file: what was measured on the way."""
-
-    pixels: str
-    brightness: float
-    contrast: float
-
-
 class _Ingest:
     """One ingest under way."""
 
@@ -81,7 +71,7 @@ class _Ingest:
         self.samples = list(source.samples())
         self.workers = pool.threads(settings.workers)
         self._report = report
-        self._done = 0
+        self._done = self._told = 0
 
     def into(self, draft: Path) -> Manifest:
         """Fill the draft of the packed folder."""
@@ -107,30 +97,30 @@ class _Ingest:
         work = _each(pictures.survey)
         for part, facts in pool.in_order(work, self.samples, chunk=_SURVEY_CHUNK, workers=self.workers):
             rows = range(start, start + len(part))
-            frames.append(contract.facts_frame(rows, [s.id for s in part], [s.split for s in part], facts))
+            frames.append(contract.facts_frame(rows, [sample.id for sample in part], facts))
             start += len(part)
             self._advance(len(part))
-        return pl.concat(frames)
+        return contract.with_conclusions(pl.concat(frames))
 
     def _decode(self, readable: pl.DataFrame, scratch: pack.Scratch) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Fill the scratch file: (measures of what went in, in order; quarantine rows of what did not)."""
         size, _, channels = scratch.shape
         chosen = [self.samples[row] for row in readable["row"]]
         self._done = len(self.samples) * 2 - len(chosen)
-        work = _each(partial(pictures.decode, size=size, channels=channels))
+        work = _each(partial(_decode_and_measure, size=size, channels=channels))
         chunk = max(1, min(_SURVEY_CHUNK, _DECODE_BYTES // (size * size * channels)))
-        measured: list[_Decoded] = []
+        measured: list[_Measures] = []
         problems: list[str | None] = []
         for part, results in pool.in_order(work, chosen, chunk=chunk, workers=self.workers):
             for result in results:
                 problems.append(result if isinstance(result, str) else None)
                 if not isinstance(result, str):
-                    scratch.append(result)
-                    measured.append(_measure(result))
+                    scratch.append(result[0])
+                    measured.append(result[1])
             self._advance(len(part))
         judged = readable.select("id", "row").with_columns(problem=pl.Series(problems, dtype=pl.String))
         judged = judged.with_columns(readable=pl.col("problem").is_null())
-        return pl.DataFrame(measured, schema=_MEASURES), contract.check_decoded(judged)
+        return pl.DataFrame(measured, schema=_MEASURES, orient="row"), contract.check_decoded(judged)
 
     def _pack(
         self, draft: Path, good: pl.DataFrame, decoded: pl.DataFrame, bad: pl.DataFrame, scratch: pack.Scratch
@@ -223,18 +213,25 @@ class _Ingest:
 
     def _advance(self, samples: int) -> None:
         self._done += samples
-        self._report(self._done, 2 * len(self.samples))
+        self._told = max(self._told, self._done)  # a second decoding must not move a progress bar back
+        self._report(self._told, 2 * len(self.samples))
 
 
+_Measures = tuple[str, float, float]
 _MEASURES = {"pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64}
 
 
-def _measure(pixels: NDArray[np.uint8]) -> _Decoded:
+def _decode_and_measure(sample: Sample, *, size: int, channels: int) -> tuple[NDArray[np.uint8], _Measures] | str:
+    pixels = pictures.decode(sample, size=size, channels=channels)
+    return pixels if isinstance(pixels, str) else (pixels, _measure(pixels))
+
+
+def _measure(pixels: NDArray[np.uint8]) -> _Measures:
     """Digest, mean and standard deviation of a picture's values, the last two on the scale 0..255."""
     values = pixels.astype(np.int64)
     number, total, squares = values.size, int(values.sum()), int((values * values).sum())
     variance = (number * squares - total * total) / (number * number)
-    return _Decoded(hashlib.sha256(pixels.tobytes()).hexdigest(), total / number, variance**0.5)
+    return hashlib.sha256(pixels.tobytes()).hexdigest(), total / number, variance**0.5
 
 
 In = TypeVar("In")

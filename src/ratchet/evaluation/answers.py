@@ -26,19 +26,25 @@ class Answers:
 
     @property
     def rows(self) -> int:
+        """How many test rows there are."""
         return len(self.labels)
 
     @property
     def classes(self) -> int:
+        """How many classes the model tells apart."""
         return int(self.logits.shape[1])
 
     @functools.cached_property
     def predicted(self) -> Labels:
-        return self.logits.argmax(axis=1).astype(np.int64)
+        """The answered class; of equal logits the first."""
+        predicted: Labels = self.logits.argmax(axis=1).astype(np.int64)
+        return predicted
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        return self.predicted == self.labels
+        """Whether the answer is the label."""
+        correct: NDArray[np.bool_] = self.predicted == self.labels
+        return correct
 
     @functools.cached_property
     def place(self) -> Labels:
@@ -46,23 +52,29 @@ class Answers:
         own = np.take_along_axis(self.logits, self.labels[:, None], axis=1)
         earlier = np.arange(self.classes)[None, :] < self.labels[:, None]
         ahead = (self.logits > own) | ((self.logits == own) & earlier)
-        return np.count_nonzero(ahead, axis=1).astype(np.int64)
+        place: Labels = ahead.sum(axis=1)
+        return place
 
     @functools.cached_property
     def log_probabilities(self) -> Floats:
+        """Shape (rows, classes), natural logarithm."""
         return log_softmax(self.logits)
 
     @functools.cached_property
     def probabilities(self) -> Floats:
+        """Shape (rows, classes)."""
         return np.exp(self.log_probabilities)
 
     @property
     def losses(self) -> Floats:
+        """Minus the log-probability of the label, in nats."""
         return -np.take_along_axis(self.log_probabilities, self.labels[:, None], axis=1)[:, 0]
 
     @property
     def confidence(self) -> Floats:
-        return self.probabilities.max(axis=1)
+        """Probability of the answered class."""
+        confidence: Floats = self.probabilities.max(axis=1)
+        return confidence
 
 
 def check(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequence[str]) -> None:

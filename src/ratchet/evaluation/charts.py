@@ -80,7 +80,8 @@ def reliability_chart(bins: Sequence[Bin]) -> str:
 def heat_map(confusion: Sequence[Sequence[int]]) -> str:
     """A confusion matrix of any size without numbers: truth downwards, answers across.
 
-    The shade is the share of each truth. Cells of one shade are one path, so that a thousand classes stay a page that opens at once.
+    The shade is the share of each truth. Cells of one shade are one path, so that a thousand
+    classes stay a page that opens at once.
     """
     shades: dict[tuple[bool, int], list[str]] = {}
     for actual, row in enumerate(confusion):

@@ -102,7 +102,8 @@ class _Ranking:
         below = np.cumsum(negative, axis=1) - negative / 2.0  # a tie counts half
         pairs = positive.sum(axis=1) * negative.sum(axis=1)
         won = (positive * below).sum(axis=1)
-        return np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
+        area: Floats = np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
+        return area
 
 
 def _mean_defined(values: Floats) -> Floats:
@@ -110,4 +111,5 @@ def _mean_defined(values: Floats) -> Floats:
     defined = np.isfinite(values)
     count = defined.sum(axis=0)
     total = np.where(defined, values, 0.0).sum(axis=0)
-    return np.divide(total, count, out=np.full(values.shape[1], np.nan), where=count > 0)
+    mean: Floats = np.divide(total, count, out=np.full(values.shape[1], np.nan), where=count > 0)
+    return mean

@@ -29,10 +29,12 @@ class Interval:
     high: float
 
     def to_json(self) -> dict[str, float]:
+        """Plain data; `from_json` reads it."""
         return {"low": self.low, "value": self.value, "high": self.high}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Interval":
+        """The interval that `to_json` wrote."""
         return cls(low=float(content["low"]), value=float(content["value"]), high=float(content["high"]))
 
 

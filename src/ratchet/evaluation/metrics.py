@@ -1,6 +1,6 @@
 """What a classifier's answers on the test rows are worth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,33 +39,29 @@ def measure(
     macro, weighted, per_class, confusion = _classical(answers, classes)
     bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
     roc_auc = _mean([one.roc_auc for one in per_class])
-    samples = resampled(answers, settings=settings, seed=seed)
-
-    def interval(name: str, value: float) -> Interval:
-        found = percentile(samples[name], value, confidence=settings.confidence)
-        assert found is not None, f"{name} is defined on every resample"
-        return found
-
+    values = {
+        "accuracy": float(answers.correct.mean()),
+        "macro_f1": macro.f1,
+        "log_loss": float(answers.losses.mean()),
+        "ece": _calibration_error(bins),
+    }
+    if settings.top_k < answers.classes:
+        values["top_k"] = float((answers.place < settings.top_k).mean())
+    if roc_auc is not None:
+        values["roc_auc"] = roc_auc
+    intervals = _intervals(answers, values, settings=settings, seed=seed)
     return Figures(
         rows=answers.rows,
         classes=tuple(classes),
         confidence=settings.confidence,
         k=settings.top_k,
-        accuracy=interval("accuracy", float(answers.correct.mean())),
-        top_k=(
-            interval("top_k", float((answers.place < settings.top_k).mean()))
-            if settings.top_k < answers.classes
-            else None
-        ),
-        macro_f1=interval("macro_f1", macro.f1),
-        log_loss=interval("log_loss", float(answers.losses.mean())),
-        ece=interval("ece", _calibration_error(bins)),
+        accuracy=intervals["accuracy"],
+        top_k=intervals.get("top_k"),
+        macro_f1=intervals["macro_f1"],
+        log_loss=intervals["log_loss"],
+        ece=intervals["ece"],
         roc_auc=roc_auc,
-        roc_auc_interval=(
-            percentile(samples["roc_auc"], roc_auc, confidence=settings.confidence)
-            if roc_auc is not None and "roc_auc" in samples
-            else None
-        ),
+        roc_auc_interval=intervals.get("roc_auc"),
         pr_auc=_mean([one.pr_auc for one in per_class]),
         macro=macro,
         weighted=weighted,
@@ -73,6 +69,19 @@ def measure(
         confusion=confusion,
         reliability=bins,
     )
+
+
+def _intervals(
+    answers: Answers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
+) -> dict[str, Interval]:
+    """The interval around each figure; ROC-AUC is left out where it has none, the others always have one."""
+    samples = resampled(answers, settings=settings, seed=seed)
+    found = {
+        name: percentile(samples[name], value, confidence=settings.confidence)
+        for name, value in values.items()
+        if name in samples
+    }
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _classical(

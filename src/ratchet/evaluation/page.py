@@ -169,13 +169,13 @@ text-overflow:ellipsis;display:inline-block}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}
 figure .pairs{columns:1}
-.pairs>div{grid-template-columns:minmax(0,2fr) minmax(0,3fr)}
+.pairs>div{grid-template-columns:minmax(0,1fr) minmax(0,1.25fr)}
 .bars>div{grid-template-columns:minmax(0,1fr) minmax(0,1.6fr) minmax(3.5em,auto);align-items:center}
 .pairs dt,.bars dt{color:var(--soft);overflow-wrap:anywhere}
 .pairs dd,.bars dd{margin:0;overflow-wrap:anywhere}
 .bars dd:last-child{text-align:right}
 .bars i{display:block;height:8px;border-radius:3px;background:var(--one);opacity:.75;min-width:1px}
-.group{margin-top:26px}
+.columns{columns:2 420px;column-gap:40px;margin-top:26px}.columns figure{break-inside:avoid;margin-bottom:28px}
 details{margin-top:12px}
 summary{cursor:pointer;color:var(--soft);padding:6px 0}
 @media (max-width:640px){body{font-size:16px}

@@ -56,10 +56,14 @@ def draw_confusion(figures: Figures) -> bytes:
     names_width = max(int(font.getlength(name)) for name in names) + 12 if numbered else 0
     left, top = _MARGIN + 30 + names_width, _MARGIN + 84 + names_width
     side = cell * classes
-    image = Image.new("RGB", (left + side + _MARGIN, top + side + _MARGIN), _PAPER)
+    title, title_font = (
+        f"{figures.accuracy.value:.1%} of {figures.rows:,} test rows right",
+        ImageFont.load_default(size=28),
+    )
+    width = max(left + side, _MARGIN + int(title_font.getlength(title))) + _MARGIN
+    image = Image.new("RGB", (width, top + side + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(image)
-    title = f"{figures.accuracy.value:.1%} of {figures.rows:,} test rows right"
-    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=ImageFont.load_default(size=28))
+    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=title_font)
     draw.text((left + side / 2, _MARGIN + 58), "answer", fill=_MUTED, font=font, anchor="mm")
     _draw_turned(image, "truth", font=font, at=(_MARGIN, top + side // 2), colour=_MUTED, centred=True)
     _draw_cells(draw, figures, corner=(left, top), cell=cell)

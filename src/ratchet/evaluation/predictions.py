@@ -41,16 +41,21 @@ class Predictions:
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        return self.logits.argmax(axis=1).astype(np.int64)
+        """The answered class; of equal logits the first."""
+        predicted: NDArray[np.int64] = self.logits.argmax(axis=1).astype(np.int64)
+        return predicted
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        return self.predicted == self.labels
+        """Whether the answer is the label."""
+        correct: NDArray[np.bool_] = self.predicted == self.labels
+        return correct
 
     @property
     def probability(self) -> NDArray[np.float32]:
         """Of the predicted class, float32 (rows,)."""
-        return np.exp(log_softmax(self.logits).max(axis=1)).astype(np.float32)
+        probability: NDArray[np.float32] = np.exp(log_softmax(self.logits).max(axis=1)).astype(np.float32)
+        return probability
 
     def worst_errors(self, count: int = 24) -> NDArray[np.int64]:
         """The rows with the most confident wrong answers, worst first; ties in the order of rows."""

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from ratchet.registry.gate import Verdict
 __all__ = ["Example", "ReportContent", "render"]
 
 _MOST_EXAMPLES = 24
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")  # in an address, as tracking.uri may hold; a report is shared
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
 
 
@@ -154,6 +156,8 @@ def _data(manifest: Mapping[str, Any]) -> str:
         if not isinstance(value, Mapping):
             continue
         title = name.replace("_", " ")
+        if value and all(isinstance(one, Mapping) and isinstance(one.get("rows"), int) for one in value.values()):
+            value = {part: one["rows"] for part, one in value.items()}  # files and digests stand in the manifest itself
         if not value:
             drawing = '<p class="none">none</p>'
         elif all(isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()):
@@ -161,7 +165,7 @@ def _data(manifest: Mapping[str, Any]) -> str:
         else:
             drawing = pairs(_flat(value))
         groups.append(figure(title[:1].upper() + title[1:], drawing))
-    return section("Data", pairs(single), f'<div class="plots two group">{"".join(groups)}</div>' if groups else "")
+    return section("Data", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -172,7 +176,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
         for name, value in settings.items()
         if isinstance(value, Mapping)
     ]
-    return section("Settings", pairs(single), f'<div class="plots two group">{"".join(groups)}</div>' if groups else "")
+    return section("Settings", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
 
 
 def _lineage(lineage: Mapping[str, Any]) -> str:
@@ -206,6 +210,8 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return None
     if isinstance(value, list | tuple):
-        shown = ", ".join(str(one) for one in value[:_LISTED])
+        shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value[:_LISTED])
         return f"{shown} and {len(value) - _LISTED:,} more" if len(value) > _LISTED else shown or None
+    if isinstance(value, str):
+        return _PASSWORD.sub(r"\1:***@", value)
     return value

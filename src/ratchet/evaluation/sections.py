@@ -12,6 +12,7 @@ _LISTED = 30  # more than this, and a list shows its most telling part and folds
 
 
 def headline_section(figures: Figures) -> str:
+    """The headline figures as cards, each with its interval."""
     roc_auc = figures.roc_auc_interval if figures.roc_auc_interval is not None else figures.roc_auc
     cards = [
         _card("Accuracy", figures.accuracy, share=True),
@@ -54,6 +55,7 @@ def _card(name: str, value: Interval | float | None, *, share: bool = False, bou
 
 
 def confusion_section(figures: Figures) -> str:
+    """The confusion matrix, and the pairs that are mixed up most often."""
     classes, matrix = figures.classes, figures.confusion
     drawing = _heat_table(figures) if len(classes) <= _NUMBERED else charts.heat_map(matrix)
     pictured = figure("Truth downwards, answers across", drawing, "Shade: share of the rows of that truth.")
@@ -105,6 +107,7 @@ def _shade(share: float, *, right: bool) -> str:
 
 
 def calibration_section(figures: Figures) -> str:
+    """The reliability diagram and its numbers."""
     ece = figures.ece
     note = (
         "When it says it is sure, is it right? Dots on the dashed line: confidence means what it says; below it: too "
@@ -121,6 +124,7 @@ def calibration_section(figures: Figures) -> str:
 
 
 def classes_section(figures: Figures) -> str:
+    """A line per class; of many classes the weakest first, the rest folded away."""
     header = ("class", "rows", "precision", "recall", "F1", "ROC-AUC", "PR-AUC")
 
     def line(one: ClassFigures) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """What `up` tells Prefect's server: the work pool, the deployments of prefect.yaml, and what became of cut-off runs."""
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -118,7 +119,8 @@ def point_clients(workspace: Workspace, api: str) -> bool:
     path = workspace.root / "prefect.toml"
     if path.exists() and not _ours(workspace):
         return False
-    files.write_text(path, f'{_MARK}\n[api]\nurl = "{api}"\n')
+    home = json.dumps(str(workspace.state / "prefect"), ensure_ascii=False)  # a JSON string is a TOML string
+    files.write_text(path, f'{_MARK}\nhome = {home}\n\n[api]\nurl = "{api}"\n')
     return True
 
 

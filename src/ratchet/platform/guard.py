@@ -33,28 +33,51 @@ def marked(token: str) -> list[int]:
     return found
 
 
-def end_marked(token: str, *, grace: float) -> int:
-    """SIGTERM to every process that carries `token`; SIGKILL to those that live after `grace` seconds.
+def end_marked(token: str, *, grace: float, session: int) -> int:
+    """End every process that carries `token`; what they start meanwhile is found too.
 
-    What they start while they end is found too: this returns when none is left.
+    First the flow runs (leaders of sessions other than `session`) get SIGTERM, alone: a run that is told to go writes a
+    checkpoint, but one whose worker or whose helpers vanish is cut off. Then the others get it. Whatever lives after
+    `grace` seconds gets SIGKILL.
 
     Returns: how many had to be killed.
     """
-    killed: set[int] = set()
-    asked: set[int] = set()
     deadline = time.monotonic() + grace
-    while pids := set(marked(token)):
-        late = time.monotonic() >= deadline
-        for pid in pids if late else pids - asked:
-            try:
-                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-            except ProcessLookupError:  # gone in the meantime
-                continue
-            (killed if late else asked).add(pid)
-        if late and time.monotonic() >= deadline + 10.0:  # stuck in the kernel: not to be waited for
+    asked: set[int] = set()
+    while runs := [pid for pid in marked(token) if _leads(pid, besides=session)]:
+        if time.monotonic() >= deadline:
+            break
+        asked |= _signal([pid for pid in runs if pid not in asked], signal.SIGTERM)
+        time.sleep(0.05)
+    deadline, killed = max(deadline, time.monotonic() + 3.0) if not runs else deadline, set[int]()
+    while pids := marked(token):
+        late = time.monotonic() - deadline
+        if late < 0:
+            asked |= _signal([pid for pid in pids if pid not in asked], signal.SIGTERM)
+        elif late < 10.0:
+            killed |= _signal(pids, signal.SIGKILL)
+        else:  # stuck in the kernel: not to be waited for
             break
         time.sleep(0.05)
     return len(killed)
+
+
+def _leads(pid: int, *, besides: int) -> bool:
+    try:
+        return os.getsid(pid) == pid != besides
+    except ProcessLookupError:  # it has ended
+        return False
+
+
+def _signal(pids: list[int], number: int) -> set[int]:
+    reached = set()
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # gone in the meantime
+            continue
+        reached.add(pid)
+    return reached
 
 
 def _watch_input(ending: threading.Event) -> None:
@@ -82,7 +105,7 @@ def main(arguments: list[str]) -> int:
         threading.Thread(target=_watch_input, args=(ending,), daemon=True).start()
     ending.wait()
     status = child.returncode
-    end_marked(os.environ[MARK], grace=grace)
+    end_marked(os.environ[MARK], grace=grace, session=os.getpid())
     return 143 if status is None else status if status >= 0 else 128 - status
 
 

@@ -157,7 +157,7 @@ class _Climb:
     tracking_uri: str
     say: Callable[[str], None]
     record: Record
-    started: list[str] = field(default_factory=list)
+    started: dict[str, servers.Starting] = field(default_factory=dict)
 
     def run(self) -> Addresses:
         missing = [name for name in _TITLES if not self._stands(name)]
@@ -167,6 +167,8 @@ class _Climb:
         made = self._start_work(api, missing)
         if not deployments.point_clients(self.workspace, api):
             self.say(f"prefect.toml is your own and stays: for Prefect's commands `export PREFECT_API_URL={api}`")
+        for starting in self.started.values():
+            starting.process.returncode = 0  # it outlives this process: not to be waited for, not to be warned of
         mlflow = self.record.parts.get("mlflow")
         where = mlflow.address if mlflow else self.tracking_uri
         return Addresses(self.record.parts["prefect"].address, api, where, tuple(made))
@@ -175,6 +177,7 @@ class _Climb:
         """Stop what this call started, the last first."""
         for name in reversed(self.started):
             self.record.end(name, grace=_GRACE[name])
+            self.started[name].process.wait()
         if "prefect" in self.started:
             deployments.unpoint_clients(self.workspace)
 
@@ -247,7 +250,7 @@ class _Climb:
 
     def _begun(self, starting: servers.Starting) -> servers.Starting:
         self.record.add(starting.part)
-        self.started.append(starting.part.name)
+        self.started[starting.part.name] = starting
         return starting
 
     def _tell(self, part: Part, seconds: float) -> None:

@@ -57,14 +57,14 @@ class Part:
         killed = 0
         if self.alive():
             psutil.Process(self.pid).terminate()  # the keeper ends the rest, within the same grace
-            deadline = time.monotonic() + grace + 5.0
+            deadline = time.monotonic() + grace + 15.0  # the keeper's own waiting, and some
             while self.alive():  # not psutil's wait: that waits for a slow init to bury the dead, too
                 if time.monotonic() > deadline:
                     psutil.Process(self.pid).kill()
                     killed = 1
                     break
                 time.sleep(0.02)
-        return killed + end_marked(self.token, grace=grace)  # what a killed keeper left
+        return killed + end_marked(self.token, grace=grace, session=self.pid)  # what a killed keeper left
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of the log, indented."""

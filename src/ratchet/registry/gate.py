@@ -58,10 +58,12 @@ class Verdict:
     words: str
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it."""
         return {"passed": self.passed, "words": self.words, "rules": [asdict(rule) for rule in self.rules]}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Verdict":
+        """The verdict that `to_json` wrote."""
         rules = tuple(RuleResult(**rule) for rule in content["rules"])
         return cls(passed=content["passed"], rules=rules, words=content["words"])
 
@@ -95,7 +97,10 @@ def judge(
 
 
 def answers_rule(*, rows: int, largest_difference: float, tolerance: float) -> RuleResult:
-    """Does the registered model, once loaded, answer `rows` rows as evaluation did, to within `tolerance` (logits)?"""
+    """Does the registered model, once loaded, answer `rows` rows as evaluation did, to within `tolerance`?
+
+    Both in the unit the model answers in: probabilities, or logits.
+    """
     passed = rows > 0 and largest_difference <= tolerance  # NaN does not pass
     found = f"largest difference {largest_difference:.1e} on {rows:,} rows"
     if passed and largest_difference == 0.0:

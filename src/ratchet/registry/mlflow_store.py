@@ -1,5 +1,6 @@
 """The MLflow server or database: its address, its experiment, and how long we wait for it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,3 +95,5 @@ def _be_brief() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for name in ("mlflow", "alembic"):  # the making of tables is no news
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import platform
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ class ModelRegistry:
                 inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, spec.height, spec.width, spec.channels))]),
                 outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
             )
-            with mlflow.start_run(run_id=run_id):
+            with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+                warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
                 logged = mlflow.pyfunc.log_model(
                     name=_ARTIFACT,
                     loader_module="ratchet.registry.pyfunc",

@@ -43,12 +43,16 @@ class Run:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._leaving.set()
         self._news.set()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            self.away = f"MLflow at {self.params.tracking.uri} is slow: the rest waits in mlruns/journal for `ratchet sync`"
+            self.away = (
+                f"MLflow at {self.params.tracking.uri} is slow: the rest waits in mlruns/journal for `ratchet sync`"
+            )
         self.journal.close()
 
     def settings(self, values: dict[str, object]) -> None:
@@ -202,5 +206,3 @@ _SENDERS = {
     "dataset": _send_dataset,
     "status": _send_status,
 }
-
-

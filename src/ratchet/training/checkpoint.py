@@ -45,7 +45,9 @@ class CheckpointStore:
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
-    problems: list[str] = field(default_factory=list)  # sentences for the person who watches; whoever shows one removes it
+    problems: list[str] = field(
+        default_factory=list
+    )  # sentences for the person who watches; whoever shows one removes it
 
     def __post_init__(self) -> None:
         self._turn = threading.Condition()
@@ -109,7 +111,9 @@ class CheckpointStore:
             except Exception as error:  # the thread must live on, whatever a disk can do; the sentence tells
                 kept = self.paths()
                 last = f"the last good one is {kept[-1].name}" if kept else "there is none yet"
-                self.problems.append(f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training goes on")
+                self.problems.append(
+                    f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training goes on"
+                )
             finally:
                 with self._turn:
                     self._writing = False
@@ -155,7 +159,9 @@ def read_checkpoint(path: Path) -> Snapshot:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged ({error})") from error
     if _digest(tensors, state_text) != digest:
-        raise CheckpointError(f"checkpoint {path} is damaged (its content does not have the digest it was written with)")
+        raise CheckpointError(
+            f"checkpoint {path} is damaged (its content does not have the digest it was written with)"
+        )
     state = json.loads(state_text)
     return Snapshot(step=state.pop("step"), score=state.pop("score"), tensors=tensors, state=state)
 

@@ -12,7 +12,15 @@ import torch
 
 from ratchet.errors import TrainingError
 
-__all__ = ["autocast", "choose_device", "choose_precision", "describe", "random_state", "reproducible", "set_random_state"]
+__all__ = [
+    "autocast",
+    "choose_device",
+    "choose_precision",
+    "describe",
+    "random_state",
+    "reproducible",
+    "set_random_state",
+]
 
 
 def choose_device(wanted: str) -> torch.device:

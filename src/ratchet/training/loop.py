@@ -167,9 +167,7 @@ class _Training:
     def _step(self, rows: NDArray[np.int64]) -> None:
         """One optimizer step: forward, loss, backward, clip, step. Nothing here waits for the device."""
         state, plan = self.state, self.plan
-        rate = learning_rate(
-            plan, step=state.step, total_steps=self.total_steps, steps_per_epoch=len(self.steps)
-        )
+        rate = learning_rate(plan, step=state.step, total_steps=self.total_steps, steps_per_epoch=len(self.steps))
         for group in state.optimizer.param_groups:
             group["lr"] = rate
 

@@ -18,9 +18,7 @@ def build_optimizer(model: nn.Module, plan: Plan, device: torch.device) -> torch
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = device.type in _FUSED
     if plan.optimizer == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused
-        )
+        return torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
     return torch.optim.SGD(
         parameters,
         lr=plan.learning_rate,

@@ -14,7 +14,9 @@ __all__ = ["predict_logits"]
 _BATCH = 512
 
 
-def predict_logits(model: nn.Module, split: Split, *, report: Callable[[int], None] | None = None) -> NDArray[np.float32]:
+def predict_logits(
+    model: nn.Module, split: Split, *, report: Callable[[int], None] | None = None
+) -> NDArray[np.float32]:
     """The model's logits for every row in order: float32 (rows, classes), computed in fp32 on the CPU.
 
     One device and one precision, so that a model's figures do not depend on the machine it was trained on. The model is

@@ -103,7 +103,16 @@ class TrainingState:
         self.best_weights = groups.get("best", {})
         self.sums = Sums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
         self.step = snapshot.step
-        for name in ("epoch", "batch", "history", "best_value", "best_epoch", "stale_epochs", "overfit_said", "finished"):
+        for name in (
+            "epoch",
+            "batch",
+            "history",
+            "best_value",
+            "best_epoch",
+            "stale_epochs",
+            "overfit_said",
+            "finished",
+        ):
             setattr(self, name, snapshot.state[name])
         set_random_state(groups["random"])
 

@@ -110,7 +110,9 @@ def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
     """
     try:
         described = files.read_json(folder / "model.json")["spec"]
-        spec = ModelSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in described.items()})
+        spec = ModelSpec(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in described.items()}
+        )
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(f"{folder}: not a model that can be read ({error})") from error

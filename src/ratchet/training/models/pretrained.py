@@ -15,7 +15,9 @@ def torchvision_names() -> list[str]:
     try:
         from torchvision import models
     except ImportError as error:
-        raise TrainingError(f"model.name: torchvision does not import here ({error}); take convnet or resnet") from error
+        raise TrainingError(
+            f"model.name: torchvision does not import here ({error}); take convnet or resnet"
+        ) from error
     return list(models.list_models(module=models))
 
 
@@ -24,7 +26,10 @@ def torchvision_model(name: str, *, classes: int, channels: int) -> nn.Module:
     from torchvision import models
 
     options: dict[str, object] = {"weights": None, "num_classes": classes}
-    if "aux_logits" in inspect.signature(models.get_model_builder(name)).parameters or name in ("googlenet", "inception_v3"):
+    if "aux_logits" in inspect.signature(models.get_model_builder(name)).parameters or name in (
+        "googlenet",
+        "inception_v3",
+    ):
         options |= {"aux_logits": False, "init_weights": True}  # the auxiliary heads answer in tuples
     network: nn.Module = models.get_model(name, **options)
     return network if channels == 3 else nn.Sequential(_GreyToColour(), network)

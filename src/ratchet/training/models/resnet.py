@@ -27,7 +27,9 @@ class ResidualNet(nn.Module):
 
     def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(channels, _WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(_WIDTH), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, _WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(_WIDTH), nn.ReLU()
+        )
         self.blocks = nn.Sequential(_Block(), _Block(), _Block())
         self.head = nn.Linear(_WIDTH, classes)
 

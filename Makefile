@@ -1,0 +1,41 @@
+# Two commands on a fresh machine with git, make and Python 3.11 or later: `make train`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: train test check up down lock setup
+
+train: $(READY)  ## set up, and run the main job
+	@ratchet train
+
+test: $(READY)  ## set up, and pass the tests
+	@pytest
+
+check: $(READY)  ## format, lint, types, import walls, tests
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+	pytest
+
+up: $(READY)  ## start Prefect server, MLflow server and a worker
+	@ratchet up
+
+down: $(READY)  ## stop them
+	@ratchet down
+
+setup: $(READY)
+
+# uv installs the lock in seconds where pip takes minutes; uv itself comes from the lock, hash and all.
+$(READY): requirements.txt pyproject.toml
+	@echo "setting up $(VENV) from requirements.txt (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@sed -n '/^uv==/,/# via/p' requirements.txt > $(VENV)/uv.txt
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@uv pip install --quiet --python $(VENV) --require-hashes -r requirements.txt
+	@uv pip install --quiet --python $(VENV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock:  ## resolve pyproject.toml anew into requirements.txt
+	uv pip compile --universal --generate-hashes --group dev --no-emit-index-url --no-header -q pyproject.toml -o requirements.txt

@@ -1,0 +1,94 @@
+"""From a picture file to pixels. Expected values are worked out by hand from the file's own colours."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ratchet.data.pictures import FORMATS, decode, survey, to_pixels
+from ratchet.data.sources import Sample
+
+
+def test_orientation_is_applied(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 8), (0, 0, 0))
+    image.paste((255, 255, 255), (0, 0, 8, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned a quarter clockwise: what was left is on top
+    image.save(tmp_path / "a.png", exif=exif)
+    pixels = decode(Sample("a", tmp_path / "a.png", 0), size=8, channels=1)
+    assert not isinstance(pixels, str)
+    assert pixels[1, :, 0].tolist() == [255] * 8
+    assert pixels[6, :, 0].tolist() == [0] * 8
+
+
+def test_metadata_never_reaches_the_output(two_classes) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "SECRET-DESCRIPTION"
+    exif.get_ifd(0x8825)[1] = "SECRET-GPS"
+    for name, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP")):
+        path = two_classes.root / "pictures" / "cat" / name
+        two_classes.picture(8000 + len(kind)).save(path, kind, exif=exif)
+        assert b"SECRET" in path.read_bytes()
+    two_classes.ingest()
+    assert two_classes.bad() == {}
+    written = [path for path in (two_classes.root / "data").rglob("*") if path.is_file()]
+    assert not [path.name for path in written if b"SECRET" in path.read_bytes() or b"Exif" in path.read_bytes()]
+    assert {"cat/a.jpg", "cat/b.png", "cat/c.webp"} <= set(two_classes.index()["id"])
+
+
+@pytest.mark.parametrize(
+    ("image", "grey", "colour"),
+    [
+        (Image.new("L", (8, 8), 100), 100, (100, 100, 100)),
+        (Image.new("1", (8, 8), 1), 255, (255, 255, 255)),
+        (Image.fromarray(np.full((8, 8), 25700, np.uint16)), 100, (100, 100, 100)),
+        (Image.new("RGBA", (8, 8), (9, 9, 9, 0)), 255, (255, 255, 255)),
+        (Image.new("RGBA", (8, 8), (200, 100, 50, 255)), 124, (200, 100, 50)),
+        (Image.new("LA", (8, 8), (0, 0)), 255, (255, 255, 255)),
+        (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), 76, (255, 0, 0)),
+        (Image.new("RGB", (8, 8), (200, 100, 50)).quantize(4), 124, (200, 100, 50)),
+    ],
+)
+def test_every_kind_of_pixel_becomes_grey_or_colour(image: Image.Image, grey: int, colour: tuple[int, ...]) -> None:
+    assert to_pixels(image.copy(), size=8, channels=1)[4, 4].tolist() == [grey]
+    assert to_pixels(image.copy(), size=8, channels=3)[4, 4].tolist() == list(colour)
+
+
+def test_numbers_without_a_range_are_refused(tmp_path: Path) -> None:
+    Image.new("F", (8, 8), 0.5).save(tmp_path / "a.tiff")
+    problem = decode(Sample("a", tmp_path / "a.tiff", 0), size=8, channels=1)
+    assert isinstance(problem, str)
+    assert "floating-point" in problem
+
+
+def test_the_centre_is_kept_and_the_shorter_side_scaled() -> None:
+    image = Image.new("RGB", (60, 20), (255, 0, 0))
+    image.paste((0, 255, 0), (20, 0, 40, 20))
+    pixels = to_pixels(image, size=10, channels=3)
+    assert pixels.shape == (10, 10, 3)
+    assert pixels[:, 1:-1].reshape(-1, 3).tolist() == [[0, 255, 0]] * 80
+
+
+def test_shrinking_is_antialiased() -> None:
+    board = np.indices((64, 64)).sum(axis=0) % 2 * 255
+    pixels = to_pixels(Image.fromarray(board.astype(np.uint8)), size=8, channels=1)
+    assert abs(pixels.astype(int) - 127).max() <= 8
+
+
+@pytest.mark.parametrize("kind", sorted(set(FORMATS) - {"MPO"}))
+def test_every_format_that_settings_name_is_recognised(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{FORMATS[kind]}"
+    Image.new("RGB", (9, 8), (1, 2, 3)).save(path, kind)
+    facts = survey(Sample("a", path, 0))
+    assert (facts.format, facts.claimed, facts.frames) == (FORMATS[kind], FORMATS[kind], 1)
+    assert (facts.width, facts.height, facts.grey) == (9, 8, False)
+
+
+def test_a_telephones_jpeg_with_a_preview_inside_is_a_jpeg(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (16, 16), (200, 0, 0)).save(
+        path, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8), (0, 0, 200))]
+    )
+    facts = survey(Sample("a", path, 0))
+    assert (facts.format, facts.claimed, facts.frames) == ("jpeg", "jpeg", None)

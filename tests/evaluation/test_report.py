@@ -1,0 +1,230 @@
+"""The page's promises: the verdict first, nothing loaded, nothing from data becomes markup, any size is readable."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.report import Example, ReportContent, render
+from ratchet.registry.gate import CandidateFigures, Verdict, answers_rule, judge
+from ratchet.settings import EvaluationSettings, GateSettings, Params
+
+FEW = EvaluationSettings(resamples=100)
+NASTY = "<script>alert('x')</script>\"&"
+VOID = {"meta", "img", "br"}
+
+
+class Reader(HTMLParser):
+    """Notes tags, visible words and attributes, and that every tag that opens is closed in turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "head" not in self.open and data.strip():
+            self.words.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def predictions() -> Predictions:
+    images, labels = load_digits(return_X_y=True)
+    model = LogisticRegression(max_iter=500, C=0.05).fit(images[:900] / 16, labels[:900])
+    logits = model.decision_function(images[1200:] / 16).astype(np.float32)
+    ids = tuple(f"digits/{number}" for number in range(len(logits)))
+    return Predictions(ids, labels[1200:].astype(np.int64), logits, tuple("0123456789"))
+
+
+@pytest.fixture(scope="module")
+def content(predictions: Predictions) -> ReportContent:
+    figures = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
+    asking = CandidateFigures(
+        figures.accuracy, predictions.ids, predictions.correct, predictions.classes, input_shape=(1, 8, 8)
+    )
+    answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
+    images = load_digits().images[1200:, :, :, None] * 15
+    epochs = [
+        {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "learning_rate": 1e-3 / n} for n in (1, 2, 3)
+    ]
+    return ReportContent(
+        title="digits",
+        verdict=judge(asking, None, GateSettings(), FEW, answers=answers),
+        figures=figures,
+        history=epochs,
+        examples=[
+            Example(
+                images[row].astype(np.uint8),
+                id=predictions.ids[row],
+                truth=predictions.classes[predictions.labels[row]],
+                answer=predictions.classes[predictions.predicted[row]],
+                confidence=float(predictions.probability[row]),
+            )
+            for row in predictions.worst_errors()
+        ],
+        manifest={"source": "digits", "splits": {"train": 900, "test": 597}, "quarantine": {}},
+        settings=Params().model_dump(mode="json"),
+        lineage={"git commit": "0b1c", "data": {"packed": "9f2c.dir"}},
+    )
+
+
+def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
+    words = Reader(render(content)).words
+    assert words[:2] == ["digits", "Passed the gate"]
+    assert content.verdict is not None
+    assert words[2] == content.verdict.words
+    places = [words.index(heading) for heading in ("Figures", "How it learned", "What it mixes up", "Class by class")]
+    places += [words.index(heading) for heading in ("Worst errors", "Data", "Settings", "Lineage")]
+    assert places == sorted(places)
+
+
+def test_refusal_shows_each_rule_with_its_figures(content: ReportContent) -> None:
+    assert content.verdict is not None
+    refused = Verdict(passed=False, rules=content.verdict.rules, words="Refused: too few.")
+    page = render(replace(content, verdict=refused))
+    words = Reader(page).words
+    assert words[1:3] == ["Refused by the gate", "Refused: too few."]
+    for rule in refused.rules:
+        assert rule.found in words
+        assert f"needed: {rule.needed}" in words
+
+
+def test_page_without_verdict_says_so(content: ReportContent) -> None:
+    assert Reader(render(replace(content, verdict=None))).words[1] == "Not judged yet"
+
+
+def test_page_loads_nothing_from_outside(content: ReportContent) -> None:
+    page = render(content)
+    assert not re.search(r"https?://|@import|url\(|<script|<link|<iframe|<object|<embed|srcset", page, re.IGNORECASE)
+    for tag, attributes in Reader(page).tags:
+        assert "href" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("src") or "data:image/png").startswith("data:image/png"), tag
+    assert "default-src 'none'" in page
+
+
+def test_nothing_from_data_becomes_markup(predictions: Predictions, content: ReportContent) -> None:
+    classes = (NASTY, *predictions.classes[1:])
+    figures = measure(predictions.logits, predictions.labels, classes=classes, settings=FEW)
+    picture = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
+    nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
+    assert content.verdict is not None
+    rules = tuple(replace(rule, found=NASTY, needed=NASTY, name=NASTY) for rule in content.verdict.rules)
+    page = render(
+        ReportContent(
+            title=NASTY,
+            verdict=replace(content.verdict, words=NASTY, rules=rules),
+            figures=figures,
+            examples=[picture],
+            manifest=nested,
+            settings=nested,
+            lineage=nested,
+        )
+    )
+    reader = Reader(page)
+    assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in Reader(render(content)).tags}
+    assert NASTY in reader.words
+    assert any(attributes.get("alt") == f"{NASTY}, answered {NASTY}" for _, attributes in reader.tags)
+
+
+def test_password_in_an_address_is_not_shown(content: ReportContent) -> None:
+    address = "postgresql://ratchet:hunter2@db.internal:5432/mlflow"
+    page = render(replace(content, settings={"tracking": {"uri": address}}, lineage={"tracking": address}))
+    assert "hunter2" not in page
+    assert page.count("postgresql://ratchet:***@db.internal:5432/mlflow") == 2
+
+
+def test_splits_with_their_files_show_as_numbers_of_rows(content: ReportContent) -> None:
+    splits = {"train": {"rows": 900, "shards": [{"file": "train-0.npy"}]}, "test": {"rows": 597, "shards": []}}
+    page = render(replace(content, manifest={"splits": splits, "mean": [0.123456789, 2.0]}))
+    words = Reader(page).words
+    place = words.index("Splits")
+    assert words[place : place + 5] == ["Splits", "train", "900", "test", "597"]
+    assert "0.1235, 2" in words
+    assert "train-0.npy" not in page
+
+
+def test_same_content_gives_the_same_page(content: ReportContent) -> None:
+    assert render(content) == render(content)
+
+
+def test_pictures_are_the_packed_images(content: ReportContent) -> None:
+    sources = [attributes["src"] for tag, attributes in Reader(render(content)).tags if tag == "img"]
+    assert len(sources) == min(24, len(content.examples)) > 5
+    for source, example in zip(sources, content.examples, strict=True):
+        assert source is not None
+        with Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))) as image:
+            assert np.array_equal(np.asarray(image), example.image[:, :, 0])
+
+
+def test_colour_pictures_keep_their_channels(content: ReportContent) -> None:
+    colour = np.random.default_rng(0).integers(256, size=(40, 30, 3), dtype=np.uint8)
+    page = render(replace(content, examples=[replace(content.examples[0], image=colour)]))
+    source = next(attributes["src"] for tag, attributes in Reader(page).tags if tag == "img")
+    assert source is not None
+    with Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))) as image:
+        assert np.array_equal(np.asarray(image), colour)
+
+
+def test_many_classes_stay_a_small_page_with_a_picture_for_the_matrix() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(1000, size=5000)
+    logits = generator.normal(size=(5000, 1000)).astype(np.float32)
+    logits[np.arange(5000), labels] += 3
+    names = tuple(f"species {number}" for number in range(1000))
+    figures = measure(logits, labels, classes=names, settings=FEW)
+    balance = {name: int((labels == number).sum()) for number, name in enumerate(names)}
+    page = render(ReportContent("flowers", None, figures, manifest={"classes": balance}))
+    Reader(page)
+    assert len(page) < 1_000_000
+    assert 'class="heat"' not in page
+    assert 'aria-label="Confusion matrix"' in page
+    assert "The 15 weakest of 1,000 classes, by F1." in page
+
+
+def test_perfect_model_says_that_nothing_was_wrong() -> None:
+    labels = np.arange(60) % 3
+    figures = measure(np.eye(3, dtype=np.float32)[labels] * 9, labels, classes=("a", "b", "c"), settings=FEW)
+    page = render(ReportContent("perfect", None, figures))
+    assert "None: all 60 test rows are answered rightly." in page
+    assert "may still be off by 5.0%" in page
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        [{"epoch": 1, "train/loss": 2.0, "train/accuracy": 0.5, "learning_rate": 0.0}],
+        [{"epoch": 1, "train/loss": None}, {"epoch": 2, "train/loss": float("nan")}],
+        [{"epoch": n, "train/loss": 1e9 ** (1 - n / 50), "learning_rate": 1e-9} for n in range(1, 100)],
+    ],
+)
+def test_any_history_can_be_drawn(content: ReportContent, history: list[dict[str, float | None]]) -> None:
+    page = render(replace(content, history=history))
+    Reader(page)
+    drawn = re.findall(r'points="([^"]*)"', page)
+    assert not any("nan" in points or "inf" in points for points in drawn)

@@ -1,0 +1,300 @@
+"""`up`, `down` and `status` with the real Prefect server, MLflow server and worker.
+
+The servers are started once, over a project folder whose path has a space and a letter outside ASCII.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ratchet import files
+from ratchet.errors import PlatformError
+from ratchet.platform import Addresses, PrefectServer, client_environment, down, status, up
+from ratchet.platform.guard import marked
+from ratchet.platform.processes import free_port
+from ratchet.settings import PlatformSettings
+from ratchet.workspace import Workspace
+
+REPOSITORY = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+TRACKING = "sqlite:///mlruns/mlflow.db"
+
+FLOW = '''
+"""A flow with the real one's name and parameter: it answers at once, or stays until it is told to go."""
+import os
+import time
+
+from prefect import flow, task
+
+import tasks.place
+
+
+@task
+def ingest() -> str:
+    return tasks.place.here()
+
+
+@flow(name="train-flow")
+def train_flow(overrides: dict[str, str] | None = None) -> str:
+    found = ingest()
+    with open("ran.txt", "w", encoding="utf-8") as file:
+        file.write(found)
+    if overrides:
+        try:
+            open("waiting.txt", "w").close()
+            while True:
+                time.sleep(0.1)
+        finally:
+            with open("left.txt", "w", encoding="utf-8") as file:
+                file.write("checkpoint")
+    return found
+'''
+
+
+def make_project(root: Path) -> Workspace:
+    (root / "flows").mkdir(parents=True)
+    (root / "tasks").mkdir()
+    (root / "flows" / "__init__.py").touch()
+    (root / "tasks" / "__init__.py").touch()
+    (root / "flows" / "train.py").write_text(FLOW)
+    (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
+    for name in ("params.yaml", "prefect.yaml"):
+        shutil.copy(REPOSITORY / name, root / name)
+    return Workspace(root)
+
+
+def free_settings() -> PlatformSettings:
+    prefect, mlflow = free_port(HOST), free_port(HOST)
+    return PlatformSettings(host=HOST, prefect_port=prefect, mlflow_port=mlflow)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    return make_project(tmp_path.resolve() / "my prøject")
+
+
+@dataclass(frozen=True)
+class Running:
+    """The servers as `up` left them, and what it said."""
+
+    workspace: Workspace
+    settings: PlatformSettings
+    addresses: Addresses
+    said: list[str]
+    home: Path
+
+    def up_again(self, say: Callable[[str], None]) -> Addresses:
+        return up(self.workspace, self.settings, tracking_uri=TRACKING, say=say)
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("platform").resolve()
+    workspace, settings, said = make_project(folder / "my prøject"), free_settings(), list[str]()
+    home = folder / "home"
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # a person's own: `up` must not follow it
+        addresses = up(workspace, settings, tracking_uri=TRACKING, say=said.append)
+        try:
+            yield Running(workspace, settings, addresses, said, home)
+        finally:
+            down(workspace, say=said.append)
+
+
+def ask(url: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def prefect(running: Running, *arguments: str) -> str:
+    """Prefect's own command, as another shell in the project folder would run it: nothing exported."""
+    command = [str(Path(sys.executable).with_name("prefect")), *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(running.home), "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        command, cwd=running.workspace.root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def flow_runs(running: Running) -> list[dict[str, Any]]:
+    body = {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}, "sort": "START_TIME_DESC"}
+    found: list[dict[str, Any]] = ask(f"{running.addresses.prefect_api}/flow_runs/filter", body)
+    return found
+
+
+def tokens(workspace: Workspace) -> list[str]:
+    return [part["token"] for part in files.read_json(workspace.state / "servers.json")["parts"]]
+
+
+def test_up_answers_at_the_addresses_it_gives(running: Running) -> None:
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+    found = ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
+    place = (running.workspace.mlruns / "artifacts").as_uri()
+    assert [experiment["artifact_location"].startswith(place) for experiment in found["experiments"]] == [True]
+    assert (running.workspace.mlruns / "mlflow.db").is_file()
+    assert [server.state for server in status(running.workspace)] == ["up", "up", "up"]
+    for port in (running.settings.prefect_port, running.settings.mlflow_port):
+        assert any(f":{port} (" in line for line in running.said)
+
+
+def test_deployments_are_as_prefect_yaml_says(running: Running) -> None:
+    assert running.addresses.deployments == ("train-flow/local", "train-flow/nightly")
+    found = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", {})}
+    assert found["local"]["schedules"] == []
+    [nightly] = found["nightly"]["schedules"]
+    assert nightly["active"]
+    assert (nightly["schedule"]["cron"], nightly["schedule"]["timezone"]) == ("0 2 * * *", "UTC")
+    assert found["nightly"]["global_concurrency_limit"]["limit"] == 1
+    step = found["local"]["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]
+    assert step["directory"] == str(running.workspace.root)
+    assert "overrides" in found["local"]["parameter_openapi_schema"]["properties"]
+
+
+def test_a_deployment_run_from_another_shell_completes_in_the_project_folder(running: Running) -> None:
+    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+    assert (running.workspace.root / "ran.txt").read_text(encoding="utf-8") == str(running.workspace.root)
+
+
+def test_nothing_is_written_to_the_home_folder(running: Running) -> None:
+    assert list(running.home.iterdir()) == []
+
+
+def test_up_twice_starts_nothing_twice(running: Running) -> None:
+    before, said = tokens(running.workspace), list[str]()
+    again = running.up_again(said.append)
+    assert tokens(running.workspace) == before
+    assert again.prefect == running.addresses.prefect
+    assert sum("already up" in line for line in said) == 3
+
+
+def test_a_killed_worker_is_replaced_and_its_run_is_not_running_for_ever(running: Running) -> None:
+    left = running.workspace.root / "left.txt"
+    prefect(running, "deployment", "run", "train-flow/local", "--param", 'overrides={"wait": "yes"}')
+    while not (running.workspace.root / "waiting.txt").exists():
+        time.sleep(0.1)
+    before = files.read_json(running.workspace.state / "servers.json")["parts"]
+    worker = next(part for part in before if part["name"] == "worker")
+    psutil.Process(worker["pid"]).children()[0].kill()
+    while marked(worker["token"]):
+        time.sleep(0.1)
+    running.up_again(lambda line: None)
+    assert [server.state for server in status(running.workspace)] == ["up", "up", "up"]
+    assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
+    assert left.read_text() == "checkpoint"
+    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+
+
+def test_a_run_uses_the_server_that_is_up(running: Running) -> None:
+    server = PrefectServer.begin(running.workspace)
+    assert not server.private
+    assert server.wait() == running.addresses.prefect_api
+    server.stop()
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+
+
+def test_a_private_server_lives_as_long_as_the_run(project: Workspace) -> None:
+    server = PrefectServer.begin(project)
+    try:
+        assert server.private
+        api = server.wait()
+        assert ask(f"{api}/health") is True
+        assert client_environment(project, api)["PREFECT_HOME"].startswith(str(project.state))
+    finally:
+        server.stop()
+    with pytest.raises(OSError, match="refused"):
+        ask(f"{api}/health")
+    assert (project.state / "prefect" / "prefect.db").is_file()
+
+
+def test_a_taken_port_is_told_by_whom_and_nothing_is_started(project: Workspace) -> None:
+    settings = free_settings()
+    with socket.socket() as holder:
+        holder.bind((HOST, settings.mlflow_port))
+        holder.listen()
+        with pytest.raises(PlatformError, match=r"platform\.mlflow_port: \d+ is taken by process") as told:
+            up(project, settings, tracking_uri=TRACKING, say=lambda line: None)
+    assert f"process {os.getpid()} (" in str(told.value)
+    assert "`ratchet set platform.mlflow_port=" in str(told.value)
+    assert not (project.state / "servers.json").exists()
+    assert not (project.root / "prefect.toml").exists()
+
+
+def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Workspace) -> None:
+    (project.root / "mlruns").mkdir()
+    (project.root / "mlruns" / "mlflow.db").write_text("this is not a database, whatever its name may say")
+    with pytest.raises(PlatformError, match="mlflow: ended while starting") as told:
+        up(project, free_settings(), tracking_uri=TRACKING, say=lambda line: None)
+    assert "file is not a database" in str(told.value)
+    assert str(project.state / "logs" / "mlflow.log") in str(told.value)
+    assert not (project.state / "servers.json").exists()
+    root = str(project.root)
+    assert not [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == root]
+
+
+def test_one_port_for_both_is_refused(project: Workspace) -> None:
+    settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_000)
+    with pytest.raises(PlatformError, match="are both 45000"):
+        up(project, settings, tracking_uri=TRACKING, say=lambda line: None)
+
+
+def test_down_spares_a_process_that_got_a_recorded_pid(project: Workspace) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
+        try:
+            part = {"name": "prefect", "pid": foreign.pid, "created": 1.0, "token": "t", "address": "", "log": "x"}
+            files.write_json(project.state / "servers.json", {"parts": [part], "deployed": ""})
+            assert {server.state for server in status(project)} == {"down"}
+            said: list[str] = []
+            down(project, say=said.append)
+            assert said == ["Prefect server: was gone"]
+            assert foreign.poll() is None
+        finally:
+            foreign.kill()
+    assert not (project.state / "servers.json").exists()
+
+
+def test_a_damaged_record_is_named(project: Workspace) -> None:
+    project.state.mkdir()
+    (project.state / "servers.json").write_text('{"parts": [{"name": "prefect"}]')
+    with pytest.raises(PlatformError, match=r"servers\.json: damaged"):
+        down(project, say=lambda line: None)
+
+
+def test_a_persons_own_prefect_toml_stays(project: Workspace) -> None:
+    own = project.root / "prefect.toml"
+    own.write_text('[api]\nurl = "http://elsewhere/api"\n')
+    said: list[str] = []
+    down(project, say=said.append)
+    assert said == ["nothing is up"]
+    assert "elsewhere" in own.read_text()
+
+
+def test_zz_down_leaves_no_process_and_no_settings_file(running: Running) -> None:
+    """Last on purpose: it ends what the tests above share."""
+    belonging, said = tokens(running.workspace), list[str]()
+    assert all(marked(token) for token in belonging)
+    assert (running.workspace.root / "prefect.toml").exists()
+    down(running.workspace, say=said.append)
+    assert not [pid for token in belonging for pid in marked(token)]
+    assert not (running.workspace.root / "prefect.toml").exists()
+    assert [server.state for server in status(running.workspace)] == ["down", "down", "down"]
+    down(running.workspace, say=said.append)
+    assert said[-1] == "nothing is up"

@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: train test check up down lock setup
+.PHONY: train test check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
@@ -36,6 +36,9 @@ $(READY): requirements.txt pyproject.toml
 	@uv pip install --quiet --python $(VENV) --require-hashes -r requirements.txt
 	@uv pip install --quiet --python $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+bench: $(READY)  ## measure against a bare script
+	python bench/first_model.py
 
 lock:  ## resolve pyproject.toml anew into requirements.txt
 	uv pip compile --universal --generate-hashes --group dev --no-emit-index-url --no-header -q pyproject.toml -o requirements.txt

@@ -1,7 +1,19 @@
 """A finished run's figures and report, as Prefect artifacts."""
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+import base64
+from typing import Any
+from urllib.parse import urlsplit
 
+from prefect.artifacts import (
+    create_image_artifact,
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+
+from ratchet import platform
+from ratchet.errors import TrackingAway
+from ratchet.evaluation.figures import Figures
 from ratchet.settings import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
@@ -10,17 +22,72 @@ from tasks.summary import summary
 
 __all__ = ["publish"]
 
+_DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the rest says only where things are
+_TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for language-model traces
+
 
 def publish(params: Params, workspace: Workspace) -> None:
-    """The verdict and what was made; each class's figures; where the whole report is."""
+    """The verdict and what was made; the figures, as tables and a picture; where the whole report is."""
     registration, figures = Registration.load(workspace), read_figures(workspace)
-    lines = [f"# {'Passed' if registration.passed else 'Refused'}", registration.words, "", "| | |", "|---|---|"]
-    lines += [f"| {caption} | {text} |" for caption, text in summary(params, workspace).items() if caption != "gate"]
+    page = _mlflow_page(params, workspace, registration.run_id)
+    create_markdown_artifact(
+        _report(params, workspace, registration, figures, page),
+        key="report",
+        description="The gate's verdict, the figures, and where everything is",
+    )
+    create_table_artifact(_classes(figures), key="classes", description="The figures of each class on the test rows")
+    picture = base64.b64encode((workspace.reports / "confusion.png").read_bytes()).decode()
+    create_image_artifact(  # the picture itself, so that it is shown wherever the page is opened, MLflow up or not
+        f"data:image/png;base64,{picture}",
+        key="confusion",
+        description="Confusion matrix on the test rows: which class was taken for which",
+    )
+    if page:
+        create_link_artifact(
+            f"{page}/artifacts/report/report.html{_TRAINING}",
+            key="report-page",
+            link_text="Open the whole report",
+            description="The whole report, among the MLflow run's artifacts",
+        )
+
+
+def _report(
+    params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
+) -> str:
+    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", _escaped(registration.words), ""]
+    lines += ["## Test figures", "", f"| figure | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
-    lines += ["", f"| figure | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     lines += [f"| {name} | {one.value:.4f} | {one.low:.4f} to {one.high:.4f} |" for name, one in intervals.items()]
-    create_markdown_artifact("\n".join(lines), key="report", description="Verdict, figures and where everything is")
-    rows = [
+    lines += ["", "## What was made, and where it is", "", "| what | which |", "|---|---|"]
+    made = {caption: _escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
+    if page:
+        made["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
+    lines += [f"| {caption} | {text} |" for caption, text in made.items()]
+    changed = _changed(params.model_dump(mode="json", include=_DECIDE), Params().model_dump(mode="json"))
+    lines += ["", "## Settings that are not the default", ""]
+    if changed:
+        lines += ["| setting | this run | default |", "|---|---|---|"]
+        lines += [
+            f"| `{key}` | {_escaped(str(now))} | {_escaped(str(usual))} |" for key, (now, usual) in changed.items()
+        ]
+    else:
+        lines += ["None."]
+    return "\n".join(lines)
+
+
+def _changed(values: dict[str, Any], usual: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose value is another than the usual one, with both."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _changed(value, usual[name], f"{prefix}{name}.")
+        elif value != usual[name]:
+            found[prefix + name] = (value, usual[name])
+    return found
+
+
+def _classes(figures: Figures) -> list[dict[str, Any]]:
+    return [
         {
             "class": one.name,
             "precision": _rounded(one.precision),
@@ -30,10 +97,31 @@ def publish(params: Params, workspace: Workspace) -> None:
         }
         for one in figures.per_class
     ]
-    create_table_artifact(rows, key="classes", description="Figures of each class on the test rows")
-    create_link_artifact(
-        workspace.report.as_uri(), key="report-page", link_text="report.html on the machine that ran it"
-    )
+
+
+def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | None:
+    """Where a browser shows the run; None while no MLflow server answers."""
+    from ratchet.registry.mlflow_store import connect, reachable
+
+    split = urlsplit(params.tracking.uri)
+    if split.scheme in ("http", "https"):
+        server = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path.rstrip('/')}"  # never a password
+    else:
+        mlflow = next(one for one in platform.status(workspace) if one.name == "mlflow")
+        if mlflow.state != "up":
+            return None
+        server = str(mlflow.address)
+    try:
+        with reachable(server):
+            experiment = connect(workspace, params.tracking).get_run(run_id).info.experiment_id
+    except TrackingAway:  # the run is recorded; a link that leads nowhere is worth nothing
+        return None
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is: a class or a folder may be named with any character."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text).replace("\n", " ")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -22,9 +22,10 @@ def all_unchanged(root: Path) -> bool:
 def settle(root: Path, name: str) -> str | None:
     """Settle a stage without running it, if that can be done; how, in a word, or None when it has to run.
 
-    Unchanged stages are left as they are; results that DVC has in its run cache, for the same code, data and settings, are
-    brought back, as `dvc repro` would.
+    Unchanged stages are left as they are; results that DVC has in its run cache, for the same code, data and settings,
+    are brought back, as `dvc repro` would.
     """
+    from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.stage.cache import RunCacheNotFoundError
 
     with _opened(root) as repo:
@@ -32,10 +33,11 @@ def settle(root: Path, name: str) -> str | None:
         if not stage.changed():
             return "unchanged"
         try:
-            stage.save_deps()
+            if stage.changed_deps() or stage.changed_stage():
+                _ask_anew(stage)
             repo.stage_cache.restore(stage, dry=True)
-        except RunCacheNotFoundError:
-            return None
+        except (RunCacheNotFoundError, DependencyDoesNotExistError):
+            return None  # what is missing, the stage says better
         stage.remove_outs(ignore_remove=False, force=False)
         repo.stage_cache.restore(stage)
         stage.save()
@@ -44,8 +46,21 @@ def settle(root: Path, name: str) -> str | None:
         return "restored from DVC's cache"
 
 
+def _ask_anew(stage: Any) -> None:
+    """Let DVC look for results of what the stage depends on now.
+
+    The recorded outputs answer to other code, data or settings; beside new dependencies DVC would take them for the
+    stage's own and bring them back.
+    """
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    stage.save_deps()
+    for out in stage.outs:
+        out.hash_info = HashInfo()
+
+
 def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
-    """Write what the stage has just made into DVC's cache and dvc.lock, and store it in the default remote if there is one.
+    """Write what the stage has just made into DVC's cache and dvc.lock, and store it in the default remote, if any.
 
     A remote that cannot be reached is said, not fatal: `dvc push` stores it later.
     """

@@ -1,4 +1,4 @@
-"""`ratchet train`: the flow in this process, against the server that is up or one of its own."""
+"""`ratchet train` is `python -m flows.local`: the flow here and now, against the server that is up or a private one."""
 
 import atexit
 import os
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 
 if TYPE_CHECKING:
-    from prefect.states import State
+    from prefect.client.schemas.objects import State
 
 __all__ = ["run_here"]
 
@@ -74,3 +74,13 @@ def _tell(lines: dict[str, str], first: str | None) -> None:
     console.print(
         "      [bold]ratchet train --set training.epochs=60[/] trains another; [bold]dvc repro[/] does the same work."
     )
+
+
+if __name__ == "__main__":
+    try:
+        here = Workspace.find()
+        with disk_errors(here.root):
+            code = run_here(here)
+        sys.exit(code)
+    except RatchetError as mistake:
+        sys.exit(f"ratchet: {mistake}")

@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, State
+from prefect.states import Completed
 
 from flows import dvc_stage
 from flows.watch import PrefectWatch
@@ -18,7 +19,7 @@ from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
 from ratchet.settings import Params
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest
 from tasks.register import Registration, register
@@ -54,7 +55,7 @@ def as_task(
             logger.info("%s: %s, nothing to do: %s", name, settled, recorded.words)
             return Completed(name="Unchanged", message=f"{settled}: {recorded.words}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
-        with PrefectWatch(name, unit=unit) as watch:
+        with disk_errors(workspace.root), PrefectWatch(name, unit=unit) as watch:
             made = stage(params, workspace, watch=watch, **extra)
             watch.say(made.words)
         _refuse_if_edited(params, workspace)
@@ -74,7 +75,8 @@ def as_task(
 
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the words; whoever calls the stage wants what it made, or its error.
-        made: R = wrapped(params, workspace, *waits_for, return_state=True).result()
+        state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
+        made: R = state.result()
         return made
 
     return call

@@ -1,21 +1,22 @@
 """train-flow: the product on one page."""
 
 from prefect import flow
-from prefect.states import Completed, Failed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from flows.artifacts import publish
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.settings import Overrides
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 from tasks.register import Registration
 
 __all__ = ["train_flow"]
 
 
 @flow(name="train-flow", persist_result=False)
-def train_flow(overrides: Overrides | None = None) -> "State[Registration]":
+def train_flow(overrides: Overrides | None = None) -> "State[Registration]":  # type: ignore[valid-type]
     """Ingest, version, train, evaluate and register one model.
 
     Args:
@@ -23,7 +24,7 @@ def train_flow(overrides: Overrides | None = None) -> "State[Registration]":
     """
     try:
         workspace = Workspace.find()
-        with workspace.hold("train-flow", wait=5.0):
+        with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)
             dataset = ingest_stage(params, workspace)

@@ -1,1 +1,1 @@
-"""What each stage does: files in, files out. `dvc repro` runs `python -m tasks.NAME`, the flows call the same functions."""
+"""What each stage does: files in, files out. `dvc repro` runs `python -m tasks.NAME`, flows call the same."""

@@ -6,19 +6,23 @@ from typing import Any
 
 from ratchet import settings
 from ratchet.errors import RatchetError
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 from tasks.watch import Terminal
 
 __all__ = ["run"]
 
 
 def run(stage: Callable[..., Any], *, unit: str) -> None:
-    """Run one stage on the workspace around the working folder; a person's mistake ends it with its sentence and code 1."""
+    """Run one stage on the workspace around the working folder; a person's mistake ends it with words and code 1."""
     name = stage.__name__
     try:
         workspace = Workspace.find()
         params = settings.load(workspace.params)
-        with workspace.hold(f"the stage {name}"), Terminal(name, unit=unit) as watch:
+        with (
+            disk_errors(workspace.root),
+            workspace.hold(f"the stage {name}"),
+            Terminal(name, unit=unit) as watch,
+        ):
             result = stage(params, workspace, watch=watch)
             watch.say(result.words)
     except RatchetError as error:

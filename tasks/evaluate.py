@@ -1,4 +1,4 @@
-"""evaluate: data/model and the test split -> the figures in data/reports. The test rows are touched here and nowhere else."""
+"""evaluate: data/model and the test split -> the figures in data/reports. Only here are the test rows touched."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -146,6 +146,8 @@ def _judge(
 
 def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -> "ChampionRows | None":
     """The champion, loaded and asked the very rows the candidate was."""
+    import numpy as np
+
     from ratchet.registry.gate import ChampionRows
     from ratchet.training import Split, load_model, predict_logits
 
@@ -161,7 +163,7 @@ def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -
     return ChampionRows(
         name=f"{name} version {champion.version.number}",
         ids=split_ids(workspace, "test"),
-        correct=(logits.argmax(1) if logits is not None else -1) == test.labels,
+        correct=logits.argmax(1) == test.labels if logits is not None else np.zeros(len(test), np.bool_),
         classes=spec.classes,
         input_shape=shape,
     )
@@ -220,13 +222,30 @@ def _report(
             figures=read_figures(workspace),
             history=files.read_json(workspace.model / "history.json"),
             examples=examples,
-            manifest=files.read_json(workspace.packed / "manifest.json"),
+            manifest=_data_words(manifest, workspace),
             settings=params.model_dump(mode="json", exclude={"platform", "tracking"}),
             lineage=record,
         )
     )
     files.write_text(workspace.report, page)
     files.write_json(workspace.reports / "provenance.json", record)
+
+
+def _data_words(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
+    """What the report says of the data: figures a person reads, not files and digests."""
+    profile = files.read_json(workspace.packed / "profile.json")
+    return {
+        "name": manifest.name,
+        "source": manifest.source,
+        "classes": len(manifest.classes),
+        "image": f"{manifest.height} x {manifest.width} x {manifest.channels}",
+        "quarantined": manifest.quarantined,
+        "copies within splits": profile["copies_within_splits"],
+        "label conflicts": profile["label_conflicts"]["groups"],
+        "rows": profile["rows"],
+        "training rows of each class": profile["classes"]["train"],
+        "quarantined by rule": dict(manifest.quarantined_by_rule),
+    }
 
 
 def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "Verdict", workspace: Workspace) -> None:

@@ -44,14 +44,16 @@ class TrainedModel:
 
     @property
     def words(self) -> str:
-        return f"{self.name}: best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}, {self.steps:,} steps"
+        """One line for the person who watches."""
+        best = f"best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}"
+        return f"{self.name}: {best}, {self.steps:,} steps"
 
 
 def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> TrainedModel:
     """Train, or continue the same training where it was cut off, and leave the best model.
 
-    Checkpoints of a training under way lie in data/running/KEY, which DVC does not own (it removes a stage's outputs before
-    it runs the stage); those kept at the end become the output data/checkpoints.
+    Checkpoints of a training under way lie in data/running/KEY, which DVC does not own (it removes a stage's outputs
+    before it runs the stage); those kept at the end become the output data/checkpoints.
 
     Raises:
         TrainingStopped: SIGTERM came; the same command continues.
@@ -204,7 +206,7 @@ def _leave(workspace: Workspace, running: Path, finished: Any, spec: Any, *, key
 
 @contextlib.contextmanager
 def _on_terminate() -> Iterator[Callable[[], bool]]:
-    """A question that turns to yes when SIGTERM comes; handlers live in the main thread alone, elsewhere it stays no."""
+    """A question that turns to yes when SIGTERM comes; in a thread, where no handler can live, it stays no."""
     asked = threading.Event()
 
     def note(_signal: int, _frame: FrameType | None) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ratchet.errors import RatchetError
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 
 __all__ = ["main"]
 
@@ -27,7 +28,8 @@ Assignments = Annotated[
 def main() -> None:
     """The command line. A person's mistake ends it with its sentence and exit code 1, never with a traceback."""
     try:
-        app()
+        with disk_errors(Path.cwd()):
+            app()
     except RatchetError as error:
         sys.exit(f"ratchet: {error}")
 
@@ -46,12 +48,10 @@ def train(assignments: Assignments = None) -> None:
     from ratchet import settings
 
     workspace = Workspace.find()
-    os.chdir(workspace.root)
-    sys.path.insert(0, str(workspace.root))  # this workspace's flows and tasks, not another's
     settings.override(workspace.params, settings.parse_assignments(assignments or []))
-    from flows.local import run_here
-
-    sys.exit(run_here(workspace))
+    # A program of its own, in place of this one: the library stands below the flows and imports none of them.
+    os.chdir(workspace.root)
+    os.execv(sys.executable, [sys.executable, "-m", "flows.local"])
 
 
 @app.command()

@@ -63,7 +63,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def draft_directory(path: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; on leaving it becomes `path`, replacing what was there. On an error nothing changes."""
+    """Give an empty folder to fill; on leaving it becomes `path`, replacing what was. An error changes nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_drafts(path.parent, path.name)
     draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent))
@@ -74,8 +74,13 @@ def draft_directory(path: Path) -> Iterator[Path]:
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / "old"
             os.replace(path, old)
-            os.replace(draft, path)
-            shutil.rmtree(old.parent)
+            try:
+                os.replace(draft, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
+            finally:
+                shutil.rmtree(old.parent)
         else:
             os.replace(draft, path)
     except BaseException:

@@ -71,13 +71,14 @@ def _lock_digest(path: Path) -> str | None:
 def _hardware() -> dict[str, Any]:
     import torch
 
+    cudnn: Any = torch.backends.cudnn
     found: dict[str, Any] = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
-        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+        "cudnn": cudnn.version() if torch.cuda.is_available() else None,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "driver": _driver(),
     }

@@ -4,23 +4,23 @@ A key that is missing is refused as one that is unknown is: the file holds every
 keys, sees everything that decides a result.
 """
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
-from ratchet import files
+from ratchet import faults, files
 from ratchet.errors import SettingsError
 
-__all__ = ["Overrides", "Params", "load", "override", "parse_assignments"]
+__all__ = ["Overrides", "Params", "flatten", "load", "override", "parse_assignments", "template"]
 
 
 class Section(BaseModel):
     """One group of settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -180,6 +180,24 @@ Overrides: type[Section] = _partial(Params)
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it."""
 
 
+def template() -> str:
+    """params.yaml as it is shipped: every setting with its default, its meaning in a comment."""
+    lines = [
+        "# Every setting of the pipeline. DVC tracks the keys one by one; the flow, `dvc repro` and `ratchet` read this"
+        " file and",
+        "# nothing else. Change one by hand, with `ratchet set training.epochs=3`, or for one run with `--set`.",
+        "",
+    ]
+    for name, field in Params.model_fields.items():
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, Section):
+            lines += ["", f"{name}:  # {group.__doc__}"]
+            lines += [f"  {_line(inner, inside)}" for inner, inside in group.model_fields.items()]
+        else:
+            lines.append(_line(name, field))
+    return "\n".join(lines) + "\n"
+
+
 def load(path: Path) -> Params:
     """Read and check the whole file.
 
@@ -197,10 +215,10 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
     from io import StringIO
 
     document = _read(path)
-    known = _dotted_keys()
-    unknown = [key for key in changes if key not in known]
-    if unknown:
-        raise SettingsError("\n".join(_unknown(path, key, changes[key]) for key in unknown))
+    known = faults.dotted_keys(Params)
+    told = [faults.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known]
+    if told:
+        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
     for key, value in changes.items():
         *sections, last = key.split(".")
         place = document
@@ -217,12 +235,21 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
     """`["training.epochs=3"]` -> `{"training.epochs": 3}`; values are read as YAML, as in the file."""
+    from ruamel.yaml.error import YAMLError
+
     changes: dict[str, object] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise SettingsError(f"--set {assignment}: write KEY=VALUE, for example --set training.epochs=3")
-        changes[key.strip()] = _yaml().load(value)
+        try:
+            changes[key.strip()] = _yaml().load(value)
+        except YAMLError as error:
+            problem = getattr(error, "problem", None) or str(error)
+            raise SettingsError(
+                f"--set {assignment}: the value is not YAML ({problem}); write it as params.yaml would, for example "
+                "--set training.epochs=3 or --set 'data.formats=[jpeg, png]'"
+            ) from None
     return changes
 
 
@@ -239,6 +266,11 @@ def flatten(changes: Section) -> dict[str, object]:
         return flat
 
     return walk(changes.model_dump(exclude_none=True), "")
+
+
+def _line(name: str, field: FieldInfo) -> str:
+    default = faults.spell(field.default)
+    return f"{name}: {default}  # {field.description} (default: {default})"
 
 
 def _yaml() -> Any:
@@ -263,27 +295,29 @@ def _read(path: Path) -> Any:
         problem = getattr(error, "problem", None) or str(error)
         raise SettingsError(f"{path}{where}: not YAML ({problem}); mend that line") from None
     if not isinstance(document, Mapping):
-        raise SettingsError(f"{path}: holds {type(document).__name__}, not groups of settings")
+        found = "nothing" if document is None else "a list" if isinstance(document, list) else f"only {document!r}"
+        raise SettingsError(
+            f"{path}: holds {found}; allowed: groups of settings; restore it with `git checkout params.yaml`"
+        )
     return document
 
 
 def _check(document: Mapping[str, Any], path: Path) -> Params:
-    faults = [
-        f"{path.name}: {key}: missing; add it (default: {default})"
-        for key, default in _dotted_keys().items()
-        if not _holds(document, key)
+    told = [
+        faults.missing(key, default) for key, default in faults.dotted_keys(Params).items() if not _holds(document, key)
     ]
     params = None
     try:
         params = Params.model_validate(_plain(document))
     except ValidationError as error:
-        faults += [_fault(path, fault) for fault in error.errors()]
-    if params is None or faults:
-        raise SettingsError("\n".join(dict.fromkeys(faults)))
-    if params.data.validation_fraction + params.data.test_fraction >= 1.0:
+        told += faults.explain(Params, error.errors())
+    if params is None or told:
+        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
+    held_out = params.data.validation_fraction + params.data.test_fraction
+    if held_out >= 1.0:
         raise SettingsError(
-            f"{path.name}: data.validation_fraction + data.test_fraction is "
-            f"{params.data.validation_fraction + params.data.test_fraction}: must be below 1, or nothing is left to train on"
+            f"{path.name}: data.validation_fraction + data.test_fraction is {held_out:g}; allowed: below 1, or nothing "
+            "is left to train on; lower one of them"
         )
     return params
 
@@ -308,61 +342,4 @@ def _holds(document: Mapping[str, Any], key: str) -> bool:
         if part not in node:
             return False
         node = node[part]
-    return True
-
-
-def _dotted_keys(section: type[Section] = Params, prefix: str = "") -> dict[str, object]:
-    keys: dict[str, object] = {}
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            keys |= _dotted_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            keys[prefix + name] = field.default
-    return keys
-
-
-def _unknown(path: Path, key: str, value: object) -> str:
-    known = list(_dotted_keys())
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
-        key.rsplit(".", 1)[-1], [name.rsplit(".", 1)[-1] for name in known], n=1, cutoff=0.5
-    )
-    hint = next((name for name in known if near and (name == near[0] or name.endswith(f".{near[0]}"))), None)
-    way_out = f"did you mean {hint}?" if hint else f"known groups are {', '.join(Params.model_fields)}"
-    return f"{path.name}: {key}: unknown key (value {value!r}); {way_out}"
-
-
-def _fault(path: Path, fault: Any) -> str:
-    # A union's branches add their own names to the place; the key ends where the settings end.
-    parts = [str(part) for part in fault["loc"]]
-    known = _dotted_keys()
-    key = ".".join(parts)
-    if fault["type"] == "extra_forbidden":
-        return _unknown(path, key, fault["input"])
-    while (
-        len(parts) > 1 and ".".join(parts) not in known and not any(k.startswith(".".join(parts) + ".") for k in known)
-    ):
-        parts.pop()
-    key, value, allowed = ".".join(parts), fault["input"], _allowed(".".join(parts))
-    way_out = f"; allowed: {allowed}" if allowed else ""
-    if isinstance(value, str) and fault["type"].startswith(("float", "int")) and _is_number(value):
-        return (
-            f"{path.name}: {key}: found the text {value!r}, not a number; write it without quotes, as {float(value)!r}"
-        )
-    return f"{path.name}: {key}: found {value!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}{way_out}"
-
-
-def _allowed(key: str) -> str:
-    section: Any = Params
-    field = None
-    for part in key.split("."):
-        field = getattr(section, "model_fields", {}).get(part)
-        section = field.annotation if field else None
-    return (field.description or "") if field else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
     return True

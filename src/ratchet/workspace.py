@@ -1,5 +1,6 @@
 """The project folder: where it is, where each thing lies in it, and who holds it."""
 
+import errno
 import json
 import os
 import time
@@ -10,9 +11,34 @@ from pathlib import Path
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "disk_errors"]
 
 ROOT_VARIABLE = "RATCHET_ROOT"
+
+_WAYS_OUT = {
+    errno.ENOSPC: "free some space, or move the project to a larger disk",
+    errno.EDQUOT: "your quota is used up: free some space, or ask for more",
+    errno.EFBIG: "no file so large may be written here: raise the limit, or move the project",
+    errno.EROFS: "the disk is mounted read-only: mount it writable, or move the project",
+    errno.EACCES: "make it readable and writable for this user, or work in a clone",
+    errno.EPERM: "make it readable and writable for this user, or work in a clone",
+}
+
+
+@contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """What the disk refuses inside, in words; any other error passes as it is.
+
+    Raises:
+        WorkspaceError: no space, no permission or read-only; names the file, or `root` where the system does not say.
+    """
+    try:
+        yield
+    except OSError as error:
+        way_out = _WAYS_OUT.get(error.errno or 0)
+        if way_out is None:
+            raise
+        raise WorkspaceError(f"{error.filename or root}: cannot be written ({error.strerror}): {way_out}") from error
 
 
 @dataclass(frozen=True)
@@ -88,7 +114,7 @@ class Workspace:
 
         Raises:
             WorkspaceBusy: another run holds it after `wait` seconds; the message says which.
-            WorkspaceError: the folder cannot be written.
+            WorkspaceError: the folder cannot be written, or the disk is full.
         """
         from filelock import FileLock, Timeout
 
@@ -96,18 +122,16 @@ class Workspace:
             yield
             return
         holder = self.state / "holder.json"
-        try:
+        with disk_errors(self.root):
             self.state.mkdir(exist_ok=True)
             lock = FileLock(self.state / "workspace.lock")
-            lock.acquire(timeout=wait)
-        except Timeout:
-            raise WorkspaceBusy(self._busy(holder)) from None
-        except OSError as error:
-            raise WorkspaceError(
-                f"{self.root}: cannot be written ({error.strerror}): make it writable for this user, or work in a clone"
-            ) from error
+            try:
+                lock.acquire(timeout=wait)
+            except Timeout:
+                raise WorkspaceBusy(self._busy(holder)) from None
         try:
-            holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
+            with disk_errors(self.root):
+                holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
             os.environ["RATCHET_HOLDER"] = str(self.root)
             yield
         finally:

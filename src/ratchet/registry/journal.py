@@ -90,7 +90,7 @@ class Journal:
 
     def entries(self, start: int) -> list[Entry]:
         """The entries from byte `start` on."""
-        entries = []
+        entries: list[Entry] = []
         if not self._path.exists():
             return entries
         with self._path.open("rb") as file:

@@ -27,12 +27,17 @@ def address(workspace: Workspace, settings: TrackingSettings) -> str:
 
 
 def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
-    """A client that gives up in seconds: the journal keeps what a server that is away does not take."""
+    """A client that gives up in seconds: the journal keeps what a server that is away does not take.
+
+    Raises:
+        TrackingAway: the address is none that MLflow knows, or the database cannot be opened.
+    """
     _be_brief()
     from mlflow import MlflowClient
 
     uri = address(workspace, settings)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    with reachable(uri):
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 @contextmanager
@@ -40,15 +45,19 @@ def active(workspace: Workspace, settings: TrackingSettings) -> Iterator[None]:
     """MLflow's own module-level address set to ours inside: its model functions know no other way."""
     import mlflow
 
-    tracking, registry = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    # MLflow notes an address that was set in the environment, too, and asking for one that was not gives a default.
+    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     uri = address(workspace, settings)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     try:
         yield
     finally:
-        mlflow.set_tracking_uri(tracking)
-        mlflow.set_registry_uri(registry)
+        mlflow.set_tracking_uri(before["MLFLOW_TRACKING_URI"])  # type: ignore[arg-type]  # None: as if never set
+        mlflow.set_registry_uri(before["MLFLOW_REGISTRY_URI"])  # type: ignore[arg-type]
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
 
 
 @contextmanager
@@ -67,13 +76,13 @@ def reachable(uri: str) -> Iterator[None]:
     except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TrackingAway(
-            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it waits "
-            "in mlruns/journal; start the server or mend the address, then `ratchet sync`"
+            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it "
+            "waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
         ) from error
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:
-    """The experiment's id; it is made when it is not there, with its artifacts in mlruns/artifacts if MLflow is local."""
+    """The experiment's id; it is made where it is missing, with its artifacts in mlruns/artifacts if MLflow is local."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(settings.experiment)

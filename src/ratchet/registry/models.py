@@ -89,7 +89,8 @@ class ModelRegistry:
 
         with active(self.workspace, self.params.tracking):
             try:
-                return mlflow.pyfunc.load_model(model_uri)
+                loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
+                return loaded
             except (MlflowException, OSError) as error:
                 raise RegistryError(f"{model_uri}: MLflow cannot load it ({error})") from error
 
@@ -106,8 +107,8 @@ class ModelRegistry:
                 folder = Path(download_artifacts(artifact_uri=f"models:/{name}/{version.number}", dst_path=str(into)))
             except (MlflowException, OSError) as error:
                 raise RegistryError(
-                    f"models:/{name}/{version.number}, the champion: its files cannot be read ({error}): restore them, or "
-                    "give the alias champion to a version that has its files, in MLflow's page of the model"
+                    f"models:/{name}/{version.number}, the champion: its files cannot be read ({error}): restore them, "
+                    "or give the alias champion to a version that has its files, in MLflow's page of the model"
                 ) from error
         found = next(folder.rglob("model.json"), None)
         if found is None:

@@ -1,6 +1,8 @@
 """One training, one MLflow run: told to the journal, sent by another thread."""
 
+import getpass
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from itertools import groupby
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 class Run:
     """A run as the stages see it: whatever is told is on disk at once and in MLflow soon.
 
-    As a context it sends in the background; leaving waits a limited time, and `away` then says why when not all was sent.
+    As a context it sends in the background; leaving waits a limited time, and `away` then says why not all was sent.
     """
 
     def __init__(self, workspace: Workspace, params: Params, key: str) -> None:
@@ -57,7 +59,7 @@ class Run:
 
     def settings(self, values: dict[str, object]) -> None:
         """Settings as MLflow parameters; they are written once and never again: MLflow's are immutable."""
-        self._tell("params", {"values": {key: str(value)[:6000] for key, value in values.items()}})
+        self._tell("params", {"values": {key: _written(value)[:6000] for key, value in values.items()}})
 
     def tags(self, values: dict[str, str]) -> None:
         self._tell("tags", {"values": {key: value[:5000] for key, value in values.items()}}, again=True)
@@ -143,7 +145,30 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     if found:
         return str(found[0].info.run_id)
     name = f"{params.data.source}-{params.model.name}-{journal.uid[:6]}"
-    return str(client.create_run(experiment, tags={UID_TAG: journal.uid}, run_name=name).info.run_id)
+    tags = {
+        UID_TAG: journal.uid,
+        # What MLflow's pages show as "Created by" and "Source".
+        "mlflow.user": _user(),
+        "mlflow.source.type": "PROJECT",
+        "mlflow.source.name": workspace.root.name,
+    }
+    return str(client.create_run(experiment, tags=tags, run_name=name).info.run_id)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run under a number that has no name
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+
+
+def _written(value: object) -> str:
+    """A setting as params.yaml writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(one) for one in value)}]"
+    return str(value)
 
 
 def _send_metrics(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:

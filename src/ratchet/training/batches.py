@@ -65,7 +65,7 @@ class Split:
     def batch(
         self, rows: NDArray[np.int64], device: torch.device, plan: Plan | None = None, *, epoch: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images uint8 (n, channels, height, width) and labels int64 (n,) on `device`; augmented when a plan is given."""
+        """Images uint8 (n, channels, height, width) and labels int64 (n,) on `device`; augmented if a plan is given."""
         images = torch.from_numpy(self.gather(rows)).to(device, non_blocking=True)
         labels = torch.from_numpy(self.labels[rows]).to(device, non_blocking=True)
         if plan is not None:

@@ -31,15 +31,15 @@ class Snapshot:
     step: int
     tensors: dict[str, torch.Tensor]  # on the CPU
     state: dict[str, Any]  # plain data
-    score: float | None = None  # of an epoch's end: larger is better; decides what `keep_best` keeps
+    score: tuple[float, ...] | None = None  # of an epoch's end: larger is better; decides what `keep_best` keeps
 
 
 @dataclass
 class CheckpointStore:
     """The checkpoints of one training, in one folder, written by a thread of their own.
 
-    When a new snapshot comes while one is being written, the newest waiting one wins. Use it as a context: leaving waits
-    for the writer.
+    Every snapshot is written: one may wait while one is being written, and only a third has to wait itself. So what is
+    kept in the end does not depend on the disk's speed. Use it as a context: leaving waits for the writer.
     """
 
     folder: Path
@@ -73,8 +73,9 @@ class CheckpointStore:
             self._thread.join()
 
     def put(self, snapshot: Snapshot) -> None:
-        """Hand a snapshot to the writer; returns at once."""
+        """Hand a snapshot to the writer; returns at once unless the one before still waits for its turn."""
         with self._turn:
+            self._turn.wait_for(lambda: self._waiting is None)
             self._waiting = snapshot
             self._turn.notify_all()
 
@@ -106,6 +107,7 @@ class CheckpointStore:
                 if snapshot is None:
                     return
                 self._writing = True
+                self._turn.notify_all()
             try:
                 self._write(snapshot)
             except Exception as error:  # the thread must live on, whatever a disk can do; the sentence tells
@@ -132,7 +134,7 @@ class CheckpointStore:
         paths = self.paths()
         keep = set(paths[-self.keep_last :])
         scored = [(score, path) for path in paths if (score := _score(path)) is not None]
-        keep |= {path for _, path in sorted(scored)[-self.keep_best :]}
+        keep |= {path for _, path in sorted(scored, reverse=True)[: self.keep_best]}
         for path in paths:
             if path not in keep:
                 path.unlink()
@@ -163,7 +165,8 @@ def read_checkpoint(path: Path) -> Snapshot:
             f"checkpoint {path} is damaged (its content does not have the digest it was written with)"
         )
     state = json.loads(state_text)
-    return Snapshot(step=state.pop("step"), score=state.pop("score"), tensors=tensors, state=state)
+    step, score = state.pop("step"), state.pop("score")
+    return Snapshot(step=step, score=None if score is None else tuple(score), tensors=tensors, state=state)
 
 
 def _header(content: bytes) -> dict[str, str]:
@@ -174,13 +177,14 @@ def _header(content: bytes) -> dict[str, str]:
     return metadata
 
 
-def _score(path: Path) -> float | None:
+def _score(path: Path) -> tuple[float, ...] | None:
     with path.open("rb") as file:
         start = file.read(8)
-        content = start + file.read(int.from_bytes(start, "little"))
+        length = min(int.from_bytes(start, "little"), path.stat().st_size)  # a damaged file may claim any length
+        content = start + file.read(length)
     with contextlib.suppress(ValueError, KeyError):  # damaged: not among the best
-        score: float | None = json.loads(_header(content)["state"])["score"]
-        return score
+        score: list[float] | None = json.loads(_header(content)["state"])["score"]
+        return None if score is None else tuple(score)
     return None
 
 

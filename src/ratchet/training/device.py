@@ -54,10 +54,11 @@ def choose_precision(wanted: str, device: torch.device) -> tuple[str, str | None
 
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "mps":
         return True
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    native: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return native
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -71,11 +72,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch inside; put their states and PyTorch's settings back on leaving."""
     before = random_state()
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    # Not use_deterministic_algorithms, which imports torch's compiler: a second of every start.
+    was_deterministic = torch.get_deterministic_debug_mode()
     was_benchmark = torch.backends.cudnn.benchmark
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be repeatable
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
     torch.backends.cudnn.benchmark = not deterministic
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -83,7 +85,7 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_deterministic_debug_mode(was_deterministic)
         torch.backends.cudnn.benchmark = was_benchmark
         set_random_state(before)
 

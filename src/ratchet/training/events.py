@@ -23,7 +23,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Points:
-    """Logged figures of one optimizer step. The same step gives the same `values` after a resume; `rates` may differ."""
+    """Logged figures of one optimizer step. After a resume a step has the same `values`; its `rates` may differ."""
 
     step: int
     epoch: int

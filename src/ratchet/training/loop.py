@@ -80,6 +80,13 @@ class _Training:
         identity: dict[str, str],
         stop: Callable[[], bool],
     ) -> None:
+        for split in (train, validation):
+            if not len(split):
+                raise TrainingError(
+                    f"split {split.name} has no rows: training needs some in train and in validation; "
+                    "see data.validation_fraction and data.test_fraction"
+                )
+
         # What it is made of
         self.train, self.validation, self.plan = train, validation, plan
         self.store, self.identity, self.stop = store, identity, stop
@@ -148,7 +155,7 @@ class _Training:
             if state.step >= self.total_steps:
                 break
             if self.stop():
-                yield from self._checkpoint(score=None)
+                yield from self._checkpoint()
                 self.store.wait()
                 yield from self._problems()
                 yield Stopped(state.step)
@@ -157,30 +164,29 @@ class _Training:
             self._step(order[start:end])
 
             # once in a while:
-            if state.step % plan.log_every == 0 and self.device.type == "cpu":
+            if self.device.type == "cpu":
                 yield from self._fetch()  # nothing runs ahead on a CPU, so fetching costs nothing
             if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
-                yield from self._checkpoint(score=None)
+                yield from self._checkpoint()
         yield from self._fetch()
         yield from self._end_epoch()
 
     def _step(self, rows: NDArray[np.int64]) -> None:
         """One optimizer step: forward, loss, backward, clip, step. Nothing here waits for the device."""
         state, plan = self.state, self.plan
-        rate = learning_rate(plan, step=state.step, total_steps=self.total_steps, steps_per_epoch=len(self.steps))
+        rate = self._rate(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
 
         # ------------------------------------------------------------------------------------------------------------
         state.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
-        size = math.ceil(len(rows) / plan.accumulation)
-        for micro in (rows[first : first + size] for first in range(0, len(rows), size)):
+        for micro in np.array_split(rows, min(plan.accumulation, len(rows))):
             images, labels = self.train.batch(micro, self.device, plan, epoch=state.epoch)
             with autocast(self.precision, self.device):
                 logits = state.model(images)
             loss = cross_entropy(logits.float(), labels, label_smoothing=plan.label_smoothing, reduction="sum")
-            (loss / len(rows)).backward()  # each sample weighs the same, in the last and smaller micro-batch too
+            torch.autograd.backward(loss / len(rows))  # each sample weighs the same, in a smaller micro-batch too
             total += loss.detach()
             state.sums.correct += (logits.detach().argmax(1) == labels).sum()
         norm = clip_gradients(state.model, plan)
@@ -192,24 +198,35 @@ class _Training:
         state.step, state.batch = state.step + 1, state.batch + 1
         self.step_clock.samples += len(rows)
         self.epoch_clock.samples += len(rows)
-        if state.step % plan.log_every == 0:
-            self.pending.append((state.step, rate, torch.stack([total / len(rows), norm])))
+        self.pending.append((state.step, rate, torch.stack([total / len(rows), norm])))
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(self.plan, step=step, total_steps=self.total_steps, steps_per_epoch=len(self.steps))
 
     def _fetch(self) -> Iterator[Event]:
-        """Bring waiting figures from the device, all at once, and refuse to go on with a loss that is not finite."""
+        """Bring the waiting figures of all steps from the device at once; refuse to go on when one is not finite."""
         if not self.pending:
             return
         fetched = torch.stack([figures for _, _, figures in self.pending]).tolist()
+        steps = [(step, rate, *figures) for (step, rate, _), figures in zip(self.pending, fetched, strict=True)]
+        self.pending.clear()
+        for step, rate, loss, norm in steps:
+            self._refuse_if_not_finite({"loss": loss, "gradient norm": norm}, step=step, rate=rate)
+        logged = [figures for figures in steps if figures[0] % self.plan.log_every == 0]
+        if not logged:
+            return
         rates = {"step/samples_per_second": self.step_clock.lap()}
-        for (step, rate, _), (loss, norm) in zip(self.pending, fetched, strict=True):
-            if not math.isfinite(loss):
+        for step, rate, loss, norm in logged:
+            values = {"step/loss": loss, "step/gradient_norm": norm, "step/learning_rate": rate}
+            yield Points(step, self.state.epoch + 1, values, rates if step == logged[-1][0] else {})
+
+    def _refuse_if_not_finite(self, figures: dict[str, float], *, step: int, rate: float) -> None:
+        for name, value in figures.items():
+            if not math.isfinite(value):
                 raise TrainingError(
-                    f"the loss is {loss} at step {step} (epoch {self.state.epoch + 1}, learning rate {rate:.3g}): "
+                    f"the {name} is {value} at step {step} (epoch {self.state.epoch + 1}, learning rate {rate:.3g}): "
                     "lower training.learning_rate, lengthen training.warmup_epochs or set training.clip_norm"
                 )
-            values = {"step/loss": loss, "step/gradient_norm": norm, "step/learning_rate": rate}
-            yield Points(step, self.state.epoch + 1, values, rates if step == self.pending[-1][0] else {})
-        self.pending.clear()
 
     def _end_epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
@@ -219,24 +236,12 @@ class _Training:
             "train/loss": state.sums.loss.item() / seen,
             "train/accuracy": state.sums.correct.item() / seen,
             "train/gradient_norm": state.sums.norm.item() / state.batch,
-            "learning_rate": state.optimizer.param_groups[0]["lr"],
+            "learning_rate": self._rate(state.step - 1),  # of the last step, which a resumed optimizer has not seen
             **self._validate(),
         }
-        if not math.isfinite(values["train/loss"]):
-            raise TrainingError(
-                f"the loss is {values['train/loss']} in epoch {state.epoch + 1}: lower training.learning_rate, "
-                "lengthen training.warmup_epochs or set training.clip_norm"
-            )
-        sign = -1.0 if plan.best.endswith("loss") else 1.0
-        value = values[plan.best]
-        before = state.best_value
-        counts_as_better = before is None or sign * (value - before) > plan.min_delta
-        # Small validation sets tie often; the lower loss decides then.
-        tied = value == before and values["validation/loss"] < state.history[state.best_epoch - 1]["validation/loss"]
-        is_best = before is None or sign * value > sign * before or tied
-        state.stale_epochs = 0 if counts_as_better else state.stale_epochs + 1
-        if is_best:
-            state.keep_best(value)
+        self._refuse_if_not_finite(values, step=state.step, rate=values["learning_rate"])
+        self._judge(values)
+        is_best = state.best_epoch == state.epoch + 1
         epoch = state.epoch + 1
         state.history.append({"epoch": epoch, "step": state.step, **values})
         yield Epoch(epoch, state.step, values, rates, best=is_best)
@@ -248,7 +253,31 @@ class _Training:
         if patience_over:
             yield Notice(f"stopped after epoch {epoch}: no better {plan.best} for {plan.patience} epochs")
         state.finished = patience_over or epoch >= plan.epochs or state.step >= self.total_steps
-        yield from self._checkpoint(score=sign * value)
+        yield from self._checkpoint()
+
+    def _judge(self, values: dict[str, float]) -> None:
+        """Keep the weights if this epoch is the best so far, and count how long patience has waited."""
+        state, plan = self.state, self.plan
+        value = values[plan.best]
+        gain = math.inf if state.patience_value is None else self._sign * (value - state.patience_value)
+        # Measured from the last value that counted: many small gains count once they add up to more than min_delta.
+        if gain > plan.min_delta:
+            state.patience_value, state.stale_epochs = value, 0
+        else:
+            state.stale_epochs += 1
+        epoch = state.epoch + 1
+        if not state.best_epoch or self._score(values, epoch) > self._score(
+            state.history[state.best_epoch - 1], state.best_epoch
+        ):
+            state.keep_best(value)
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.plan.best.endswith("loss") else 1.0
+
+    def _score(self, values: dict[str, float], epoch: int) -> tuple[float, ...]:
+        """What epochs are compared by; larger is better. Small validation sets tie often: then the loss decides."""
+        return self._sign * values[self.plan.best], -values["validation/loss"], -float(epoch)
 
     def _overfit(self, values: dict[str, float], epoch: int) -> Iterator[Event]:
         gap = values["train/accuracy"] - values["validation/accuracy"]
@@ -277,8 +306,10 @@ class _Training:
             "validation/accuracy": correct.item() / len(self.validation),
         }
 
-    def _checkpoint(self, *, score: float | None) -> Iterator[Event]:
+    def _checkpoint(self) -> Iterator[Event]:
         yield from self._fetch()  # what a checkpoint has behind it must have been reported
+        at_epochs_end = self.state.batch == 0 and self.state.history
+        score = self._score(self.state.history[-1], self.state.epoch) if at_epochs_end else None
         self.store.put(self.state.snapshot(self.identity, score=score))
         yield Checkpointed(self.state.step)
         yield from self._problems()

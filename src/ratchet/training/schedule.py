@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to step, nothing to save, nothing to step in the wrong place."""
+"""The learning rate as a pure function of the step: nothing to save, nothing to step in the wrong place."""
 
 import math
 

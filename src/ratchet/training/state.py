@@ -24,6 +24,7 @@ class Sums:
 
     @classmethod
     def zero(cls, device: torch.device) -> "Sums":
+        """Nothing summed yet, on `device`."""
         return cls(
             torch.zeros((), device=device),
             torch.zeros((), dtype=torch.int64, device=device),
@@ -48,10 +49,13 @@ class TrainingState:
     sums: Sums = field(init=False)
     history: list[dict[str, float]] = field(default_factory=list)
 
-    # The best so far, and how long ago
+    # The best so far (epoch 0: none yet)
     best_value: float | None = None
     best_epoch: int = 0
     best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    # The last value that counted as better, and how many epochs ago
+    patience_value: float | None = None
     stale_epochs: int = 0
 
     # Said once
@@ -63,6 +67,7 @@ class TrainingState:
 
     @property
     def device(self) -> torch.device:
+        """Where the parameters lie."""
         return next(self.model.parameters()).device
 
     def keep_best(self, value: float) -> None:
@@ -70,7 +75,7 @@ class TrainingState:
         self.best_value, self.best_epoch = value, self.epoch + 1
         self.best_weights = _copied(self.model.state_dict())
 
-    def snapshot(self, identity: dict[str, str], *, score: float | None) -> Snapshot:
+    def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
         """A copy of all of it, on the CPU."""
         tensors = {
             **_named("model", self.model.state_dict()),
@@ -86,6 +91,7 @@ class TrainingState:
             "history": copy.deepcopy(self.history),
             "best_value": self.best_value,
             "best_epoch": self.best_epoch,
+            "patience_value": self.patience_value,
             "stale_epochs": self.stale_epochs,
             "overfit_said": self.overfit_said,
             "finished": self.finished,
@@ -109,6 +115,7 @@ class TrainingState:
             "history",
             "best_value",
             "best_epoch",
+            "patience_value",
             "stale_epochs",
             "overfit_said",
             "finished",

@@ -1,9 +1,10 @@
-"""The models that can be named in params.yaml, built and rebuilt only from this list: no pickle, no code from a file."""
+"""The models that params.yaml can name, built and rebuilt only from this list: no pickle, no code from a file."""
 
 import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -109,10 +110,9 @@ def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
         TrainingError: files missing, damaged or not fitting each other.
     """
     try:
-        described = files.read_json(folder / "model.json")["spec"]
-        spec = ModelSpec(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in described.items()}
-        )
+        described: dict[str, Any] = files.read_json(folder / "model.json")["spec"]
+        listed: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
+        spec = ModelSpec(**listed)
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(f"{folder}: not a model that can be read ({error})") from error

@@ -5,13 +5,14 @@ from torch import nn
 
 __all__ = ["ConvNet"]
 
-_LARGEST_MAP = 4  # what a 32-pixel image leaves after three poolings; larger images are averaged down to about it
+_LARGEST_MAP = 4  # what a 32-pixel image leaves after three poolings; larger ones are averaged down to about it
 
 
 class ConvNet(nn.Module):
-    """Three conv-norm-pool-relu blocks of 32, 64 and 128, dropout .5, 512, dropout .3: 1,147,914 parameters at 3x32x32, 10 classes.
+    """Three conv-norm-pool-relu blocks of 32, 64 and 128, dropout .5, 512, dropout .3: 1,147,914 parameters at 3x32x32.
 
-    Pooling stands before ReLU: the maximum commutes with it, the function is the same, and ReLU sees a quarter of the values.
+    That count is for 10 classes. Pooling stands before ReLU: the maximum commutes with it, the function is the same and
+    ReLU sees a quarter of the values.
     """
 
     def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:

@@ -1,0 +1,217 @@
+"""What every room shares: copies of the project to run in, and a guard that no test leaves a trace.
+
+A copy is made of the files that git knows of, those not yet committed included, with the shipped settings shrunk.
+"""
+
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from ratchet import settings
+from ratchet.workspace import Workspace
+
+REPOSITORY = Path(__file__).parents[1]
+# Others' warnings that we can do nothing about; every other warning is an error.
+WARNINGS = ("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",)  # MLflow's tables of SQLAlchemy
+SMALL: Mapping[str, object] = MappingProxyType(
+    {"training.epochs": 2, "training.checkpoint_steps": 5, "training.log_every": 5, "evaluation.resamples": 100}
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project folder with a git history of its own, and a shell in it that sees nothing of this one's settings."""
+
+    root: Path
+    home: Path
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.root)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        programs = Path(sys.executable).parent
+        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "LC_ALL", "TMPDIR")}
+        return kept | {
+            "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "PYTHONPATH": f"{self.root / 'src'}:{self.root}",
+            "HOME": str(self.home),
+            "DVC_SITE_CACHE_DIR": str(self.home / "dvc"),
+            "NO_COLOR": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder; stdout holds what it printed to either stream."""
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    def good(self, *command: str, **variables: str) -> str:
+        """Run a command that must succeed; what it printed."""
+        done = self.run(*command, **variables)
+        assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+    def refused(self, *command: str, **variables: str) -> str:
+        """Run a command that must refuse in plain words; what it printed."""
+        done = self.run(*command, **variables)
+        assert done.returncode != 0, f"{' '.join(command)} did not refuse:\n{done.stdout}"
+        assert "Traceback" not in done.stdout, done.stdout
+        return done.stdout
+
+    def stage(self, name: str) -> tuple[str, ...]:
+        """The command of a stage, as dvc.yaml has it."""
+        return (sys.executable, "-m", f"tasks.{name}")
+
+    def digests(self, *folders: str) -> dict[str, str]:
+        """SHA-256 of every file below the folders, by path from the root."""
+        paths = [path for folder in folders for path in sorted((self.root / folder).rglob("*")) if path.is_file()]
+        return {path.relative_to(self.root).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
+
+    def clone(self, root: Path) -> "Project":
+        """What is committed here, in another folder."""
+        home = root.with_name(f"{root.name}-home")
+        home.mkdir()
+        self.good("git", "clone", "--quiet", str(self.root), str(root))
+        return Project(root, home)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for warning in WARNINGS:
+        config.addinivalue_line("filterwarnings", warning)
+
+
+def make_project(root: Path, home: Path) -> Project:
+    """Copy what git knows of the repository to `root`, shrink the settings and commit the lot."""
+    listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):
+        source, target = REPOSITORY / name, root / name
+        if source.is_file():  # deleted, and not yet committed
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    home.mkdir(parents=True, exist_ok=True)
+    project = Project(root, home)
+    settings.override(project.workspace.params, SMALL)
+    project.good("git", "init", "--quiet", "--initial-branch=main")
+    project.good("git", "config", "user.name", "tests")
+    project.good("git", "config", "user.email", "tests@localhost")
+    project.good("git", "add", "--all")
+    project.good("git", "commit", "--quiet", "--message=as shipped")
+    return project
+
+
+@pytest.fixture(scope="session")
+def new_project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
+    """Make a fresh copy of the project under a name of its own."""
+    folder = tmp_path_factory.mktemp("projects").resolve()
+    return lambda name: make_project(folder / name, folder / f"{name}-home")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can reach; pytest's own are private."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name).resolve()
+
+
+@pytest.fixture
+def unprivileged() -> tuple[str, ...]:
+    """What to write before a command so that it runs as a user whom permissions bind."""
+    if os.geteuid() != 0:
+        return ()
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    if not shutil.which("setpriv"):
+        pytest.skip("root is bound by no permission, and setpriv, to work as another user, is not there")
+    if subprocess.run([*prefix, sys.executable, "-c", "import ratchet"], capture_output=True, check=False).returncode:
+        pytest.skip(f"root is bound by no permission, and other users cannot run {sys.executable}")
+    return prefix
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A fresh copy of the project for one test."""
+    return make_project(tmp_path.resolve() / "project", tmp_path.resolve() / "home")
+
+
+# Set once in a process, by libraries as they are imported or by us on their behalf, and never set back.
+ADOPTED = (
+    "CUBLAS_",
+    "GIT_PYTHON_REFRESH",
+    "KMP_",
+    "MLFLOW_DISABLE_TELEMETRY",
+    "MLFLOW_HTTP_",
+    "PREFECT_",
+    "PYTEST_",
+    "TORCH",
+    "_RJEM_MALLOC_CONF",
+)
+OUTPUTS = ("data", "mlruns", ".ratchet")
+
+
+@pytest.fixture(autouse=True)
+def no_traces() -> Iterator[None]:
+    """Fail a test that changes what the next one starts from: random states, MLflow's address, folder, environment."""
+    before = _state()
+    yield
+    after = _state()
+    if after["working folder"] != before["working folder"]:
+        os.chdir(str(before["working folder"]))
+    # A library that the test was the first to import had no state before: nothing to compare with.
+    changed = [name for name, value in before.items() if value is not None and after[name] != value]
+    told = [f"another {name} ({_difference(before[name], after[name])})" for name in changed]
+    assert not told, f"the test left behind {', '.join(told)}"
+
+
+def _state() -> dict[str, object]:
+    """Everything a test might change for the next one; of a library that is not imported, None."""
+    numpy, torch, mlflow = (sys.modules.get(name) for name in ("numpy", "torch", "mlflow.tracking"))
+    return {
+        "working folder": str(Path.cwd()),
+        "environment": frozenset(
+            f"{name}={value}" for name, value in os.environ.items() if not name.startswith(ADOPTED)
+        ),
+        "files in the repository": _files(),
+        "random state of random": _digest(random.getstate()),
+        "random state of numpy": _digest(numpy.random.get_state()) if numpy else None,
+        "random state of torch": _digest(torch.get_rng_state().numpy().tobytes()) if torch else None,
+        "tracking address of mlflow": mlflow.get_tracking_uri() if mlflow else None,
+    }
+
+
+def _digest(content: object) -> str:
+    return sha256(pickle.dumps(content)).hexdigest()
+
+
+def _files() -> frozenset[str]:
+    """What lies where a run would leave something: at the top, and in the outputs' folders."""
+    found = {path.name for path in REPOSITORY.iterdir() if not path.name.endswith("_cache")} - {".hypothesis"}
+    for name in OUTPUTS:
+        found |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / name).rglob("*")}
+    return frozenset(found)
+
+
+def _difference(before: object, after: object) -> str:
+    if isinstance(before, frozenset) and isinstance(after, frozenset):
+        return ", ".join([f"+{one}" for one in sorted(after - before)] + [f"-{one}" for one in sorted(before - after)])
+    return f"{before} -> {after}"

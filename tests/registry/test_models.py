@@ -1,0 +1,152 @@
+"""A model goes into MLflow once, comes out through MLflow's own loader, and its aliases say what it is."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ratchet.errors import RegistryError, TrackingAway
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.runs import Run
+from ratchet.settings import Params, TrackingSettings
+from ratchet.training import ModelSpec, build, load_model, save_model
+from ratchet.workspace import Workspace
+
+SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder as training leaves it."""
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        save_model(folder, build(SPEC).state_dict(), SPEC, about={"training": {}})
+    return folder
+
+
+@pytest.fixture
+def run_id(place: Any, key: str) -> Iterator[str]:
+    run = Run(place.workspace, place.params, key)
+    run.settings({"seed": 0})
+    yield run.send()
+    run.journal.close()
+
+
+@pytest.fixture
+def registry(place: Any) -> ModelRegistry:
+    return ModelRegistry(place.workspace, place.params)
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> Iterator[None]:
+    """MLflow's own deprecations while it logs and loads a model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="mlflow")
+        yield
+
+
+def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
+    model_uri = registry.log_model(run_id, trained, SPEC)
+    return registry.register(name, run_id, model_uri, tags={"ratchet.verdict": verdict}, description="good")
+
+
+def aliases(place: Any, name: str) -> dict[str, str]:
+    """A database gives the numbers as numbers, a server as text."""
+    return {alias: str(number) for alias, number in place.client.get_registered_model(name).aliases.items()}
+
+
+def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
+    registry: ModelRegistry, run_id: str, trained: Path
+) -> None:
+    import mlflow
+
+    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    served = registry.load(registry.log_model(run_id, trained, SPEC))
+    assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri()) == before
+    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
+    answered = served.predict(images)
+    model, spec = load_model(trained)
+    with torch.inference_mode():
+        expected = torch.softmax(model(torch.from_numpy(images).permute(0, 3, 1, 2)), 1).numpy()
+    assert spec == SPEC
+    assert answered.dtype == np.float32
+    np.testing.assert_array_equal(answered, expected)
+
+
+def test_what_is_stored_holds_no_pickle(registry: ModelRegistry, run_id: str, trained: Path, tmp_path: Path) -> None:
+    enter(registry, "no-pickle", run_id, trained)
+    registry.promote(registry.version_of("no-pickle", run_id))  # type: ignore[arg-type]
+    champion = registry.champion("no-pickle", tmp_path / "champion")
+    assert champion
+    suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
+    assert suffixes <= {".safetensors", ".json", ".yaml", ".txt", ""}
+    assert (champion.folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_logging_a_model_twice_stores_it_once(registry: ModelRegistry, place: Any, run_id: str, trained: Path) -> None:
+    first = registry.log_model(run_id, trained, SPEC)
+    assert registry.log_model(run_id, trained, SPEC) == first
+    assert len(place.client.get_run(run_id).outputs.model_outputs) == 1
+
+
+def test_a_new_version_is_challenger_and_promotion_makes_it_champion(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path
+) -> None:
+    name = f"steps-{place.params.tracking.experiment}"
+    version = enter(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
+    assert (version.number, version.aliases) == ("1", ("challenger",))
+    assert registry.verdict_of(name, run_id) == {"passed": True}
+    champion = registry.promote(version)
+    assert champion.aliases == ("champion",)
+    assert aliases(place, name) == {"champion": "1"}
+    stored = place.client.get_model_version(name, "1")
+    assert (stored.run_id, stored.description, stored.tags["ratchet.verdict"]) == (run_id, "good", '{"passed": true}')
+
+
+def test_registering_twice_changes_nothing(registry: ModelRegistry, place: Any, run_id: str, trained: Path) -> None:
+    name = f"twice-{place.params.tracking.experiment}"
+    first = enter(registry, name, run_id, trained)
+    assert enter(registry, name, run_id, trained) == first
+    champion = registry.promote(first)
+    assert enter(registry, name, run_id, trained) == champion  # a champion is not made challenger again
+    assert registry.promote(champion) == champion
+    assert len(place.client.search_model_versions(f"name = '{name}'")) == 1
+
+
+def test_the_next_version_is_challenger_beside_the_champion(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path, key: str, tmp_path: Path
+) -> None:
+    name = f"next-{place.params.tracking.experiment}"
+    registry.promote(enter(registry, name, run_id, trained))
+    run = Run(place.workspace, place.params, f"{key}-second")
+    second = enter(registry, name, run.send(), trained)
+    run.journal.close()
+    assert (second.number, second.aliases) == ("2", ("challenger",))
+    champion = registry.champion(name, tmp_path)
+    assert champion
+    assert (champion.version.number, champion.version.run_id) == ("1", run_id)
+    assert registry.promote(second).aliases == ("champion",)
+    assert aliases(place, name) == {"champion": "2"}
+
+
+def test_where_there_is_no_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:
+    assert registry.champion("never-registered", tmp_path) is None
+    assert registry.version_of("never-registered", run_id) is None
+    assert registry.verdict_of("never-registered", run_id) is None
+
+
+def test_a_model_that_is_not_there_is_named(registry: ModelRegistry) -> None:
+    with pytest.raises(RegistryError, match="models:/never-registered/1"):
+        registry.load("models:/never-registered/1")
+
+
+def test_a_dead_address_is_told_with_the_way_out(tmp_path: Path) -> None:
+    dead = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))
+    with pytest.raises(TrackingAway, match=r"http://127\.0\.0\.1:9 .*`ratchet sync`"):
+        ModelRegistry(Workspace(tmp_path), dead).champion("digits", tmp_path)

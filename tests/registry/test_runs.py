@@ -1,0 +1,174 @@
+"""What a training tells reaches MLflow, each point once, whoever is killed or away in between.
+
+Everything is read back from MLflow itself: a SQLite database as shipped, and a server over HTTP.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.errors import TrackingAway
+from ratchet.registry.runs import Run, send_all
+from ratchet.settings import Params, TrackingSettings
+from ratchet.workspace import Workspace
+
+DEAD = "http://127.0.0.1:9"
+
+
+def tell(run: Run, *, steps: int = 4) -> None:
+    """A short training."""
+    run.settings({"training.epochs": 2, "model.name": "convnet"})
+    run.dataset(name="digits", digest="0123abcd.dir", source="data/raw", profile={"rows": {"train": 10}})
+    run.tags({"ratchet.device": "cpu"})
+    run.status("RUNNING")
+    for step in range(steps):
+        run.metrics({"step/loss": 1.0 / (1 + step), "step/rate": 0.1}, step=step)
+    run.metrics({"validation/accuracy": 0.5}, step=1)
+    run.status("FINISHED")
+
+
+def forget_what_was_sent(run: Run) -> None:
+    """As if the process had been killed after sending and before noting it."""
+    state = run.journal.folder / "state.json"
+    state.write_text(json.dumps({"uid": run.journal.uid}))
+
+
+def closed(run: Run) -> Run:
+    run.journal.close()
+    return run
+
+
+def test_everything_that_was_told_stands_in_mlflow(place: Any, key: str) -> None:
+    run = Run(place.workspace, place.params, key)
+    tell(run)
+    run_id = run.send()
+    assert closed(run).journal.is_sent
+    [found] = place.runs(run.journal.uid)
+    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
+    assert found.data.params == {"training.epochs": "2", "model.name": "convnet"}
+    assert found.data.tags["ratchet.device"] == "cpu"
+    assert found.data.metrics == {"step/loss": 0.25, "step/rate": 0.1, "validation/accuracy": 0.5}
+    assert place.points(run_id, "step/loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
+    [data] = found.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "0123abcd.dir")
+    assert data.tags[0].value == "training"
+
+
+def test_sending_twice_changes_nothing(place: Any, key: str) -> None:
+    run = closed(Run(place.workspace, place.params, key))
+    run = Run(place.workspace, place.params, key)
+    tell(run)
+    first = run.send()
+    [before] = place.runs(run.journal.uid)
+    forget_what_was_sent(closed(run))
+    again = Run(place.workspace, place.params, key)
+    assert again.send() == first
+    closed(again)
+    [after] = place.runs(run.journal.uid)
+    assert after.to_dictionary() == before.to_dictionary()
+    assert place.points(first, "step/rate") == [(step, 0.1) for step in range(4)]
+
+
+def test_more_points_than_one_call_takes_all_arrive(database: Any, key: str) -> None:
+    run = Run(database.workspace, database.params, key)
+    for step in range(500):
+        run.metrics({"a": float(step), "b": -float(step)}, step=step)
+    run.settings({f"setting.{number}": number for number in range(130)})
+    run_id = run.send()
+    closed(run)
+    assert database.points(run_id, "a") == [(step, float(step)) for step in range(500)]
+    assert len(database.runs(run.journal.uid)[0].data.params) == 130
+
+
+def test_a_resumed_training_repeats_no_point_and_changes_no_setting(place: Any, key: str) -> None:
+    for steps in (3, 5):  # cut off after three steps, then once more from the second
+        run = Run(place.workspace, place.params, key)
+        tell(run, steps=steps)
+        run_id = run.send()
+        closed(run)
+    [found] = place.runs(run.journal.uid)
+    assert place.points(run_id, "step/rate") == [(step, 0.1) for step in range(5)]
+    assert len(found.inputs.dataset_inputs) == 1
+
+
+@pytest.mark.parametrize("method", ["mark_sent", "entries"])
+def test_killed_before_the_run_s_id_is_noted_there_is_still_one_run(
+    place: Any, key: str, killed_at: Any, method: str
+) -> None:
+    killed_at(place, key, method)
+    run = Run(place.workspace, place.params, key)
+    assert run.journal.run_id is None
+    run.metrics({"loss": 9.0}, step=9)
+    run_id = run.send()
+    closed(run)
+    assert [one.info.run_id for one in place.runs(run.journal.uid)] == [run_id]
+    assert place.points(run_id, "loss") == [(0, 0.0), (1, 0.125), (2, 0.25), (3, 0.375), (9, 9.0)]
+
+
+def test_where_mlflow_is_away_training_goes_on_and_is_told(tmp_path: Path) -> None:
+    away = Params(tracking=TrackingSettings(uri=DEAD))
+    with Run(Workspace(tmp_path), away, "k") as run:
+        tell(run)
+    assert run.away
+    assert DEAD in run.away
+    assert "`ratchet sync`" in run.away
+    assert not run.journal.is_sent
+
+
+def test_what_waited_is_delivered_once_when_mlflow_is_back(server: Any, served: Any) -> None:
+    server.stop()
+    try:
+        with Run(served.workspace, served.params, "k") as run:
+            tell(run)
+        assert run.away
+        with pytest.raises(TrackingAway, match=f"{re.escape(server.uri)} .*`ratchet sync`"):
+            send_all(served.workspace, served.params)
+    finally:
+        server.start()
+    [(name, run_id)] = send_all(served.workspace, served.params)
+    assert name == "k"
+    assert send_all(served.workspace, served.params) == []
+    [found] = served.runs(run.journal.uid)
+    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
+    assert served.points(run_id, "step/rate") == [(step, 0.1) for step in range(4)]
+
+
+def test_a_server_that_goes_away_in_between_loses_and_repeats_nothing(server: Any, served: Any) -> None:
+    run = Run(served.workspace, served.params, "k")
+    run.metrics({"loss": 1.0}, step=1)
+    first = run.send()
+    server.stop()
+    try:
+        run.metrics({"loss": 0.5}, step=2)
+        with pytest.raises(TrackingAway):
+            run.send()
+    finally:
+        server.start()
+    run.metrics({"loss": 0.25}, step=3)
+    assert run.send() == first
+    closed(run)
+    assert served.points(first, "loss") == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+def test_points_are_in_mlflow_while_training_goes_on(database: Any, key: str) -> None:
+    with Run(database.workspace, database.params, key) as run:
+        run.metrics({"loss": 1.0}, step=1)
+        while not (run.journal.run_id and run.journal.is_sent):
+            pass
+        assert database.points(run.journal.run_id, "loss") == [(1, 1.0)]
+        run.metrics({"loss": 0.5}, step=2)
+    assert run.away is None
+    assert database.points(run.journal.run_id, "loss") == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///file/mlflow.db", "nonsense://there"])
+def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "file").touch()
+    with Run(Workspace(tmp_path), Params(tracking=TrackingSettings(uri=uri)), "k") as run:
+        run.metrics({"loss": 1.0}, step=1)
+        with pytest.raises(TrackingAway, match=r"(file/mlflow\.db|nonsense://there) .*`ratchet sync`"):
+            run.send()
+    assert run.away

@@ -1,0 +1,279 @@
+"""Bad input through the real command line: one clear message, an exit code, nothing half-written."""
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+from ratchet.workspace import Workspace
+
+DEAD = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def shared_project(new_project: Callable[[str], Any]) -> Any:
+    return new_project("bad-input")
+
+
+@pytest.fixture
+def fresh(shared_project: Any) -> Iterator[Any]:
+    """The room's project as it was committed; what a test does to it is undone."""
+    yield shared_project
+    shared_project.good("git", "checkout", "--quiet", ".")
+    shared_project.good("git", "clean", "-ffdx", "--quiet")
+
+
+def written(project: Any) -> dict[str, str]:
+    """Everything that a run could have half-written."""
+    settings = sha256(project.workspace.params.read_bytes()).hexdigest()
+    return {"params.yaml": settings, **project.digests("data", "mlruns")}
+
+
+@contextmanager
+def nothing_written(project: Any, *, but: tuple[str, ...] = ()) -> Iterator[None]:
+    before = written(project)
+    yield
+    after = written(project)
+    assert {path: after[path] for path in after if path not in but} == before
+
+
+def pictures(folder: Path, count: int, *, first: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+
+
+def use_pictures(project: Any) -> Path:
+    project.good("ratchet", "set", "data.source=image-folder", "data.path=pictures")
+    return project.root / "pictures"
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds nothing."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def task_states(project: Any) -> tuple[str, dict[str, str]]:
+    """State types of the newest flow run and of its tasks, as the Prefect server wrote them down."""
+    database = sqlite3.connect(project.root / ".ratchet" / "prefect" / "prefect.db")
+    run, state = database.execute("select id, state_type from flow_run order by created desc limit 1").fetchone()
+    tasks = database.execute("select name, state_name from task_run where flow_run_id = ?", (run,)).fetchall()
+    database.close()
+    return state, dict(tasks)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("training.epoch=3", "training.epoch: unknown key (value 3); did you mean training.epochs?"),
+        ("training.epochs=three", "training.epochs: found 'three'; allowed: a whole number, at least 1"),
+        ("training.learning_rate='1e-3'", "found the text '1e-3', not a number; write it without quotes: 1.0e-3"),
+        ("training.epochs=0", "training.epochs: found 0; allowed: a whole number, at least 1"),
+        ("data.test_fraction=0.9", "is 1.05; allowed: below 1, or nothing is left to train on"),
+    ],
+)
+@pytest.mark.parametrize("command", ["set", "train --set"])
+def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: str, assignment: str, words: str) -> None:
+    with nothing_written(fresh):
+        told = fresh.refused("ratchet", *command.split(), assignment)
+    assert told.startswith("ratchet: params.yaml: ")
+    assert words in told
+    assert len(told.splitlines()) == 1
+    assert not (fresh.root / ".ratchet").exists()
+
+
+def test_a_bad_file_is_refused_with_all_its_faults_by_every_command(fresh: Any) -> None:
+    path = fresh.workspace.params
+    text = path.read_text().replace("optimizer: adamw", "optimizer: adagrad").replace("min_side: 4", "minside: 4")
+    path.write_text(text)
+    with nothing_written(fresh):
+        told = [fresh.refused("ratchet", "train"), fresh.refused(*fresh.stage("ingest")), fresh.refused("dvc", "repro")]
+    for output in told:
+        for words in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "did you mean data.min_side?"):
+            assert words in output
+
+
+def test_outside_a_project_the_way_in_is_told(tmp_path: Path, shared_project: Any) -> None:
+    done = subprocess.run(
+        ["ratchet", "train"],
+        cwd=tmp_path,
+        env=shared_project.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ratchet: no params.yaml in {tmp_path.resolve()} or above it: run this inside")
+
+
+def test_an_unknown_source_is_refused_with_those_there_are(fresh: Any) -> None:
+    fresh.good("ratchet", "set", "data.source=digts")
+    with nothing_written(fresh):
+        told = fresh.refused(*fresh.stage("ingest"))
+    assert "digts" in told
+    assert "digits" in told.replace("digts", "")
+
+
+def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
+    folder = use_pictures(fresh)
+    with nothing_written(fresh):
+        for command in (fresh.stage("ingest"), ("ratchet", "train")):
+            told = fresh.refused(*command)
+            assert f"data.path: {folder} is not there: name a folder with your pictures" in told
+    assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
+
+
+def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
+    folder = use_pictures(fresh)
+    pictures(folder / "cat", 3)
+    with nothing_written(fresh):
+        told = fresh.refused(*fresh.stage("ingest"))
+    assert f"{folder}: holds one class only ('cat')" in told
+
+
+def test_an_empty_class_is_refused(fresh: Any) -> None:
+    folder = use_pictures(fresh)
+    pictures(folder / "cat", 3)
+    (folder / "dog").mkdir()
+    with nothing_written(fresh):
+        told = fresh.refused(*fresh.stage("ingest"))
+    assert f"{folder / 'dog'}: the class folder is empty: add pictures, or remove it" in told
+
+
+def test_when_every_image_is_bad_the_run_stops_with_the_counts_and_the_table(fresh: Any) -> None:
+    folder = use_pictures(fresh)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(5):
+            (folder / name / f"{number}.png").write_bytes(b"" if number else b"no picture")
+    with nothing_written(fresh, but=("data/quarantine.parquet",)):
+        told = fresh.refused(*fresh.stage("ingest"))
+    assert "10 of 10 are bad" in told
+    assert "empty-file 8" in told
+    assert str(fresh.workspace.quarantine) in told
+    assert pl.read_parquet(fresh.workspace.quarantine)["source"].n_unique() == 10
+
+
+def test_bad_images_are_quarantined_counted_and_named_and_the_run_goes_on(fresh: Any) -> None:
+    folder = use_pictures(fresh)
+    pictures(folder / "cat", 60)
+    pictures(folder / "dog", 60, first=500)
+    whole = (folder / "cat" / "000.png").read_bytes()
+    bad = {
+        "cat/empty.png": b"",
+        "cat/truncated.png": whole[: len(whole) // 2],
+        "dog/mislabelled.jpg": whole[:-1] + b"\x82",
+        "dog/huge.png": png_header(100_000, 100_000),
+    }
+    for name, content in bad.items():
+        (folder / name).write_bytes(content)
+    told = fresh.good(*fresh.stage("ingest"))
+    assert "4 quarantined, see data/quarantine.parquet" in told
+    table = pl.read_parquet(fresh.workspace.quarantine)
+    assert set(table["source"]) == bad.keys()
+    assert all(table["hint"].str.len_chars() > 10)
+
+
+def test_a_project_that_cannot_be_written_is_told(
+    open_folder: Path, unprivileged: tuple[str, ...], shared_project: Any
+) -> None:
+    project = shared_project.clone(open_folder / "project")
+    for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
+        path.chmod(0o555)
+    try:
+        for command in (project.stage("ingest"), ("ratchet", "set", "training.epochs=3")):
+            told = project.refused(*unprivileged, *command, PYTHONDONTWRITEBYTECODE="1")
+            assert "cannot be written (Permission denied): make it readable and writable for this user" in told
+    finally:
+        for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
+            path.chmod(0o755)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB of its own."""
+    place = tmp_path.resolve() / "disk"
+    place.mkdir()
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    if not mounted or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path, *, leave: int) -> Path:
+    """Fill the disk up to `leave` bytes."""
+    filler = disk / "filler"
+    free = os.statvfs(disk)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
+    return filler
+
+
+def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk: Path, shared_project: Any) -> None:
+    project = shared_project.clone(small_disk / "project")
+    quiet = {"PYTHONDONTWRITEBYTECODE": "1"}
+    filler = fill(small_disk, leave=64 << 10)
+    with nothing_written(project):
+        told = project.refused(*project.stage("ingest"), **quiet)
+    assert "cannot be written (No space left on device): free some space" in told
+    assert not list((project.root / "data").rglob(".draft-*"))
+    filler.unlink()
+    project.good(*project.stage("ingest"), **quiet)
+    filler = fill(small_disk, leave=512 << 10)
+    told = project.refused(*project.stage("train"), **quiet)
+    assert "No space left on device" in told
+    assert not (project.root / "data" / "model").exists()
+    filler.unlink()
+    project.good(*project.stage("train"), **quiet)
+    assert (project.root / "data" / "model" / "model.safetensors").is_file()
+
+
+def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:
+    with Workspace(fresh.root).hold("a long training"), nothing_written(fresh):
+        for command in (fresh.stage("ingest"), ("ratchet", "train")):
+            told = fresh.refused(*command)
+            assert f"held by a long training (process {os.getpid()})" in told
+
+
+def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any) -> None:
+    told = fresh.refused("ratchet", "train", "--set", f"tracking.uri={DEAD}")
+    assert f"MLflow at {DEAD} does not take what it is sent" in told
+    assert "`ratchet sync`" in told
+    state, tasks = task_states(fresh)
+    assert state == "FAILED"
+    assert {name: tasks[name] for name in ("ingest", "train", "evaluate")} == dict.fromkeys(
+        ("ingest", "train", "evaluate"), "Completed"
+    )
+    model = fresh.digests("data/model", "data/checkpoints", "data/reports")
+    assert f"MLflow at {DEAD}" in fresh.refused("ratchet", "sync")
+
+    fresh.good("ratchet", "train", "--set", "tracking.uri=sqlite:///mlruns/mlflow.db")
+    state, tasks = task_states(fresh)
+    assert state == "COMPLETED"
+    assert (tasks["train"], tasks["evaluate"], tasks["register"]) == ("Unchanged", "Unchanged", "Completed")
+    after = fresh.digests("data/model", "data/checkpoints", "data/reports")
+    assert {path: after[path] for path in model} == model
+    registration = json.loads(fresh.workspace.registration.read_text())
+    assert (registration["version"], registration["aliases"]) == ("1", ["champion"])
+    assert fresh.good("ratchet", "sync").strip() == "nothing waits: MLflow has everything"

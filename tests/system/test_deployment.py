@@ -1,0 +1,222 @@
+"""The servers as a person uses them: `ratchet up`, a deployment run from another shell, a worker that is killed.
+
+Everything is started once, in a project of its own. What happened is asked of Prefect's and MLflow's servers, never of
+the stages. The tests stand in the order of one working day; the last one puts the lights out.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ratchet import files
+from ratchet.errors import PlatformError
+from ratchet.platform.guard import marked
+from ratchet.platform.processes import free_port, port_holder
+from ratchet.platform.servers import answers, call
+
+HOST = "127.0.0.1"
+STAGES = ["ingest", "version", "train", "evaluate", "register"]
+LOG_EVERY = 5  # steps, as conftest.py shrinks it
+EPOCHS = 60  # of the training whose worker is killed
+
+
+@dataclass(frozen=True)
+class Served:
+    """A project whose servers are up."""
+
+    project: Any
+    prefect_port: int
+    mlflow_port: int
+
+    @property
+    def root(self) -> Path:
+        root: Path = self.project.root
+        return root
+
+    def prefect(self, path: str, body: object = None) -> Any:
+        return call(f"http://{HOST}:{self.prefect_port}/api", path, body)
+
+    def mlflow(self, path: str, body: object = None) -> Any:
+        return call(f"http://{HOST}:{self.mlflow_port}/api/2.0/mlflow", path, body)
+
+    def deploy(self, *options: str, **overrides: object) -> dict[str, Any]:
+        """`prefect deployment run` from a shell that knows nothing of us; the newest run as Prefect has it."""
+        program = str(Path(sys.executable).with_name("prefect"))
+        parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
+        done = subprocess.run(
+            [program, "deployment", "run", "train-flow/local", *parameter, *options],
+            cwd=self.root,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self.project.home), "LC_ALL": "C.UTF-8"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        found = self.runs()
+        assert found, done.stdout
+        return found[0]
+
+    def train(self, **overrides: object) -> dict[str, Any]:
+        """The same, waiting for the run's end."""
+        return self.deploy("--watch", "--watch-interval", "1", **overrides)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Flow runs by hand, the newest first."""
+        found = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
+        return [run for run in found if not run["auto_scheduled"]]
+
+    def of_run(self, what: str, run: dict[str, Any], **more: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.prefect(
+            f"/{what}/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}, **more}
+        )
+        return found
+
+    def log(self, run: dict[str, Any]) -> list[str]:
+        """The run's log, in order."""
+        body = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "sort": "TIMESTAMP_ASC"}
+        return [line["message"] for line in self.prefect("/logs/filter", body)]
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """What `up` has started, by name."""
+        return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["parts"]}
+
+
+@pytest.fixture(scope="session")
+def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
+    project = new_project("served")
+    ports = free_port(HOST), free_port(HOST)
+    project.good("ratchet", "set", f"platform.prefect_port={ports[0]}", f"platform.mlflow_port={ports[1]}")
+    project.good("ratchet", "up")
+    try:
+        yield Served(project, *ports)
+    finally:
+        project.good("ratchet", "down")
+
+
+@pytest.fixture(scope="session")
+def first(served: Served) -> dict[str, Any]:
+    return served.train()
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.05)
+
+
+def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, first: dict[str, Any]) -> None:
+    assert first["state"]["type"] == "COMPLETED", served.log(first)
+    tasks = sorted(served.of_run("task_runs", first), key=lambda task: task["start_time"])
+    assert [task["name"] for task in tasks] == STAGES
+    assert {task["state_type"] for task in tasks} == {"COMPLETED"}
+    assert (served.root / "dvc.lock").is_file()
+    assert not any("Traceback" in line for line in served.log(first))
+
+
+def test_report_and_figures_are_artifacts_of_the_run(served: Served, first: dict[str, Any]) -> None:
+    artifacts = {artifact["key"]: artifact for artifact in served.of_run("artifacts", first)}
+    assert {"report", "classes", "confusion", "report-page"} <= set(artifacts)
+    registration = files.read_json(served.root / "data" / "registration.json")
+    assert first["state"]["message"] == registration["words"]
+    report = artifacts["report"]["data"]
+    assert report.startswith("# Passed" if registration["passed"] else "# Refused")
+    assert registration["run_id"] in report
+    assert "`training.epochs`" in report  # a setting that is not the default is named
+    rows = json.loads(artifacts["classes"]["data"])
+    assert [row["class"] for row in rows] == [str(digit) for digit in range(10)]
+    assert artifacts["confusion"]["data"].startswith("data:image/png;base64,")
+
+
+def test_the_links_to_mlflow_lead_to_the_run_and_its_report(served: Served, first: dict[str, Any]) -> None:
+    artifacts = {artifact["key"]: artifact["data"] for artifact in served.of_run("artifacts", first)}
+    found = re.search(r"\((http\S+?)/#/experiments/(\w+)/runs/(\w+)/artifacts/([\w./]+)", artifacts["report-page"])
+    assert found, artifacts["report-page"]
+    server, experiment, run_id, report = found.groups()
+    assert served.mlflow(f"/runs/get?run_id={run_id}")["run"]["info"]["experiment_id"] == experiment
+    assert answers(f"{server}/get-artifact?path={report}&run_uuid={run_id}", timeout=30.0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"training": {"epochs": 0}},
+        {"training": {"epoch": 3}},
+        {"training": {"optimizer": "adam"}},
+        {"model": "convnet"},
+    ],
+)
+def test_nonsense_in_the_run_form_is_refused_before_a_run_exists(served: Served, overrides: dict[str, Any]) -> None:
+    deployment = served.prefect("/deployments/name/train-flow/local")
+    before = len(served.runs())
+    with pytest.raises(PlatformError, match=r"\(4(09|22)\).*overrides"):
+        served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"overrides": overrides}})
+    assert len(served.runs()) == before
+
+
+def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
+    served: Served, first: dict[str, Any]
+) -> None:
+    served.deploy(training={"epochs": EPOCHS})
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    worker = served.parts()["worker"]
+    psutil.Process(worker["pid"]).children()[0].kill()  # the worker itself; its keeper ends what it left
+    until(lambda: not marked(worker["token"]))
+    [folder] = (served.root / "data" / "running").iterdir()
+    assert list(folder.glob("step-*.safetensors"))
+    served.project.good("ratchet", "up")
+    cut_off = served.runs()[0]
+    assert cut_off["state"]["type"] in ("CRASHED", "FAILED"), cut_off["state"]
+
+    again = served.train()
+    assert again["state"]["type"] == "COMPLETED", served.log(again)
+    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
+    assert not folder.exists()
+
+    run = _run_of(served, folder.name)
+    assert run["info"]["status"] == "FINISHED"
+    steps = int(files.read_json(served.root / "data" / "model" / "model.json")["training"]["steps"])
+    assert _points(served, run, "step/loss") == list(range(LOG_EVERY, steps + 1, LOG_EVERY))
+    assert _points(served, run, "validation/accuracy") == list(range(1, EPOCHS + 1))
+
+
+def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
+    served: Served, first: dict[str, Any]
+) -> None:
+    run = served.train(data={"source": "image-folder", "path": "data/nowhere"})
+    assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "Failed")
+    assert run["state"]["message"].startswith("data.path: ")
+    assert "data/nowhere" in run["state"]["message"]
+    assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]
+
+
+def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:
+    tokens = [part["token"] for part in served.parts().values()]
+    assert all(marked(token) for token in tokens)
+    served.project.good("ratchet", "down")
+    assert not [pid for token in tokens for pid in marked(token)]
+    assert [port_holder(HOST, port) for port in (served.prefect_port, served.mlflow_port)] == [None, None]
+    assert not (served.root / "prefect.toml").exists()
+
+
+def _run_of(served: Served, key: str) -> dict[str, Any]:
+    """The one MLflow run of a training."""
+    experiments = served.mlflow("/experiments/search", {"max_results": 10})["experiments"]
+    [experiment] = [one["experiment_id"] for one in experiments if one["name"] == "ratchet"]
+    body = {"experiment_ids": [experiment], "filter": f"tags.`ratchet.key` = '{key}'"}
+    [run] = served.mlflow("/runs/search", body)["runs"]
+    found: dict[str, Any] = run
+    return found
+
+
+def _points(served: Served, run: dict[str, Any], metric: str) -> list[int]:
+    """The steps of every point MLflow has of a metric, repetitions included."""
+    query = f"run_id={run['info']['run_id']}&metric_key={metric}&max_results=10000"
+    return sorted(int(point["step"]) for point in served.mlflow(f"/metrics/get-history?{query}")["metrics"])

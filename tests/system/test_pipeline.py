@@ -1,0 +1,260 @@
+"""The whole path, by both ways: the flow and `dvc repro` do the same work and leave the same hashes.
+
+One story in two clones, told step by step because each run costs seconds. What a step did is taken from DVC's words,
+from the flow's own record in Prefect's database and from MLflow, never from the stages' claims.
+"""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from ratchet import settings
+from ratchet.registry.mlflow_store import connect
+
+SAME_BY_BOTH_WAYS = (
+    "data/checkpoints",
+    "data/model",
+    "data/packed",
+    "data/quarantine.parquet",
+    "data/reports/figures.json",
+    "data/reports/metrics.json",
+    "data/reports/predictions.parquet",
+)
+NAME = "digits"
+
+
+@dataclass(frozen=True)
+class Told:
+    """One run of train-flow as it left the workspace."""
+
+    output: str
+    registration: dict[str, Any]
+    hashes: dict[str, str]
+    flow_state: str
+    task_states: dict[str, str]
+
+
+def hashes(project: Any) -> dict[str, str]:
+    """Path -> DVC hash of every output in dvc.lock."""
+    lock = YAML(typ="safe").load((project.root / "dvc.lock").read_text())
+    return {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage["outs"]}
+
+
+def states(project: Any) -> tuple[str, dict[str, str]]:
+    """State names of the newest flow run and of its tasks, as the Prefect server wrote them down."""
+    with sqlite3.connect(project.root / ".ratchet" / "prefect" / "prefect.db") as database:
+        run, state = database.execute("select id, state_name from flow_run order by created desc limit 1").fetchone()
+        tasks = database.execute("select name, state_name from task_run where flow_run_id = ?", (run,)).fetchall()
+    database.close()
+    return state, dict(tasks)
+
+
+def train(project: Any, *assignments: str) -> Told:
+    options = [part for assignment in assignments for part in ("--set", assignment)]
+    output = project.good("ratchet", "train", *options)
+    registration = json.loads((project.root / "data" / "registration.json").read_text())
+    return Told(output, registration, hashes(project), *states(project))
+
+
+def mlflow_client(project: Any) -> Any:
+    return connect(project.workspace, settings.load(project.workspace.params).tracking)
+
+
+@pytest.fixture(scope="module")
+def clone(new_project: Callable[[str], Any]) -> Any:
+    """The clone in which the flow is first."""
+    return new_project("flow-first")
+
+
+@pytest.fixture(scope="module")
+def first(clone: Any) -> Told:
+    return train(clone)
+
+
+@pytest.fixture(scope="module")
+def other_clone(clone: Any, first: Told) -> Any:
+    """The clone in which `dvc repro` is first."""
+    project = clone.clone(clone.root.with_name("dvc-first"))
+    project.good("dvc", "repro")
+    return project
+
+
+@pytest.fixture(scope="module")
+def shorter(clone: Any, first: Told) -> Told:
+    """The flow after an edit of training.epochs."""
+    clone.good("ratchet", "set", "training.epochs=1")
+    return train(clone)
+
+
+@pytest.fixture(scope="module")
+def crippled(clone: Any, shorter: Told) -> Told:
+    """The flow with a training of one step."""
+    return train(clone, "training.max_steps=1")
+
+
+def test_one_command_ends_with_a_registered_champion(clone: Any, first: Told) -> None:
+    assert first.flow_state == "Completed"
+    assert first.task_states == dict.fromkeys(("ingest", "version", "train", "evaluate", "register"), "Completed")
+    assert (first.registration["version"], first.registration["aliases"]) == ("1", ["champion"])
+    champion = mlflow_client(clone).get_model_version_by_alias(NAME, "champion")
+    assert (str(champion.version), champion.run_id) == ("1", first.registration["run_id"])
+    for word in ("digits version 1 (champion)", "report.html", "step-", first.registration["run_id"], "Next:"):
+        assert word in first.output
+    assert "Traceback" not in first.output
+
+
+def test_after_the_flow_dvc_has_nothing_to_do(clone: Any, first: Told) -> None:
+    assert "up to date" in clone.good("dvc", "status")
+    repeated = clone.good("dvc", "repro")
+    assert "Running stage" not in repeated
+    assert hashes(clone) == first.hashes
+
+
+def test_a_second_run_says_there_is_nothing_to_do(clone: Any, first: Told) -> None:
+    database = clone.root / ".ratchet" / "prefect" / "prefect.db"
+    before = database.stat().st_mtime_ns
+    output = clone.good("ratchet", "train")
+    assert "Nothing to do" in output
+    assert "digits version 1 (champion)" in output
+    assert database.stat().st_mtime_ns == before  # no server was started for it
+
+
+def test_a_lost_model_comes_back_from_the_cache_without_training(clone: Any, first: Told) -> None:
+    before = clone.digests("data/model")
+    shutil.rmtree(clone.root / "data" / "model")
+    output = clone.good("dvc", "repro")
+    assert "Running stage" not in output
+    assert clone.digests("data/model") == before
+    assert "up to date" in clone.good("dvc", "status")
+
+
+def test_every_output_is_in_the_remote(clone: Any, first: Told) -> None:
+    assert "Cache and remote 'local' are in sync" in clone.good("dvc", "status", "--cloud")
+
+
+def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: Told) -> None:
+    client = mlflow_client(clone)
+    [run] = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])
+    assert (run.info.run_id, run.info.status) == (first.registration["run_id"], "FINISHED")
+    assert (run.data.params["training.epochs"], run.data.params["data.source"]) == ("2", "digits")
+    [data] = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", first.hashes["data/packed"])
+    curve = client.get_metric_history(run.info.run_id, "validation/accuracy")
+    assert [point.step for point in curve] == [1, 2]
+    metrics = json.loads((clone.root / "data" / "reports" / "metrics.json").read_text())
+    assert run.data.metrics["test/accuracy"] == metrics["accuracy"]
+    reported = {file.path for file in client.list_artifacts(run.info.run_id, "report")}
+    assert {"report/report.html", "report/confusion.png", "report/predictions.parquet"} <= reported
+
+
+def test_one_provenance_record_stands_everywhere(clone: Any, first: Told) -> None:
+    record = json.loads((clone.root / "data" / "reports" / "provenance.json").read_text())
+    expected = {"git_commit", "git_uncommitted", "dvc", "settings", "lock", "seed", "python", "packages", "hardware"}
+    assert expected | {"id", "prefect_flow_run", "mlflow_run"} <= record.keys()
+    assert record["git_commit"] == clone.good("git", "rev-parse", "HEAD").strip()
+    assert record["mlflow_run"] == first.registration["run_id"]
+    assert record["prefect_flow_run"] is not None
+    assert record["settings"] == settings.load(clone.workspace.params).digest
+    for path in ("data/packed", "data/model", "data/checkpoints"):
+        assert record["dvc"][path] == first.hashes[path]
+    client = mlflow_client(clone)
+    version = client.get_model_version(NAME, "1")
+    assert json.loads(version.tags["ratchet.provenance_record"]) == record
+    stored = client.download_artifacts(record["mlflow_run"], "provenance/provenance.json")
+    with open(stored, encoding="utf-8") as file:
+        assert json.load(file) == record
+    run = client.get_run(record["mlflow_run"])
+    tagged = {run.data.tags["ratchet.provenance"], version.tags["ratchet.provenance"], first.registration["provenance"]}
+    assert tagged == {record["id"]}
+
+
+def test_dvc_shows_metrics_plots_and_experiments(clone: Any, first: Told) -> None:
+    shown = json.loads(clone.good("dvc", "metrics", "show", "--json"))
+    metrics = json.loads((clone.root / "data" / "reports" / "metrics.json").read_text())
+    assert shown[""]["data"]["data/reports/metrics.json"]["data"] == metrics
+    clone.good("dvc", "plots", "show", "--out", "dvc_plots")
+    page = (clone.root / "dvc_plots" / "index.html").read_text()
+    assert "validation/loss" in page
+    assert "confusion" in page
+    shutil.rmtree(clone.root / "dvc_plots")
+    [commit] = json.loads(clone.good("dvc", "exp", "show", "--json", "--no-pager"))[:1]
+    assert commit["data"]["params"]["params.yaml"]["data"]["training"]["epochs"] == 2
+
+
+def test_dvc_repro_leaves_the_hashes_that_the_flow_leaves(other_clone: Any, first: Told) -> None:
+    theirs = hashes(other_clone)
+    assert {path: theirs[path] for path in SAME_BY_BOTH_WAYS} == {
+        path: first.hashes[path] for path in SAME_BY_BOTH_WAYS
+    }
+    assert theirs.keys() == first.hashes.keys()
+
+
+def test_after_dvc_repro_the_flow_has_nothing_to_do(other_clone: Any) -> None:
+    before = hashes(other_clone)
+    assert "Nothing to do" in other_clone.good("ratchet", "train")
+    assert hashes(other_clone) == before
+
+
+def test_after_dvc_repro_the_flow_skips_what_an_edit_leaves_alone(other_clone: Any) -> None:
+    before = hashes(other_clone)
+    told = train(other_clone, "gate.minimum_accuracy=0.25")
+    assert told.task_states == {
+        "ingest": "Unchanged",
+        "version": "Completed",
+        "train": "Unchanged",
+        "evaluate": "Unchanged",
+        "register": "Completed",
+    }
+    assert {path: told.hashes[path] for path in SAME_BY_BOTH_WAYS} == {path: before[path] for path in SAME_BY_BOTH_WAYS}
+    assert told.registration["version"] == "1"  # the same training is not registered twice
+    assert "up to date" in other_clone.good("dvc", "status")
+
+
+def test_an_edit_of_the_training_leaves_the_data_alone(shorter: Told, first: Told) -> None:
+    assert shorter.task_states == {
+        "ingest": "Unchanged",
+        "version": "Completed",
+        "train": "Completed",
+        "evaluate": "Completed",
+        "register": "Completed",
+    }
+    assert shorter.hashes["data/packed"] == first.hashes["data/packed"]
+    assert shorter.hashes["data/model"] != first.hashes["data/model"]
+
+
+def test_a_worse_model_is_refused_in_plain_words_and_the_champion_stays(clone: Any, crippled: Told) -> None:
+    assert crippled.flow_state == "Completed"
+    assert not crippled.registration["passed"]
+    assert (crippled.registration["version"], crippled.registration["aliases"]) == (None, [])
+    words = crippled.registration["words"]
+    assert words.startswith("Refused: ")
+    assert "at least 50.00% is needed" in words
+    assert "the champion (digits version 1)" in words
+    assert words in crippled.output
+    assert "digits: not registered, the gate refused it" in crippled.output
+    client = mlflow_client(clone)
+    assert str(client.get_model_version_by_alias(NAME, "champion").version) == "1"
+    assert not client.search_model_versions(f"run_id = '{crippled.registration['run_id']}'")
+    run = client.get_run(crippled.registration["run_id"])
+    assert (run.data.tags["ratchet.gate"], run.data.tags["mlflow.note.content"]) == ("refused", words)
+    assert words in (clone.root / "data" / "reports" / "report.html").read_text().replace("&#x27;", "'")
+
+
+def test_a_refusal_is_a_result_that_is_not_made_twice(clone: Any, crippled: Told) -> None:
+    assert "up to date" in clone.good("dvc", "status")
+    assert "Nothing to do" in clone.good("ratchet", "train")
+
+
+def test_an_earlier_setting_brings_its_model_back_without_training(clone: Any, crippled: Told, first: Told) -> None:
+    told = train(clone, "training.max_steps=0", "training.epochs=2")
+    assert told.task_states == dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged") | {
+        "version": "Completed"
+    }
+    assert told.hashes == first.hashes
+    assert told.registration == first.registration

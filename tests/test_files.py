@@ -1,0 +1,202 @@
+"""A file or a folder is whole, or is what it was before: under errors, and when the writer is killed in mid-write."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratchet import files
+
+SOURCE = Path(files.__file__).parents[1]
+
+
+def drafts(folder: Path) -> list[Path]:
+    return list(folder.rglob(".draft-*"))
+
+
+def fill(path: Path, name: str, *, then: BaseException | None = None) -> None:
+    with files.draft_directory(path) as draft:
+        (draft / name).touch()
+        if then:
+            raise then
+
+
+def killed(program: str, *arguments: object) -> None:
+    """Run a program that says "ready" when it is in the middle, and kill it there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_write_makes_folders_and_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    files.write_text(path, "one")
+    first = path.stat().st_ino
+    files.write_text(path, "two, with ø")
+    assert path.read_text(encoding="utf-8") == "two, with ø"
+    assert path.stat().st_ino != first
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert drafts(tmp_path) == []
+
+
+def test_a_link_to_the_old_file_keeps_the_old_content(tmp_path: Path) -> None:
+    path, cached = tmp_path / "out", tmp_path / "cache"
+    files.write_text(path, "old")
+    os.link(path, cached)  # as DVC's cache does
+    files.write_text(path, "new")
+    assert (cached.read_text(), path.read_text()) == ("old", "new")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "file.json"
+    files.write_json(path, {"old": True})
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises(OSError, match="No space"):
+            files.write_json(path, {"new": True})
+    assert files.read_json(path) == {"old": True}
+    assert drafts(tmp_path) == []
+
+
+def test_a_writer_killed_in_mid_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+    files.write_bytes(path, b"old" * 1000)
+    program = """
+import os, sys, time
+from pathlib import Path
+from ratchet import files
+def stop(_):
+    print("ready", flush=True)
+    time.sleep(60)
+os.fsync = stop
+files.write_bytes(Path(sys.argv[1]), b"new" * 100_000)
+"""
+    killed(program, path)
+    assert path.read_bytes() == b"old" * 1000
+    files.write_bytes(path, b"newer")
+    assert path.read_bytes() == b"newer"
+
+
+def test_json_is_the_same_bytes_for_the_same_content_and_refuses_nan(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    files.write_json(path, {"b": [1, 2.5], "a": "ø"})
+    content = path.read_bytes()
+    files.write_json(path, {"b": [1, 2.5], "a": "ø"})
+    assert path.read_bytes() == content == '{\n  "b": [\n    1,\n    2.5\n  ],\n  "a": "ø"\n}\n'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.write_json(path, {"loss": float("nan")})
+    assert path.read_bytes() == content
+
+
+def test_a_draft_folder_replaces_the_old_folder_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for name in ("one", "two"):
+        with files.draft_directory(path) as draft:
+            assert list(draft.iterdir()) == []
+            (draft / "inner").mkdir()
+            (draft / "inner" / name).write_text(name)
+            assert path.exists() == (name == "two")
+    assert [file.name for file in path.rglob("*") if file.is_file()] == ["two"]
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert drafts(tmp_path) == []
+
+
+def test_an_error_while_filling_leaves_the_old_folder(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with files.draft_directory(path) as draft:
+        (draft / "old").touch()
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, "new", then=KeyboardInterrupt())
+    assert [file.name for file in path.iterdir()] == ["old"]
+    assert drafts(tmp_path) == []
+
+
+def test_an_error_between_the_two_renames_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    with files.draft_directory(path) as draft:
+        (draft / "old").touch()
+    replace, calls = os.replace, list[Path]()
+
+    def fail_second(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail_second)
+        with pytest.raises(OSError, match="Input/output"):
+            fill(path, "new")
+    assert [file.name for file in path.iterdir()] == ["old"]
+    assert drafts(tmp_path) == []
+
+
+def test_a_filler_that_was_killed_leaves_the_old_folder_and_its_draft_goes_next_time(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with files.draft_directory(path) as draft:
+        (draft / "old").touch()
+    program = """
+import sys, time
+from pathlib import Path
+from ratchet import files
+with files.draft_directory(Path(sys.argv[1])) as draft:
+    (draft / "half").write_text("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    killed(program, path)
+    assert [file.name for file in path.iterdir()] == ["old"]
+    assert len(drafts(tmp_path)) == 1
+    with files.draft_directory(path) as draft:
+        (draft / "new").touch()
+    assert [file.name for file in path.iterdir()] == ["new"]
+    assert drafts(tmp_path) == []
+
+
+def test_a_draft_of_another_name_is_left_alone(tmp_path: Path) -> None:
+    with files.draft_directory(tmp_path / "model") as outer, files.draft_directory(tmp_path / "checkpoints") as inner:
+        (inner / "step").touch()
+        (outer / "weights").touch()
+    assert (tmp_path / "model" / "weights").exists()
+    assert (tmp_path / "checkpoints" / "step").exists()
+
+
+def test_digests_are_those_of_sha256_and_of_content_alone(tmp_path: Path) -> None:
+    # The digest of "abc" is the example of the standard itself (FIPS 180-2, appendix B.1).
+    path = tmp_path / "abc"
+    path.write_bytes(b"abc")
+    assert files.digest_file(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert files.digest_json({"a": 1, "b": [2]}) == files.digest_json({"b": [2], "a": 1})
+    assert files.digest_json({"a": 1}) != files.digest_json({"a": 1.5})
+
+
+def test_a_tree_s_digest_knows_names_and_contents_and_nothing_else(tmp_path: Path) -> None:
+    def make(name: str, *contents: tuple[str, str]) -> str:
+        for inside, text in contents:
+            files.write_text(tmp_path / name / inside, text)
+        return files.digest_tree(tmp_path / name, ["**/*.py"])
+
+    same = make("a", ("x.py", "1"), ("in/y.py", "2"))
+    assert make("b", ("in/y.py", "2"), ("x.py", "1"), ("notes.txt", "not counted")) == same
+    assert make("c", ("x.py", "2"), ("in/y.py", "1")) != same
+    assert make("d", ("z.py", "1"), ("in/y.py", "2")) != same

@@ -1,0 +1,294 @@
+"""The settings file: what is allowed in, what is said when it is not, and how it is changed.
+
+The truth about YAML comes from DVC's own reader: both must see the same values in the same file.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.errors import SettingsError
+from ratchet.settings import Overrides, Params, TrainingSettings
+from ratchet.training import Plan
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "params.yaml"
+    path.write_text(settings.template(), encoding="utf-8")
+    return path
+
+
+def change(file: Path, old: str, new: str) -> Path:
+    text = file.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times"
+    file.write_text(text.replace(old, new), encoding="utf-8")
+    return file
+
+
+def refusal(file: Path) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(file)
+    return str(caught.value).splitlines()
+
+
+def test_the_shipped_file_is_the_template_byte_for_byte() -> None:
+    assert (REPOSITORY / "params.yaml").read_text(encoding="utf-8") == settings.template()
+
+
+def test_the_template_is_the_defaults(file: Path) -> None:
+    assert settings.load(file) == Params()
+
+
+def test_dvc_reads_the_same_values(file: Path) -> None:
+    from dvc.utils.serialize import load_yaml
+
+    change(file, "learning_rate: 2.0e-3", "learning_rate: 1e-3")
+    change(file, "weight_decay: 1.0e-4", "weight_decay: .5")
+    change(file, "experiment: ratchet", "experiment: on")
+    seen = load_yaml(str(file))
+    assert seen == settings.load(file).model_dump(mode="json")
+    assert (seen["training"]["learning_rate"], seen["tracking"]["experiment"]) == (0.001, "on")
+
+
+def test_training_settings_are_the_plan_without_its_seed() -> None:
+    plan = {field.name: field.default for field in dataclasses.fields(Plan)}
+    assert plan.pop("seed") == Params().seed
+    assert TrainingSettings().model_dump() == plan
+
+
+def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
+    change(file, "learning_rate: 2.0e-3", "learning_rate: 1e-3")
+    assert settings.load(file).training.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "learning_rate: 2.0e-3",
+            'learning_rate: "1e-3"',
+            "training.learning_rate: found the text '1e-3', not a number; write it without quotes: 1.0e-3; "
+            "allowed: a finite number, above 0.0 and at most 100.0 (highest learning rate)",
+        ),
+        (
+            "epochs: 30",
+            "epochs: '3'",
+            "training.epochs: found the text '3', not a number; write it without quotes: 3; "
+            "allowed: a whole number, at least 1 (passes over the training data)",
+        ),
+        (
+            "epochs: 30",
+            "epochs: 1e3",
+            "training.epochs: found 1000.0; write it as 1000; "
+            "allowed: a whole number, at least 1 (passes over the training data)",
+        ),
+        (
+            "epochs: 30",
+            "epochs: 0",
+            "training.epochs: found 0; allowed: a whole number, at least 1 (passes over the training data)",
+        ),
+        (
+            "epochs: 30",
+            "epochs: true",
+            "training.epochs: found true; allowed: a whole number, at least 1 (passes over the training data)",
+        ),
+        (
+            "resamples: 2000",
+            "resamples: 3",
+            "evaluation.resamples: found 3; allowed: a whole number, at least 100 and at most 1000000 "
+            "(bootstrap resamples)",
+        ),
+        (
+            "optimizer: adamw",
+            "optimizer: adam",
+            "training.optimizer: found 'adam'; allowed: sgd or adamw (sgd (with momentum) or adamw)",
+        ),
+        (
+            "flip: false",
+            "flip: no",
+            "training.flip: found 'no'; allowed: true or false (augment by mirroring left to right)",
+        ),
+        (
+            "formats: [jpeg, png, webp, bmp, tiff]",
+            "formats: [jpeg, gif]",
+            "data.formats: found 'gif'; allowed: a list, not empty, of jpeg, png, webp, bmp, tiff or ppm "
+            "(image formats let in)",
+        ),
+        (
+            "image_size: auto",
+            "image_size: 4",
+            "data.image_size: found 4; allowed: auto or a whole number, at least 8 and at most 4096 (side of the "
+            "packed square images, pixels; auto: as they are if alike and <= 64, else 64)",
+        ),
+        ("device: auto", "device: gpu", "training.device: found 'gpu'; allowed: auto, cpu, mps, cuda or cuda:N"),
+        (
+            "max_aspect: 10.0",
+            "max_aspect: .inf",
+            "data.max_aspect: found inf; allowed: a finite number, at least 1.0 "
+            "(longest side over shortest side let in)",
+        ),
+        (
+            "source: digits",
+            "source:",
+            "data.source: found null; allowed: text, not empty (digits, image-folder, or a torchvision.datasets class)",
+        ),
+        (
+            "validation_fraction: 0.15",
+            "validation_fraction: 0.9",
+            "data.validation_fraction + data.test_fraction is 1.05; allowed: below 1, or nothing is left to train on; "
+            "lower one of them",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(file: Path, old: str, new: str, expected: str) -> None:
+    assert refusal(change(file, f"  {old}  #", f"  {new}  #")) == [f"params.yaml: {expected}"]
+
+
+def test_all_faults_are_told_at_once(file: Path) -> None:
+    change(file, "  epochs: 30", "  epohcs: 30")
+    change(file, "optimizer: adamw", "optimizer: adagrad")
+    change(file, "  host: 127.0.0.1  # address", "  # address")
+    change(file, "min_side: 4", "min_side: four")
+    told = sorted(line.split(" (")[0].split("; allowed")[0] for line in refusal(file))
+    assert told == [
+        "params.yaml: data.min_side: found 'four'",
+        "params.yaml: platform.host: missing; add it",
+        "params.yaml: training.epochs: missing; add it",
+        "params.yaml: training.epohcs: unknown key",
+        "params.yaml: training.optimizer: found 'adagrad'",
+    ]
+
+
+def test_a_group_that_is_a_value_is_told_once(file: Path) -> None:
+    text = file.read_text(encoding="utf-8").splitlines()
+    start = text.index(next(line for line in text if line.startswith("gate:")))
+    text[start : start + 4] = ["gate: strict"]
+    file.write_text("\n".join(text), encoding="utf-8")
+    assert refusal(file) == [
+        "params.yaml: gate: found 'strict'; allowed: a group of settings, one to a line: minimum_accuracy, champion, "
+        "tolerance"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "way_out"),
+    [
+        ("training.learningrate", "did you mean training.learning_rate?"),
+        ("trainig.epochs", "did you mean training.epochs?"),
+        ("epochs", "did you mean training.epochs?"),
+        ("training.epochs.first", "did you mean training.epochs?"),
+        ("gate.zzz", "gate has minimum_accuracy, champion, tolerance"),
+        ("zzz", "the file has seed, data, model, training, evaluation, gate, registry, tracking, platform"),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_nearest(file: Path, key: str, way_out: str) -> None:
+    before = file.read_bytes()
+    with pytest.raises(SettingsError) as caught:
+        settings.override(file, {key: 1})
+    assert str(caught.value) == f"params.yaml: {key}: unknown key (value 1); {way_out}"
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed: 0\ntraining: {epochs: 1\nx: 2", "line 3: not YAML"),
+        ("seed: 0\nseed: 1\n", "line 2: not YAML (found duplicate key"),
+        ("- seed", "holds a list; allowed: groups of settings; restore it with `git checkout params.yaml`"),
+        ("", "holds nothing; allowed: groups of settings"),
+        ("digits", "holds only 'digits'; allowed: groups of settings"),
+    ],
+)
+def test_what_is_not_a_settings_file_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    [told] = refusal(path)
+    assert told.startswith(f"{path}")
+    assert words in told
+
+
+def test_a_file_that_is_not_text_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(b"seed: \xff\xfe\n")
+    assert "not YAML" in refusal(path)[0]
+
+
+def test_a_missing_file_is_told_with_the_way_back(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "params.yaml") == [
+        f"{tmp_path / 'params.yaml'}: not there; restore it with `git checkout params.yaml`"
+    ]
+
+
+def test_override_changes_the_value_and_nothing_else(file: Path) -> None:
+    before = file.read_text(encoding="utf-8").splitlines()
+    params = settings.override(file, settings.parse_assignments(["training.epochs=3", "data.formats=[png, jpeg]"]))
+    after = file.read_text(encoding="utf-8").splitlines()
+    assert (params.training.epochs, params.data.formats) == (3, ("png", "jpeg"))
+    assert settings.load(file) == params
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert [new.split("  #")[0].strip() for _, new in changed] == ["formats: [png, jpeg]", "epochs: 3"]
+    assert [old.split("#")[1] for old, _ in changed] == [new.split("#")[1] for _, new in changed]
+
+
+def test_override_with_what_the_file_says_does_not_touch_it(file: Path) -> None:
+    before = file.stat()
+    settings.override(file, {"training.epochs": 30, "data.source": "digits"})
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("key", ["training.epochs", "training.nothing"])
+def test_a_bad_override_writes_nothing(file: Path, key: str) -> None:
+    before = file.read_bytes()
+    with pytest.raises(SettingsError, match=key):
+        settings.override(file, {"seed": 7, key: -1})
+    assert file.read_bytes() == before
+
+
+def test_assignments_are_read_as_the_file_is() -> None:
+    read = settings.parse_assignments(["a.b=1e-3", "c=off", "d=true", "e='7'", "f=[x, y]", " g =h=i"])
+    assert read == {"a.b": 0.001, "c": "off", "d": True, "e": "7", "f": ["x", "y"], "g": "h=i"}
+
+
+@pytest.mark.parametrize("assignment", ["training.epochs", "=3", "training.epochs='", "data.formats=[png"])
+def test_an_assignment_that_cannot_be_read_is_shown_with_an_example(assignment: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.parse_assignments([assignment])
+    assert f"--set {assignment}: " in str(caught.value)
+    assert "--set training.epochs=3" in str(caught.value)
+
+
+def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
+    def chosen(**content: Any) -> dict[str, object]:
+        return settings.flatten(Overrides.model_validate(content))
+
+    assert chosen() == {}
+    assert chosen(training={"epochs": 3, "flip": False}, seed=0) == {
+        "seed": 0,
+        "training.epochs": 3,
+        "training.flip": False,
+    }
+    assert chosen(data={"formats": ["png"]}) == {"data.formats": ("png",)}
+    for bad in ({"training": {"epochs": 0}}, {"training": {"epoch": 1}}, {"training": {"epochs": "3"}}):
+        with pytest.raises(ValueError, match="epoch"):
+            chosen(**bad)
+
+
+def test_every_override_has_the_setting_s_meaning() -> None:
+    def described(schema: dict[str, Any]) -> set[str]:
+        groups = schema["$defs"].values()
+        return {
+            f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
+        }
+
+    assert described(Params.model_json_schema()) <= described(Overrides.model_json_schema())
+
+
+def test_equal_settings_have_equal_digests_and_others_do_not(file: Path) -> None:
+    assert settings.load(file).digest == Params().digest
+    assert settings.override(file, {"training.epochs": 29}).digest != Params().digest

@@ -1,0 +1,137 @@
+"""The walls between the rooms, held by processes of their own: a room is shown to work without what it may not know."""
+
+import importlib
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+OTHERS = (
+    "prefect",
+    "mlflow",
+    "dvc",
+    "pandas",
+    "polars",
+    "pandera",
+    "pydantic",
+    "pyarrow",
+    "sklearn",
+    "scipy",
+    "torchvision",
+    "rich",
+    "typer",
+    "ruamel.yaml",
+    "filelock",
+)
+# Runs before anything else. torch may import what it likes but these; the house itself, torch, NumPy and safetensors.
+BARRED = f"""
+import importlib.abc, importlib.machinery, sys
+
+OTHERS = { ({name.partition(".")[0] for name in OTHERS}) }
+
+class Bar(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        frame = sys._getframe(1)
+        while frame and frame.f_code.co_filename.startswith("<frozen"):
+            frame = frame.f_back
+        importer = frame.f_globals.get("__name__", "").partition(".")[0] if frame else ""
+        known = top in sys.stdlib_module_names or top in {{"torch", "numpy", "safetensors", "ratchet"}}
+        torchs_own = top == "filelock" and importer == "torch"
+        if (top in OTHERS and not torchs_own) or (importer in {{"ratchet", "__main__"}} and not known):
+            return importlib.machinery.ModuleSpec(name, self)  # torch only asks whether some are there
+
+    def exec_module(self, module):
+        raise ModuleNotFoundError(f"{{module.__name__}} is barred here", name=module.__name__)
+
+sys.meta_path.insert(0, Bar())
+"""
+TRAINS = """
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, fit
+from ratchet.training import load_model, predict_logits, save_model
+
+def split(name, rows, first):
+    generator = np.random.default_rng(first)
+    labels = generator.integers(0, 2, rows)
+    images = (generator.integers(0, 100, (rows, 8, 8, 1)) + 100 * labels[:, None, None, None]).astype(np.uint8)
+    return Split(name, [images], np.zeros(1, np.int64), labels, np.arange(first, first + rows, dtype=np.uint64))
+
+folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+spec = ModelSpec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
+train, validation = split("train", 24, 0), split("validation", 8, 100)
+plan = Plan(epochs=2, batch_size=8, device="cpu", precision="bf16", flip=True, checkpoint_steps=2)
+store = CheckpointStore(folder / "checkpoints")
+*_, finished = fit(train, validation, spec, plan, store=store, identity={"data": "made here"})
+assert isinstance(finished, Finished) and finished.step == 6
+save_model(folder, finished.weights, spec, about={})
+assert predict_logits(load_model(folder)[0], validation).shape == (8, 2)
+print("trained to step", finished.step)
+"""
+
+
+def python(program: str, *arguments: str) -> str:
+    """Run a program in a process of its own; what it printed."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_training_needs_torch_numpy_and_safetensors_alone(tmp_path) -> None:
+    assert python(BARRED + TRAINS, str(tmp_path)).splitlines()[-1] == "trained to step 6"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_bar_bars(name: str) -> None:
+    """Each is installed, so that only the bar keeps it out."""
+    assert importlib.util.find_spec(name) is not None
+    with pytest.raises(AssertionError, match="is barred here"):
+        python(f"{BARRED}\nimport {name}")
+
+
+def test_help_imports_none_of_the_heavy_ones() -> None:
+    program = """
+import sys
+sys.argv = ["ratchet", "--help"]
+from ratchet.cli import main
+try:
+    main()
+except SystemExit as leaving:
+    assert leaving.code in (0, None), leaving.code
+heavy = {"torch", "torchvision", "mlflow", "prefect", "dvc", "pandas", "polars", "pandera", "sklearn", "scipy", "numpy"}
+print("heavy:", sorted(heavy & set(sys.modules)))
+"""
+    printed = python(program)
+    assert "Usage" in printed
+    assert printed.splitlines()[-1] == "heavy: []"
+
+
+def modules(room: str) -> list[str]:
+    package = importlib.import_module(room)
+    return [room, *(found.name for found in pkgutil.walk_packages(package.__path__, f"{room}."))]
+
+
+@pytest.mark.parametrize("name", modules("ratchet.training"))
+def test_public_names_are_what_all_says(name: str) -> None:
+    """Every name in __all__ is there once, in order."""
+    module = importlib.import_module(name)
+    assert len(module.__all__) == len(set(module.__all__))
+    assert list(module.__all__) == sorted(module.__all__)
+    missing = [public for public in module.__all__ if not hasattr(module, public)]
+    assert not missing
+
+
+def test_the_training_room_offers_exactly_its_public_names() -> None:
+    from ratchet import training
+
+    inner = {name.rpartition(".")[2] for name in modules("ratchet.training")}
+    offered = {name for name in vars(training) if not name.startswith("_")} - inner
+    assert offered == set(training.__all__) - inner
+    namespace: dict[str, object] = {}
+    exec("from ratchet.training import *", namespace)
+    assert {name for name in namespace if not name.startswith("__")} == set(training.__all__)

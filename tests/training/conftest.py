@@ -1,0 +1,161 @@
+"""A training small enough to run a hundred times: pictures made here, the real models, the real loop."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ratchet.training import CheckpointStore, Event, Finished, ModelSpec, Plan, Split, Stopped, fit, models
+
+Kind = TypeVar("Kind")
+CLASSES = ("circle", "cross", "square")
+IDENTITY = {"data": "d", "settings": "s", "code": "c"}
+
+
+class Tiny(nn.Module):
+    """All that makes a resume hard, in 200 parameters: convolution, batch norm, dropout."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(4))
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4 * (height // 4) * (width // 4), classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(images))
+
+
+class Linear64(nn.Module):
+    """No batch norm, no dropout, in double precision: a sample's part does not depend on the batch it is in."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(channels * height * width, 16), nn.Tanh(), nn.Linear(16, classes)
+        ).double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images.double())
+
+
+@dataclass
+class Lab:
+    """Runs trainings, each in a folder of its own unless told the same name."""
+
+    root: Path
+    train: Split
+    validation: Split
+    spec: ModelSpec
+
+    @staticmethod
+    def split(name: str, rows: int, *, first: int = 0, shards: int = 1, size: int = 8, channels: int = 1) -> Split:
+        """`rows` noisy pictures whose brightness tells the class; the same rows however many `shards` hold them."""
+        generator = np.random.default_rng([rows, first])
+        labels = generator.integers(0, len(CLASSES), rows)
+        noise = generator.integers(0, 120, (rows, size, size, channels))
+        images = (noise + 60 * labels[:, None, None, None]).astype(np.uint8)
+        bounds = np.linspace(0, rows, shards + 1).astype(int)
+        return Split(
+            name,
+            [images[start:stop] for start, stop in pairwise(bounds)],
+            bounds[:-1].astype(np.int64),
+            labels.astype(np.int64),
+            np.arange(first, first + rows, dtype=np.uint64),
+        )
+
+    @staticmethod
+    def make_spec(name: str = "tiny", *, size: int = 8, channels: int = 1, classes: int = 3) -> ModelSpec:
+        """A spec for pictures of `size` x `size`."""
+        names = tuple(f"class {number}" for number in range(classes))
+        return ModelSpec(name, names, channels, size, size, (120.0,) * channels, (60.0,) * channels)
+
+    @staticmethod
+    def plan(**changes: Any) -> Plan:
+        """Three epochs of four steps on 30 rows, everything random switched on, every step logged."""
+        settings: dict[str, Any] = {
+            "epochs": 3,
+            "batch_size": 8,
+            "flip": True,
+            "checkpoint_steps": 3,
+            "log_every": 1,
+            "warmup_epochs": 0.5,
+            "device": "cpu",
+            "overfit_gap": 1.0,
+        }
+        return Plan(**{**settings, **changes})
+
+    def store(self, plan: Plan, name: str = "run") -> CheckpointStore:
+        """The checkpoints of the training called `name`."""
+        return CheckpointStore(self.root / name, keep_last=plan.keep_last, keep_best=plan.keep_best)
+
+    def events(
+        self,
+        plan: Plan,
+        *,
+        name: str = "run",
+        stop: Callable[[], bool] = lambda: False,
+        identity: dict[str, str] = IDENTITY,
+        store: CheckpointStore | None = None,
+    ) -> Iterator[Event]:
+        """Train, or go on; `store` may be another than the one called `name`."""
+        store = store or self.store(plan, name)
+        return fit(self.train, self.validation, self.spec, plan, store=store, identity=identity, stop=stop)
+
+    def run(self, plan: Plan, *, name: str = "run") -> Finished:
+        """Train to the end."""
+        return self.every(self.events(plan, name=name), Finished)[0]
+
+    def stop_at(self, step: int, plan: Plan, *, name: str = "run") -> list[Event]:
+        """The events of a training that is asked to leave after `step` steps."""
+        asked = iter(range(1_000_000))
+        events = list(self.events(plan, name=name, stop=lambda: next(asked) == step))
+        assert self.every(events, Stopped) == [Stopped(step)]
+        return events
+
+    @staticmethod
+    def every(events: Any, kind: type[Kind]) -> list[Kind]:
+        """The events of this kind, in order."""
+        return [event for event in events if isinstance(event, kind)]
+
+    @staticmethod
+    def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+        """Equal names, types and bits."""
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            assert tensor.dtype == other[name].dtype, name
+            assert torch.equal(tensor, other[name]), name
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Nets this small lose more to the meeting of threads than they win."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _random_state_of_its_own() -> Iterator[None]:
+    """Tests here draw weights and pictures; what they draw from is put back."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A laboratory whose spec names the net `tiny`; `linear64` can be named too."""
+    monkeypatch.setitem(models._OWN, "tiny", Tiny)
+    monkeypatch.setitem(models._OWN, "linear64", Linear64)
+    return Lab(
+        tmp_path, Lab.split("train", 30), Lab.split("validation", 12, first=1000), Lab.make_spec(classes=len(CLASSES))
+    )

@@ -1,0 +1,201 @@
+"""Checkpoints on disk: whole or named as damaged, kept as said, written whatever the disk does to it."""
+
+import json
+import os
+import pickle
+import random
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from ratchet.errors import CheckpointError
+from ratchet.training import CheckpointStore, Finished, Notice
+from ratchet.training.checkpoint import Snapshot, encode, read_checkpoint
+
+
+def snapshot(step: int, *, score: tuple[float, ...] | None = None) -> Snapshot:
+    generator = torch.Generator().manual_seed(step)
+    tensors = {
+        "model/weight": torch.randn(3, 2, 3, 3, generator=generator).to(memory_format=torch.channels_last),
+        "model/half": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "optimizer/step": torch.tensor(float(step)),
+        "random/torch": torch.randint(0, 256, (40,), dtype=torch.uint8, generator=generator),
+        "random/none": torch.zeros(0, dtype=torch.float64),
+    }
+    return Snapshot(step, tensors, {"history": [{"epoch": 1, "loss": 0.1 + step}], "words": "größer"}, score)
+
+
+def written(folder: Path, *snapshots: Snapshot, **keep: int) -> CheckpointStore:
+    with CheckpointStore(folder, **keep) as store:
+        for one in snapshots:
+            store.put(one)
+    return store
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [int(path.stem.removeprefix("step-")) for path in store.paths()]
+
+
+def test_what_is_read_is_what_was_written(lab, tmp_path) -> None:
+    store = written(tmp_path, snapshot(7, score=(0.5, -1.25, -1.0)))
+    path, found = store.newest()
+    assert path.name == "step-000000000007.safetensors"
+    expected = snapshot(7, score=(0.5, -1.25, -1.0))
+    assert (found.step, found.state, found.score) == (expected.step, expected.state, expected.score)
+    lab.assert_same(found.tensors, expected.tensors)
+    assert store.problems == []
+
+
+def test_equal_snapshots_give_equal_bytes() -> None:
+    assert encode(snapshot(3)) == encode(snapshot(3))
+    assert encode(snapshot(3)) != encode(snapshot(4))
+
+
+def test_a_file_cut_off_at_any_length_is_named(tmp_path) -> None:
+    path = tmp_path / "step-000000000007.safetensors"
+    content = encode(snapshot(7))
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=str(path)):
+            read_checkpoint(path)
+    path.write_bytes(content)
+    assert read_checkpoint(path).step == 7
+
+
+def test_a_flipped_bit_anywhere_is_named_or_changes_nothing(lab, tmp_path) -> None:
+    """The header is JSON: blank space, or the case of an escape's letter, can be another byte for the same content."""
+    path = tmp_path / "step-000000000007.safetensors"
+    content, expected, chance = encode(snapshot(7)), snapshot(7), random.Random(7)
+    harmless = 0
+    for place in range(len(content)):
+        altered = bytearray(content)
+        altered[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(altered)
+        try:
+            found = read_checkpoint(path)
+        except CheckpointError:
+            continue
+        harmless += 1
+        assert (found.step, found.state) == (expected.step, expected.state)
+        lab.assert_same(found.tensors, expected.tensors)
+    assert harmless < 10
+
+
+def test_damaged_ones_are_set_aside_and_the_newest_good_one_is_used(tmp_path) -> None:
+    store = written(tmp_path, *(snapshot(step) for step in (1, 2, 3, 4)), keep_last=4)
+    _, _, third, fourth = store.paths()
+    third.write_bytes(b"")
+    fourth.write_bytes(b"\xff" * 1000)
+    path, found = store.newest()
+    assert found.step == 2
+    assert path.name == "step-000000000002.safetensors"
+    assert [str(name) in problem for name, problem in zip((fourth, third), store.problems, strict=True)] == [True, True]
+    assert sorted(left.name for left in tmp_path.glob("*.damaged")) == [
+        "step-000000000003.damaged",
+        "step-000000000004.damaged",
+    ]
+
+
+def test_no_good_checkpoint_is_none_and_said(tmp_path) -> None:
+    store = CheckpointStore(tmp_path)
+    assert store.newest() is None
+    (tmp_path / "step-000000000001.safetensors").write_bytes(b"no")
+    assert store.newest() is None
+    assert len(store.problems) == 1
+
+
+def test_a_damaged_old_checkpoint_does_not_stop_the_writing_of_new_ones(tmp_path) -> None:
+    (tmp_path / "step-000000000001.safetensors").write_bytes(b"\xff" * 100)  # claims a header of 2^64 bytes
+    store = written(tmp_path, snapshot(2, score=(1.0,)), snapshot(3), snapshot(4))
+    assert steps(store) == [2, 3, 4]
+    assert store.problems == []
+
+
+@pytest.mark.parametrize(
+    ("last", "best", "expected"), [(1, 1, [2, 6]), (2, 1, [2, 5, 6]), (1, 2, [2, 4, 6]), (10, 1, [1, 2, 3, 4, 5, 6])]
+)
+def test_the_last_and_the_best_are_kept(tmp_path, last: int, best: int, expected: list[int]) -> None:
+    scores = {1: 0.1, 2: 0.9, 4: 0.8, 5: 0.3}
+    snapshots = [snapshot(step, score=(scores[step],) if step in scores else None) for step in range(1, 7)]
+    assert steps(written(tmp_path, *snapshots, keep_last=last, keep_best=best)) == expected
+
+
+def test_every_snapshot_handed_over_is_written_however_slow_the_disk(tmp_path, monkeypatch) -> None:
+    import time
+
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.01), sync(handle)))
+    store = written(tmp_path, *(snapshot(step) for step in range(1, 11)), keep_last=100)
+    assert steps(store) == list(range(1, 11))
+
+
+def test_drafts_of_a_killed_writer_are_removed(tmp_path) -> None:
+    (tmp_path / ".draft-abc.safetensors").write_bytes(b"half")
+    written(tmp_path, snapshot(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001.safetensors"]
+
+
+def test_stopping_at_an_epochs_end_keeps_the_epochs_score(lab) -> None:
+    plan = lab.plan(checkpoint_steps=0)
+    lab.stop_at(4, plan)
+    assert lab.store(plan).newest()[1].score is not None
+
+
+def test_a_checkpoint_is_json_and_raw_numbers_and_is_read_without_pickle(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = lab.plan()
+    lab.stop_at(6, plan)
+    content = lab.store(plan).paths()[-1].read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    json.loads(header.pop("__metadata__")["state"])
+    spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    assert spans[0][0] == 0
+    assert all(end == start for (_, end), (start, _) in pairwise(spans))
+    assert 8 + length + spans[-1][1] == len(content)  # not a byte besides
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a pickle was read")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    assert lab.run(plan).step == 12
+
+
+def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -> None:
+    small = lab.root / "small"
+    small.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=False, capture_output=True
+        ).returncode
+    )
+    if not mounted:
+        pytest.skip("mounting a small tmpfs needs root and the right to mount")
+    try:
+        plan = lab.plan()
+        store = CheckpointStore(small / "run")
+        filler = small / "filler"
+        events = []
+        for event in lab.events(plan, store=store):
+            events.append(event)
+            if not filler.exists() and len(store.paths()) == 2:
+                with filler.open("wb") as file:
+                    size = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
+                    file.write(b"\0" * size)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].step == 12
+        notices = [notice.text for notice in lab.every(events, Notice)]
+        assert notices
+        assert all("was not written ([Errno 28] No space left" in text for text in notices)
+        assert all("the last good one is step-" in text and "training goes on" in text for text in notices)
+        filler.unlink()
+        assert store.newest() is not None
+        assert not list(store.folder.glob(".draft-*"))
+        lab.assert_same(lab.run(plan, name="roomy").weights, events[-1].weights)
+    finally:
+        subprocess.run(["umount", small], check=True)

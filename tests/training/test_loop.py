@@ -1,0 +1,191 @@
+"""What a whole training does: when it stops, what it keeps, what it says. Figures come from real runs or are put in."""
+
+import numpy as np
+import pytest
+import torch
+
+from ratchet.errors import TrainingError
+from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started
+from ratchet.training.loop import _Training
+
+
+@pytest.fixture
+def scripted(lab, monkeypatch: pytest.MonkeyPatch):
+    """Trainings whose validation says given figures, (accuracy, loss) per epoch; all the rest is real."""
+
+    def run(figures: list[tuple[float, float]], **changes):
+        answers = iter(figures)
+
+        def validate(_self: _Training) -> dict[str, float]:
+            accuracy, loss = next(answers)
+            return {"validation/loss": loss, "validation/accuracy": accuracy}
+
+        monkeypatch.setattr(_Training, "_validate", validate)
+        plan = lab.plan(epochs=len(figures), **changes)
+        return list(lab.events(plan))
+
+    return run
+
+
+def test_a_separable_set_is_learnt(lab) -> None:
+    finished = lab.run(lab.plan(epochs=30, learning_rate=0.02, crop_padding=0))
+    assert finished.history[-1]["validation/loss"] < 0.5 * finished.history[0]["validation/loss"]
+    assert finished.best_value >= 0.9
+
+
+def test_events_come_in_order_and_tell_the_whole_course(lab) -> None:
+    events = list(lab.events(lab.plan(checkpoint_steps=3)))
+    started, finished = events[0], events[-1]
+    assert isinstance(started, Started)
+    assert (started.step, started.total_steps, started.steps_per_epoch, started.resumed_from) == (0, 12, 4, None)
+    assert "CPU" in started.device
+    assert [point.step for point in lab.every(events, Points)] == list(range(1, 13))
+    assert [(epoch.epoch, epoch.step) for epoch in lab.every(events, Epoch)] == [(1, 4), (2, 8), (3, 12)]
+    assert [event.step for event in lab.every(events, Checkpointed)] == [3, 4, 6, 8, 9, 12, 12]
+    assert isinstance(finished, Finished)
+    assert [row["epoch"] for row in finished.history] == [1, 2, 3]
+    assert all(point.rates["step/samples_per_second"] > 0 for point in lab.every(events, Points))
+
+
+def test_points_are_told_every_so_many_steps(lab) -> None:
+    assert [point.step for point in lab.every(lab.events(lab.plan(log_every=5)), Points)] == [5, 10]
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (4, 1), (6, 2), (11, 3), (50, 3)])
+def test_max_steps_ends_the_run_there_with_a_last_validation(lab, steps: int, epochs: int) -> None:
+    finished = lab.run(lab.plan(max_steps=steps))
+    assert finished.step == min(steps, 12)
+    assert len(finished.history) == epochs
+
+
+@pytest.mark.parametrize("log_every", [1, 5, 1000])
+def test_a_loss_that_is_not_finite_stops_at_its_step_and_never_reaches_a_checkpoint(
+    lab, monkeypatch: pytest.MonkeyPatch, log_every: int
+) -> None:
+    """From step 7 on the weights are broken: checkpoints of every step before it stand, none after."""
+    step = _Training._step
+
+    def breaking(self: _Training, rows: np.ndarray) -> None:
+        if self.state.step == 6:
+            with torch.no_grad():
+                next(self.state.model.parameters()).fill_(float("nan"))
+        step(self, rows)
+
+    monkeypatch.setattr(_Training, "_step", breaking)
+    plan = lab.plan(checkpoint_steps=1, log_every=log_every)
+    with pytest.raises(TrainingError, match=r"loss is nan at step 7 \(epoch 2, learning rate 0\.00\d+\): lower"):
+        list(lab.events(plan))
+    _, snapshot = lab.store(plan).newest()
+    assert snapshot.step == 6
+    assert all(torch.isfinite(tensor).all() for tensor in snapshot.tensors.values())
+
+
+def test_a_rate_far_too_high_is_refused_with_the_step_and_the_rate(lab) -> None:
+    plan = lab.plan(optimizer="sgd", learning_rate=1e30, clip_norm=0.0, schedule="constant")
+    with pytest.raises(TrainingError, match=r"is (nan|inf) at step \d+ \(epoch 1, learning rate 1e\+30\)"):
+        list(lab.events(plan))
+
+
+def test_validation_that_is_not_finite_is_refused(scripted) -> None:
+    with pytest.raises(TrainingError, match=r"validation/loss is inf at step 8 \(epoch 2"):
+        scripted([(0.5, 1.0), (0.5, float("inf"))])
+
+
+@pytest.mark.parametrize(
+    ("figures", "best", "expected"),
+    [
+        ([(0.5, 1.0), (0.7, 2.0), (0.6, 0.5)], "validation/accuracy", 2),
+        ([(0.5, 1.0), (0.7, 2.0), (0.6, 0.5)], "validation/loss", 3),
+        ([(0.5, 1.0), (0.5, 0.9), (0.5, 0.95)], "validation/accuracy", 2),  # a tie: the lower loss
+        ([(0.5, 1.0), (0.5, 1.0), (0.4, 0.1)], "validation/accuracy", 1),  # a tie all through: the earlier
+        ([(0.5, 1.0), (0.9, 1.0), (0.9, 1.0)], "validation/loss", 1),
+    ],
+)
+def test_the_best_epoch_is_kept_with_its_weights_and_its_checkpoint(lab, scripted, figures, best, expected) -> None:
+    events = scripted(figures, best=best, keep_last=1, keep_best=1, checkpoint_steps=0)
+    finished = events[-1]
+    assert finished.best_epoch == expected
+    assert finished.best_value == figures[expected - 1][0 if best.endswith("accuracy") else 1]
+    assert [epoch.epoch for epoch in lab.every(events, Epoch) if epoch.best][-1] == expected
+    paths = lab.store(lab.plan()).paths()
+    assert [int(path.stem.removeprefix("step-")) // 4 for path in paths] == sorted({expected, 3})
+    kept = lab.store(lab.plan()).folder / f"step-{4 * expected:012d}.safetensors"
+    from ratchet.training.checkpoint import read_checkpoint
+
+    tensors = read_checkpoint(kept).tensors
+    lab.assert_same(
+        finished.weights, {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "min_delta", "epochs"),
+    [
+        ([0.5, 0.6, 0.6, 0.6, 0.6], 0.0, 4),
+        ([0.5, 0.51, 0.52, 0.9, 0.9], 0.05, 3),
+        ([0.5, 0.53, 0.56, 0.59, 0.62], 0.05, 5),  # small gains that add up count
+        ([0.5, 0.4, 0.6, 0.5, 0.7], 0.0, 5),  # patience begins anew
+    ],
+)
+def test_patience_of_two_stops_after_two_epochs_without_a_better_one(
+    lab, scripted, accuracies, min_delta, epochs
+) -> None:
+    events = scripted([(accuracy, 1.0) for accuracy in accuracies], patience=2, min_delta=min_delta)
+    assert len(events[-1].history) == epochs
+    assert events[-1].best_value == max(accuracies[:epochs])
+    notices = [notice.text for notice in lab.every(events, Notice)]
+    stopped = [f"stopped after epoch {epochs}: no better validation/accuracy for 2 epochs"]
+    assert notices == (stopped if events[-1].history[-1]["epoch"] < len(accuracies) or epochs == 4 else [])
+
+
+def test_patience_survives_a_resume(lab, scripted) -> None:
+    plan = lab.plan(epochs=5, patience=2)
+    events = scripted([(0.5, 1.0), (0.9, 1.0), (0.5, 1.0), (0.5, 1.0), (0.5, 1.0)], patience=2)
+    assert len(events[-1].history) == 4
+    for path in lab.store(plan).paths()[-1:]:
+        path.unlink()
+    again = list(lab.events(plan))  # the figures go on where they stood: one more epoch of .5
+    assert len(again[-1].history) == 4
+
+
+def test_over_fitting_is_said_once(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = lab.plan(overfit_gap=-1.0)  # any gap is above it
+    notices = lab.every(lab.events(plan), Notice)
+    assert len(notices) == 1
+    assert "over-fitting at epoch 1" in notices[0].text
+    lab.stop_at(6, plan, name="resumed")  # and not again by the one who continues
+    assert not lab.every(lab.events(plan, name="resumed"), Notice)
+
+
+def test_a_small_gap_is_not_called_over_fitting(lab) -> None:
+    assert not lab.every(lab.events(lab.plan(overfit_gap=1.0)), Notice)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_is_used_where_it_is_and_its_lack_is_said(lab, monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr("ratchet.training.device._has_bf16", lambda _device: native)
+    events = list(lab.events(lab.plan(precision="bf16")))
+    assert lab.every(events, Started)[0].precision == ("bf16" if native else "fp32")
+    said = [notice.text for notice in lab.every(events, Notice)]
+    assert ["no bf16 arithmetic: training in fp32 instead" in text for text in said] == [True] * (not native)
+    assert {tensor.dtype for tensor in events[-1].weights.values()} <= {torch.float32, torch.int64}
+
+
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(lab) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(TrainingError, match=r"cuda:1 is not on this machine, which has .*cpu"):
+        list(lab.events(lab.plan(device="cuda:1")))
+
+
+def test_an_empty_split_is_refused_by_name(lab) -> None:
+    lab.validation = lab.split("validation", 0)
+    with pytest.raises(TrainingError, match=r"split validation has no rows.*data\.validation_fraction"):
+        list(lab.events(lab.plan()))
+
+
+def test_training_touches_neither_labels_nor_pictures(lab) -> None:
+    before = [array.copy() for array in (*lab.train.shards, lab.train.labels, lab.train.keys)]
+    lab.run(lab.plan())
+    for array, copy in zip((*lab.train.shards, lab.train.labels, lab.train.keys), before, strict=True):
+        assert np.array_equal(array, copy)

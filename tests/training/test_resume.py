@@ -1,0 +1,201 @@
+"""A training that was cut off ends as one that never was: the truth is the undisturbed run beside it, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from ratchet.errors import CheckpointError
+from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped
+
+PLANS = {
+    "adamw": {},
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.05},
+    "accumulation": {"accumulation": 3},
+    "bf16": {"precision": "bf16"},
+    "contiguous": {"channels_last": False},
+    "contiguous sgd bf16": {"channels_last": False, "optimizer": "sgd", "precision": "bf16", "accumulation": 2},
+    "cut short": {"max_steps": 7},
+}
+
+
+@pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS.keys())
+def test_a_run_resumed_at_any_step_equals_the_undisturbed_run(lab, changes) -> None:
+    plan = lab.plan(**changes)
+    undisturbed = list(lab.events(plan, name="undisturbed"))
+    _, end = lab.store(plan, "undisturbed").newest()
+    finished = undisturbed[-1]
+    for step in range(finished.step):
+        name = f"stopped at {step}"
+        told = lab.stop_at(step, plan, name=name)
+        after = list(lab.events(plan, name=name))
+        assert after[-1].history == finished.history
+        assert (after[-1].best_epoch, after[-1].best_value) == (finished.best_epoch, finished.best_value)
+        lab.assert_same(after[-1].weights, finished.weights)
+        _, resumed_end = lab.store(plan, name).newest()
+        lab.assert_same(resumed_end.tensors, end.tensors)  # model, optimizer, best, random states, sums
+        assert resumed_end.state == end.state
+        points = [(point.step, point.values) for point in lab.every(told + after, Points)]
+        assert points == [(point.step, point.values) for point in lab.every(undisturbed, Points)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_reference_net_resumed_inside_an_epoch_equals_the_undisturbed_run(lab, precision: str) -> None:
+    lab.spec = lab.make_spec("convnet")
+    plan = lab.plan(epochs=2, precision=precision)
+    finished = lab.run(plan, name="undisturbed")
+    _, end = lab.store(plan, "undisturbed").newest()
+    lab.stop_at(5, plan)
+    resumed = lab.run(plan)
+    assert resumed.history == finished.history
+    lab.assert_same(resumed.weights, finished.weights)
+    lab.assert_same(lab.store(plan).newest()[1].tensors, end.tensors)
+
+
+def test_a_run_stopped_before_every_single_step_equals_the_undisturbed_run(lab) -> None:
+    plan = lab.plan()
+    finished = lab.run(plan, name="undisturbed")
+    for step in range(12):
+        asked = iter([False, True])
+        events = list(lab.events(plan, stop=lambda asked=asked: next(asked)))
+        assert lab.every(events, Started)[0].step == step
+        assert events[-1] == (Stopped(step + 1) if step < 11 else events[-1])
+    assert isinstance(events[-1], Finished)
+    assert events[-1].history == finished.history
+    lab.assert_same(events[-1].weights, finished.weights)
+
+
+def test_every_checkpoint_a_run_leaves_leads_to_the_same_end(lab) -> None:
+    plan = lab.plan(checkpoint_steps=1, keep_last=100)
+    finished = lab.run(plan)
+    paths = lab.store(plan).paths()
+    assert [int(path.stem.removeprefix("step-")) for path in paths] == list(range(1, 13))
+    for last in reversed(paths):
+        resumed = lab.run(plan)
+        assert resumed.history == finished.history
+        lab.assert_same(resumed.weights, finished.weights)
+        for path in lab.store(plan).paths():
+            if path >= last:
+                path.unlink()
+
+
+def test_points_after_the_checkpoint_are_told_again_with_the_same_values(lab) -> None:
+    plan = lab.plan(checkpoint_steps=3)
+    undisturbed = {point.step: point.values for point in lab.every(lab.events(plan, name="undisturbed"), Points)}
+    cut_off = lab.events(plan)
+    told = {}
+    for event in cut_off:  # a kill loses what no checkpoint has: leave the generator in the middle
+        if isinstance(event, Points):
+            told[event.step] = event.values
+        if len(told) == 8:
+            break
+    cut_off.close()
+    again = list(lab.events(plan))
+    repeated = {point.step: point.values for point in lab.every(again, Points)}
+    assert set(told) & set(repeated)
+    assert lab.every(again, Started)[0].step < 8
+    assert all(undisturbed[step] == values for step, values in [*told.items(), *repeated.items()])
+    assert set(told) | set(repeated) == set(undisturbed)
+
+
+@pytest.mark.parametrize("cut_at", range(1, 15))
+def test_a_run_cut_off_at_any_checkpoint_equals_the_undisturbed_run(lab, cut_at: int) -> None:
+    """Also between an epoch's last step and its end, where a checkpoint of the step stands and none of the epoch."""
+    plan = lab.plan(checkpoint_steps=1)
+    finished = lab.run(plan, name="undisturbed")
+    cut_off = lab.events(plan)
+    for _ in range(cut_at):
+        next(event for event in cut_off if isinstance(event, Checkpointed))
+    cut_off.close()
+    resumed = lab.run(plan)
+    assert resumed.history == finished.history
+    lab.assert_same(resumed.weights, finished.weights)
+    lab.assert_same(lab.store(plan).newest()[1].tensors, lab.store(plan, "undisturbed").newest()[1].tensors)
+
+
+def test_a_finished_training_is_not_trained_again(lab) -> None:
+    plan = lab.plan()
+    finished = lab.run(plan)
+    again = list(lab.events(plan))
+    assert not lab.every(again, Points)
+    assert lab.every(again, Started)[0].step == 12
+    assert again[-1].history == finished.history
+    lab.assert_same(again[-1].weights, finished.weights)
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_name(lab) -> None:
+    plan = lab.plan(max_steps=3)
+    lab.run(plan)
+    other = {"data": "other", "settings": "s", "code": "c"}
+    with pytest.raises(CheckpointError, match=r"step-0+3\.safetensors is of other data, settings or code"):
+        list(lab.events(plan, identity=other))
+    assert lab.store(plan).newest() is not None  # and left as it was
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_end(lab) -> None:
+    plan = lab.plan(checkpoint_steps=2)
+    finished = lab.run(plan, name="undisturbed")
+    lab.stop_at(7, plan)
+    newest = lab.store(plan).paths()[-1]
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    events = list(lab.events(plan))
+    (notice,) = lab.every(events, Notice)
+    assert str(newest) in notice.text
+    assert "damaged" in notice.text
+    assert lab.every(events, Started)[0].step == 6
+    assert newest.with_suffix(".damaged").exists()
+    lab.assert_same(events[-1].weights, finished.weights)
+    assert events[-1].history == finished.history
+
+
+def test_two_runs_with_one_seed_are_bit_identical_and_another_seed_differs(lab) -> None:
+    one, same, other = (
+        lab.run(lab.plan(seed=seed), name=name) for name, seed in (("one", 5), ("same", 5), ("other", 6))
+    )
+    lab.assert_same(one.weights, same.weights)
+    assert one.history == same.history
+    assert one.history != other.history
+
+
+def test_how_many_shards_hold_the_rows_changes_nothing(lab) -> None:
+    one = lab.run(lab.plan(), name="one")
+    lab.train = lab.split("train", 30, shards=3)
+    three = lab.run(lab.plan(), name="three")
+    lab.assert_same(one.weights, three.weights)
+
+
+def test_every_event_of_a_step_comes_before_its_checkpoint(lab) -> None:
+    plan = lab.plan(checkpoint_steps=1)
+    told: set[int] = set()
+    for event in lab.events(plan):
+        if isinstance(event, Points | Epoch):
+            told.add(event.step)
+        if isinstance(event, Checkpointed):
+            assert event.step in told
+
+
+def test_fit_leaves_the_random_states_and_the_deterministic_flag_as_they_were(lab) -> None:
+    import random
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        random.seed(1), np.random.seed(2), torch.manual_seed(3)
+        expected = [random.random(), np.random.rand(), torch.rand(()).item()]
+        for plan in (lab.plan(), lab.plan(deterministic=False)):
+            random.seed(1), np.random.seed(2), torch.manual_seed(3)
+            lab.run(plan, name=f"deterministic {plan.deterministic}")
+            assert [random.random(), np.random.rand(), torch.rand(()).item()] == expected
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_training_that_is_left_in_the_middle_puts_the_random_state_back(lab) -> None:
+    torch.manual_seed(3)
+    expected = torch.get_rng_state()
+    events = lab.events(lab.plan())
+    next(event for event in events if isinstance(event, Points))
+    events.close()
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert not torch.are_deterministic_algorithms_enabled()

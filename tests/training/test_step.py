@@ -1,0 +1,142 @@
+"""One optimizer step: against torch.optim used by hand, and against the same batch in other pieces."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ratchet.training import Points, Split, build
+from ratchet.training.augment import epoch_order
+from ratchet.training.loop import _Training
+from ratchet.training.optim import clip_gradients
+
+
+def start(lab, plan, *, spec=None) -> _Training:
+    """A training before its first step; the same seed gives the same weights."""
+    torch.manual_seed(1)
+    return _Training(lab.train, lab.validation, spec or lab.spec, plan, lab.store(plan), {}, lambda: False)
+
+
+def weights(training: _Training) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in training.state.model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_accumulated_micro_batches_equal_the_large_batch(lab, optimizer: str, pieces: int) -> None:
+    """Over two epochs, whose last batches have 6 rows of 8: groups of unequal size, and fewer rows than pieces."""
+    lab.spec = lab.make_spec("linear64")
+    whole, split = (
+        lab.run(lab.plan(epochs=2, optimizer=optimizer, accumulation=count), name=str(count)) for count in (1, pieces)
+    )
+    assert any(tensor.dtype == torch.float64 for tensor in whole.weights.values())
+    for name, tensor in whole.weights.items():
+        torch.testing.assert_close(split.weights[name], tensor, rtol=1e-9, atol=1e-10, msg=name)
+    for one, other in zip(split.history, whole.history, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("changes", "make"),
+    [
+        (
+            {"optimizer": "sgd", "nesterov": True},
+            lambda own: torch.optim.SGD(own, lr=0, momentum=0.9, nesterov=True, weight_decay=0.01),
+        ),
+        (
+            {"optimizer": "sgd", "momentum": 0.0},
+            lambda own: torch.optim.SGD(own, lr=0, weight_decay=0.01),
+        ),
+        ({"optimizer": "adamw"}, lambda own: torch.optim.AdamW(own, lr=0, weight_decay=0.01)),
+    ],
+    ids=["nesterov", "plain", "adamw"],
+)
+def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -> None:
+    plan = lab.plan(
+        **changes, weight_decay=0.01, label_smoothing=smoothing, clip_norm=0.0, crop_padding=0, flip=False,
+        schedule="constant", learning_rate=0.05,
+    )  # fmt: skip
+    training = start(lab, plan, spec=lab.make_spec("linear64"))
+    by_hand = copy.deepcopy(training.state.model).train()
+    optimizer = make(by_hand.parameters())
+    training.state.model.train()
+    for first in range(0, 24, 8):
+        rows = np.arange(first, first + 8)
+        training._step(rows)
+        optimizer.param_groups[0]["lr"] = 0.05
+        optimizer.zero_grad()
+        images, labels = lab.train.batch(rows, torch.device("cpu"))
+        cross_entropy(by_hand(images).float(), labels, label_smoothing=smoothing).backward()
+        optimizer.step()
+    expected = torch.cat([parameter.detach().flatten() for parameter in by_hand.parameters()])
+    torch.testing.assert_close(weights(training), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_every_parameter_is_trained(lab) -> None:
+    lab.spec = lab.make_spec("convnet")
+    training = start(lab, lab.plan())
+    held = sum(len(group["params"]) for group in training.state.optimizer.param_groups)
+    assert held == len(list(training.state.model.parameters()))
+
+
+def gradients(values: list[list[float]]) -> torch.nn.Module:
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(len(some))) for some in values)
+    for parameter, some in zip(model, values, strict=True):
+        parameter.grad = torch.tensor(some)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"clip_norm": 2.6}, [[0.6, 0.8], [2.4]]),  # half: the norm is that of all gradients together
+        ({"clip_norm": 20.0}, [[3.0, 4.0], [12.0]]),
+        ({"clip_norm": 0.0, "clip_value": 3.5}, [[3.0, 3.5], [3.5]]),
+        ({"clip_norm": 0.0}, [[3.0, 4.0], [12.0]]),
+    ],
+)
+def test_gradients_are_clipped_as_said_and_the_norm_told_is_the_one_before(lab, changes, expected) -> None:
+    scale = 5.2 / 13.0 if changes["clip_norm"] == 2.6 else 1.0
+    given = [[3.0 * scale, 4.0 * scale], [12.0 * scale]]
+    model = gradients(given)
+    norm = clip_gradients(model, lab.plan(**changes))
+    assert norm.item() == pytest.approx(13.0 * scale)
+    for parameter, values in zip(model, expected, strict=True):
+        assert parameter.grad.tolist() == pytest.approx(values, rel=1e-5)
+
+
+def test_told_norms_are_those_of_the_gradients(lab) -> None:
+    plan = lab.plan(clip_norm=0.01, crop_padding=0, flip=False)
+    lab.spec = lab.make_spec("linear64")
+    told = lab.every(lab.events(plan), Points)[0].values
+    torch.manual_seed(plan.seed)  # as fit does before it builds the model
+    model = build(lab.spec).train()
+    order = epoch_order(len(lab.train), seed=plan.seed, epoch=0)
+    images, labels = lab.train.batch(order[:8], torch.device("cpu"))
+    loss = cross_entropy(model(images).float(), labels)
+    loss.backward()
+    norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+    assert told["step/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert told["step/gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+def test_figures_of_an_epoch_are_means_over_its_samples(lab) -> None:
+    """With a rate too small to move a weight, an epoch's loss is the loss of the weights it began with."""
+    plan = lab.plan(epochs=1, learning_rate=1e-30, optimizer="sgd", crop_padding=0, flip=False)
+    lab.spec = lab.make_spec("linear64")
+    (history,) = lab.run(plan).history
+    torch.manual_seed(plan.seed)
+    model = build(lab.spec).eval()
+
+    def measured(split: Split) -> tuple[float, float]:
+        images, labels = split.batch(np.arange(len(split)), torch.device("cpu"))
+        logits = model(images).float()
+        return cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()
+
+    for name, split in (("train", lab.train), ("validation", lab.validation)):
+        loss, accuracy = measured(split)
+        assert history[f"{name}/loss"] == pytest.approx(loss, rel=1e-5)
+        assert history[f"{name}/accuracy"] == pytest.approx(accuracy)

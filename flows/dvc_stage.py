@@ -1,7 +1,7 @@
 """A DVC stage, asked and recorded in this process: what `dvc repro` does around a command, without starting one."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +91,13 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # what the stage does is said by the stage
     try:
-        repo: Any = Repo(str(root), _wait_for_lock=True)
-        try:
-            if locked:
-                with lock_repo(repo):
+        with chdir(root):  # where DVC looks for dvc.yaml, wherever its repository is
+            repo: Any = Repo(str(root), _wait_for_lock=True)
+            try:
+                with lock_repo(repo) if locked else nullcontext():
                     yield repo
-            else:
-                yield repo
-        finally:
-            repo.close()
+            finally:
+                repo.close()
     except LockError as error:
         raise WorkspaceError(f"{root}: DVC is busy here ({error}): wait for it to end") from error
     except DvcException as error:

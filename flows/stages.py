@@ -11,7 +11,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
 from flows import dvc_stage
 from flows.watch import PrefectWatch
@@ -62,7 +62,13 @@ def as_task(
         dvc_stage.record(workspace.root, name, say=logger.warning)
         return Completed(message=made.words, data=made)
 
-    run.__doc__ = stage.__doc__
+    def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
+        try:
+            return run(params, workspace, *waits_for)
+        except RatchetError as error:  # a person's mistake, told in its own words: a traceback would hide them
+            return Failed(message=str(error), data=error)
+
+    run_plainly.__doc__ = stage.__doc__
     wrapped = task(
         name=name,
         task_run_name=name,
@@ -71,7 +77,7 @@ def as_task(
         retry_condition_fn=_is_worth_retrying,
         cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
         persist_result=False,
-    )(run)
+    )(run_plainly)
 
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the words; whoever calls the stage wants what it made, or its error.

@@ -6,6 +6,7 @@ from prefect.states import Completed, Failed
 
 from flows.artifacts import publish
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
+from flows.watch import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.settings import Overrides
@@ -22,6 +23,7 @@ def train_flow(overrides: Overrides | None = None) -> "State[Registration]":  # 
     Args:
         overrides: Settings to change in params.yaml before the run; what is left empty stays as the file has it.
     """
+    tell_mistakes_plainly()
     try:
         workspace = Workspace.find()
         with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):

@@ -9,6 +9,8 @@ from tasks.watch import Watch
 
 __all__ = ["Dataset", "ingest"]
 
+_NAMED = 5
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -45,7 +47,19 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch) -> Dataset:
         root=workspace.root,
         report=watch.progress,
     )
+    _name_quarantined(workspace, watch)
     return Dataset.load(workspace)
+
+
+def _name_quarantined(workspace: Workspace, watch: Watch) -> None:
+    """The first of what was not let in, so that nobody has to open the table to see what it is about."""
+    import polars
+
+    table = polars.read_parquet(workspace.quarantine)
+    for row in table.head(_NAMED).iter_rows(named=True):
+        watch.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
+    if len(table) > _NAMED:
+        watch.say(f"... and {len(table) - _NAMED:,} more, in {workspace.quarantine}")
 
 
 if __name__ == "__main__":

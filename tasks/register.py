@@ -15,7 +15,8 @@ from tasks.watch import Watch
 
 if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
-    from ratchet.registry.gate import ChampionRows, RuleResult, Verdict
+    from ratchet.evaluation.verdict import RuleResult, Verdict
+    from ratchet.registry.gate import ChampionRows
     from ratchet.registry.models import ModelRegistry, Version
     from ratchet.registry.runs import Run
     from ratchet.training import ModelSpec
@@ -100,7 +101,11 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
             run.metrics(values, step=int(epoch["epoch"]))
         run.status("FINISHED")
     numbers = files.read_json(workspace.reports / "metrics.json")
-    run.metrics({f"test/{name}": value for name, value in numbers.items()}, step=0)
+    # The bounds have a group of their own: among the figures they would triple the charts.
+    bounds = {name for name in numbers if name.endswith(("_low", "_high"))}
+    run.metrics(
+        {f"{'test interval' if name in bounds else 'test'}/{name}": value for name, value in numbers.items()}, step=0
+    )
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
@@ -125,7 +130,8 @@ def _judge(
     registry: "ModelRegistry", name: str, run_id: str, model_uri: str, params: Params, workspace: Workspace
 ) -> "Verdict":
     from ratchet.evaluation.predictions import read_predictions
-    from ratchet.registry.gate import CandidateFigures, Verdict, judge
+    from ratchet.evaluation.verdict import Verdict
+    from ratchet.registry.gate import CandidateFigures, judge
 
     judged = registry.verdict_of(name, run_id)
     if judged is not None:  # registered already, then cut off: compared with itself it would fail

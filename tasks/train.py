@@ -22,7 +22,7 @@ __all__ = ["TrainedModel", "TrainingStopped", "tell_training", "train"]
 
 
 class TrainingStopped(TrainingError):
-    """Asked to leave by SIGTERM; a checkpoint stands."""
+    """Asked to leave, by SIGTERM or Ctrl-C; a checkpoint stands."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     before it runs the stage); those kept at the end become the output data/checkpoints.
 
     Raises:
-        TrainingStopped: SIGTERM came; the same command continues.
+        TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
         TrainingError: training cannot go on.
     """
     from ratchet import training
@@ -76,7 +76,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     identity = _identity(manifest, plan, spec)
     key = files.digest_json(identity)[:16]
     store = training.CheckpointStore(workspace.running / key, keep_last=plan.keep_last, keep_best=plan.keep_best)
-    with Run(workspace, params, key) as run, _on_terminate() as asked_to_stop:
+    with Run(workspace, params, key) as run, _on_request() as asked_to_stop:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
         events = training.fit(
             training.Split.open(workspace.packed, "train"),
@@ -127,6 +127,9 @@ def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Mani
         files.write_json(kept, provenance.record(workspace, params, flow_run=flow_run))
         files.write_text(kept.with_name("uncommitted.patch"), (provenance.uncommitted(workspace.root) or "") + "\n")
     run.tags({"ratchet.key": run.key, "ratchet.provenance": files.read_json(kept)["id"]})
+    commit = files.read_json(kept)["git_commit"]
+    if commit:
+        run.tags({"mlflow.source.git.commit": commit})  # MLflow's own name: it is shown beside the source
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")
@@ -205,21 +208,28 @@ def _leave(workspace: Workspace, running: Path, finished: Any, spec: Any, *, key
 
 
 @contextlib.contextmanager
-def _on_terminate() -> Iterator[Callable[[], bool]]:
-    """A question that turns to yes when SIGTERM comes; in a thread, where no handler can live, it stays no."""
-    asked = threading.Event()
+def _on_request() -> Iterator[Callable[[], bool]]:
+    """A question that turns to yes when SIGTERM or Ctrl-C comes; in a thread, where no handler can live, it stays no.
 
-    def note(_signal: int, _frame: FrameType | None) -> None:
+    A second Ctrl-C does what it does anywhere: it ends the process at once.
+    """
+    asked = threading.Event()
+    before: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
         asked.set()
+        signal.signal(number, before[signal.Signals(number)])
 
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
-    before = signal.signal(signal.SIGTERM, note)
+    for one in (signal.SIGTERM, signal.SIGINT):
+        before[one] = signal.signal(one, note)
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 if __name__ == "__main__":

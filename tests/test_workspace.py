@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_told(open_folder: Path, unprivileged
     open_folder.chmod(0o755)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        f"WorkspaceError: {open_folder / '.ratchet'}: cannot be written (Permission denied): "
+        f"WorkspaceError: {open_folder / '.ratchet'}: cannot be read or written (Permission denied): "
         "make it readable and writable for this user, or work in a clone"
     )
 

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _DRAFT = ".draft-"
+_REPLACED = ".replaced"  # inside a draft folder: what stood at the place until the new one was whole
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -72,7 +73,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
         os.chmod(draft, 0o755)
         _sync_tree(draft)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / "old"
+            old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
             os.replace(path, old)
             try:
                 os.replace(draft, path)
@@ -90,8 +91,10 @@ def draft_directory(path: Path) -> Iterator[Path]:
 
 
 def clear_drafts(parent: Path, name: str) -> None:
-    """Remove the folders that a killed `draft_directory(parent / name)` left behind."""
+    """Tidy up after a killed `draft_directory(parent / name)`: what it was about to replace is put back."""
     for left in parent.glob(f"{_DRAFT}{name}-*"):
+        if (left / _REPLACED).exists() and not (parent / name).exists():
+            os.replace(left / _REPLACED, parent / name)
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -38,7 +38,9 @@ def disk_errors(root: Path) -> Iterator[None]:
         way_out = _WAYS_OUT.get(error.errno or 0)
         if way_out is None:
             raise
-        raise WorkspaceError(f"{error.filename or root}: cannot be written ({error.strerror}): {way_out}") from error
+        refused = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
+        place = error.filename or root
+        raise WorkspaceError(f"{place}: cannot be {refused} ({error.strerror}): {way_out}") from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from sklearn.linear_model import LogisticRegression
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.report import Example, ReportContent, render
-from ratchet.registry.gate import CandidateFigures, Verdict, answers_rule, judge
+from ratchet.evaluation.verdict import Verdict
+from ratchet.registry.gate import CandidateFigures, answers_rule, judge
 from ratchet.settings import EvaluationSettings, GateSettings, Params
 
 FEW = EvaluationSettings(resamples=100)

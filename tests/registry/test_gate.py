@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.registry.gate import CandidateFigures, ChampionRows, RuleResult, Verdict, answers_rule, judge
+from ratchet.evaluation.verdict import RuleResult, Verdict
+from ratchet.registry.gate import CandidateFigures, ChampionRows, answers_rule, judge
 from ratchet.settings import EvaluationSettings, GateSettings
 
 ANSWERS = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)

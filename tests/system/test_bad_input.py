@@ -202,7 +202,7 @@ def test_a_project_that_cannot_be_written_is_told(
     try:
         for command in (project.stage("ingest"), ("ratchet", "set", "training.epochs=3")):
             told = project.refused(*unprivileged, *command, PYTHONDONTWRITEBYTECODE="1")
-            assert "cannot be written (Permission denied): make it readable and writable for this user" in told
+            assert "cannot be read or written (Permission denied): make it readable and writable for this user" in told
     finally:
         for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
             path.chmod(0o755)

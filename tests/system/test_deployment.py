@@ -26,7 +26,7 @@ from ratchet.platform.servers import answers, call
 HOST = "127.0.0.1"
 STAGES = ["ingest", "version", "train", "evaluate", "register"]
 LOG_EVERY = 5  # steps, as conftest.py shrinks it
-EPOCHS = 60  # of the training whose worker is killed
+EPOCHS = 25  # of the training whose worker is killed
 
 
 @dataclass(frozen=True)

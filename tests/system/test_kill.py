@@ -184,7 +184,6 @@ def test_a_training_killed_twenty_times_ends_as_one_that_never_was(undisturbed, 
     assert any(step % EPOCH for _, step in kills)  # inside an epoch
     assert kills[-1][1] < STEPS
 
-    print(kills)
     said = project.good(*project.stage("train"))
     assert "continues at step" in said
     assert not list(project.root.glob("data/**/.draft-*"))

@@ -50,7 +50,7 @@ def test_what_is_read_is_what_was_written(lab, tmp_path) -> None:
 
 
 def test_equal_snapshots_give_equal_bytes() -> None:
-    assert encode(snapshot(3)) == encode(snapshot(3))
+    assert len({encode(snapshot(3)) for _ in range(20)}) == 1
     assert encode(snapshot(3)) != encode(snapshot(4))
 
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_json_and_raw_numbers_and_is_read_without_pickle(lab, mo
     content = lab.store(plan).paths()[-1].read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    json.loads(header.pop("__metadata__")["state"])
+    json.loads(header.pop("__metadata__")["state"].partition(" ")[2])
     spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     assert spans[0][0] == 0
     assert all(end == start for (_, end), (start, _) in pairwise(spans))

@@ -1,5 +1,8 @@
 """A training that was cut off ends as one that never was: the truth is the undisturbed run beside it, bit for bit."""
 
+import json
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -107,9 +110,9 @@ def test_a_run_cut_off_at_any_checkpoint_equals_the_undisturbed_run(lab, cut_at:
         next(event for event in cut_off if isinstance(event, Checkpointed))
     cut_off.close()
     resumed = lab.run(plan)
-    assert resumed.history == finished.history
+    assert json.dumps(resumed.history) == json.dumps(finished.history)  # the order of the columns too
     lab.assert_same(resumed.weights, finished.weights)
-    lab.assert_same(lab.store(plan).newest()[1].tensors, lab.store(plan, "undisturbed").newest()[1].tensors)
+    assert lab.store(plan).paths()[-1].read_bytes() == lab.store(plan, "undisturbed").paths()[-1].read_bytes()
 
 
 def test_a_finished_training_is_not_trained_again(lab) -> None:
@@ -174,8 +177,6 @@ def test_every_event_of_a_step_comes_before_its_checkpoint(lab) -> None:
 
 
 def test_fit_leaves_the_random_states_and_the_deterministic_flag_as_they_were(lab) -> None:
-    import random
-
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         random.seed(1), np.random.seed(2), torch.manual_seed(3)

@@ -15,7 +15,7 @@ from ratchet.evaluation import charts
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.page import Cell, bars, document, figure, folded, pairs, section, text
 from ratchet.evaluation.sections import calibration_section, classes_section, confusion_section, headline_section
-from ratchet.registry.gate import Verdict
+from ratchet.evaluation.verdict import Verdict
 
 __all__ = ["Example", "ReportContent", "render"]
 

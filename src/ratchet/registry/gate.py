@@ -3,17 +3,16 @@
 A pure function of figures: who asks, loads models and moves aliases is elsewhere.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.settings import EvaluationSettings, GateSettings
 
-__all__ = ["CandidateFigures", "ChampionRows", "RuleResult", "Verdict", "answers_rule", "judge"]
+__all__ = ["CandidateFigures", "ChampionRows", "answers_rule", "judge"]
 
 
 @dataclass(frozen=True)
@@ -36,36 +35,6 @@ class ChampionRows:
     correct: NDArray[np.bool_]
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RuleResult:
-    """One rule: what it found, what it needed, and a sentence that says both."""
-
-    name: str
-    passed: bool
-    found: str
-    needed: str
-    words: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The gate's answer. `words` is a paragraph for a person."""
-
-    passed: bool
-    rules: tuple[RuleResult, ...]
-    words: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it."""
-        return {"passed": self.passed, "words": self.words, "rules": [asdict(rule) for rule in self.rules]}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Verdict":
-        """The verdict that `to_json` wrote."""
-        rules = tuple(RuleResult(**rule) for rule in content["rules"])
-        return cls(passed=content["passed"], rules=rules, words=content["words"])
 
 
 def judge(

@@ -1,9 +1,11 @@
 """The MLflow server or database: its address, its experiment, and how long we wait for it."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import TrackingAway
@@ -37,7 +39,29 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
 
     uri = address(workspace, settings)
     with reachable(uri):
+        if uri.startswith(_SQLITE):
+            _make_database(Path(uri.removeprefix(_SQLITE)))
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _make_database(path: Path) -> None:
+    """Let a new database appear whole: MLflow refuses for ever one that was cut off while its tables were made."""
+    if path.exists():
+        return
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".draft-*-{path.name}*"):
+        left.unlink(missing_ok=True)
+    draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
+    engine = create_sqlalchemy_engine(f"{_SQLITE}{draft}")
+    try:
+        _initialize_tables(engine)
+    finally:
+        engine.dispose()
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        os.link(draft, path)
+    draft.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -82,7 +106,7 @@ def reachable(uri: str) -> Iterator[None]:
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:
-    """The experiment's id; it is made where it is missing, with its artifacts in mlruns/artifacts if MLflow is local."""
+    """The experiment's id; if missing it is made, with its artifacts in mlruns/artifacts where MLflow is local."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(settings.experiment)

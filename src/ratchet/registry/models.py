@@ -23,6 +23,7 @@ __all__ = ["Champion", "ModelRegistry", "Version"]
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 _ARTIFACT = "model"
+_ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class ModelRegistry:
                 try:
                     self.client.get_registered_model(name)
                 except MlflowException:
-                    self.client.create_registered_model(name, description="Registered by ratchet")
+                    self.client.create_registered_model(name, description=_ABOUT)
                 source = self.client.get_logged_model(model_uri.rsplit("/", 1)[-1])
                 made = self.client.create_model_version(
                     name, source.artifact_location, run_id, tags=tags, description=description, model_id=source.model_id

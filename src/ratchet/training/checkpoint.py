@@ -143,8 +143,9 @@ class CheckpointStore:
 def encode(snapshot: Snapshot) -> bytes:
     """The file's bytes."""
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}
-    state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state}, sort_keys=True)
-    return save(tensors, {"state": state, "sha256": _digest(tensors, state)})
+    state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state})  # order is content too
+    # One entry: safetensors writes several in an order of chance, and equal snapshots must have equal bytes.
+    return save(tensors, {"state": f"{_digest(tensors, state)} {state}"})
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -155,9 +156,8 @@ def read_checkpoint(path: Path) -> Snapshot:
     """
     try:
         content = path.read_bytes()
-        header = _header(content)
+        digest, state_text = _header(content)
         tensors = load(content)
-        state_text, digest = header["state"], header["sha256"]
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged ({error})") from error
     if _digest(tensors, state_text) != digest:
@@ -169,12 +169,14 @@ def read_checkpoint(path: Path) -> Snapshot:
     return Snapshot(step=step, score=None if score is None else tuple(score), tensors=tensors, state=state)
 
 
-def _header(content: bytes) -> dict[str, str]:
+def _header(content: bytes) -> tuple[str, str]:
+    """The SHA-256 (hex) the file was written with, and the state as JSON."""
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length:
         raise ValueError(f"{len(content)} bytes, its header alone says {8 + length}")
     metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
-    return metadata
+    digest, _, state = metadata["state"].partition(" ")
+    return digest, state
 
 
 def _score(path: Path) -> tuple[float, ...] | None:
@@ -183,7 +185,7 @@ def _score(path: Path) -> tuple[float, ...] | None:
         length = min(int.from_bytes(start, "little"), path.stat().st_size)  # a damaged file may claim any length
         content = start + file.read(length)
     with contextlib.suppress(ValueError, KeyError):  # damaged: not among the best
-        score: list[float] | None = json.loads(_header(content)["state"])["score"]
+        score: list[float] | None = json.loads(_header(content)[1])["score"]
         return None if score is None else tuple(score)
     return None
 

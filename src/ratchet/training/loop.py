@@ -53,12 +53,19 @@ def fit(
         yield from _Training(train, validation, spec, plan, store, identity, stop).run()
 
 
+_LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
+
+
 class _Clock:
     """Samples per second since the last lap."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
 
     def lap(self) -> float:
         now = time.perf_counter()
@@ -164,8 +171,8 @@ class _Training:
             self._step(order[start:end])
 
             # once in a while:
-            if self.device.type == "cpu":
-                yield from self._fetch()  # nothing runs ahead on a CPU, so fetching costs nothing
+            if self.device.type == "cpu" or self.step_clock.seconds > _LONGEST_SILENCE:
+                yield from self._fetch()  # a CPU does not run ahead, so there fetching costs nothing
             if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
                 yield from self._checkpoint()
         yield from self._fetch()

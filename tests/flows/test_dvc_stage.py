@@ -1,0 +1,177 @@
+"""Asking and recording a stage here does what `dvc repro` does around a command.
+
+The truth is DVC's own `status`, dvc.lock and cache, in a small pipeline of two real stages.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows import dvc_stage
+from ratchet.errors import WorkspaceError
+
+PIPELINE = """
+stages:
+  double:
+    cmd: exit 1  # only ever run by the test
+    deps: [source.txt]
+    params: [double]
+    outs: [doubled]
+  count:
+    cmd: exit 1
+    deps: [doubled]
+    outs: [count.txt]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from dvc.repo import Repo
+
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    root = tmp_path / "project"
+    root.mkdir()
+    Repo.init(str(root), no_scm=True).close()
+    (root / "dvc.yaml").write_text(PIPELINE)
+    (root / "source.txt").write_text("abc")
+    choose(root, times=2)
+    return root
+
+
+def choose(root: Path, *, times: int) -> None:
+    (root / "params.yaml").write_text(f"double:\n  times: {times}\n")
+
+
+def double(root: Path) -> None:
+    """The first stage's work."""
+    times = int((root / "params.yaml").read_text().split()[-1])
+    shutil.rmtree(root / "doubled", ignore_errors=True)
+    (root / "doubled").mkdir()
+    (root / "doubled" / "text").write_text((root / "source.txt").read_text() * times)
+
+
+def count(root: Path) -> None:
+    """The second stage's work."""
+    (root / "count.txt").unlink(missing_ok=True)
+    (root / "count.txt").write_text(str(len((root / "doubled" / "text").read_text())))
+
+
+def run(root: Path) -> dict[str, str]:
+    """What the flow does, stage by stage: how each was settled, "ran" if it had to run."""
+    how = {}
+    work: dict[str, Callable[[Path], None]] = {"double": double, "count": count}
+    for name, stage in work.items():
+        settled = dvc_stage.settle(root, name)
+        if settled is None:
+            stage(root)
+            dvc_stage.record(root, name, say=pytest.fail)
+        how[name] = settled or "ran"
+    return how
+
+
+def text(root: Path) -> str:
+    return (root / "doubled" / "text").read_text()
+
+
+RAN, UNCHANGED, RESTORED = "ran", "unchanged", "restored from DVC's cache"
+
+
+def test_what_was_recorded_is_unchanged_and_dvc_agrees(root: Path) -> None:
+    assert not dvc_stage.all_unchanged(root)
+    assert run(root) == {"double": RAN, "count": RAN}
+    assert dvc_stage.all_unchanged(root)
+    assert run(root) == {"double": UNCHANGED, "count": UNCHANGED}
+
+
+def test_after_an_edit_of_a_setting_the_stage_has_to_run(root: Path) -> None:
+    run(root)
+    choose(root, times=3)
+    lock = (root / "dvc.lock").read_bytes()
+    assert dvc_stage.settle(root, "double") is None
+    assert (root / "dvc.lock").read_bytes() == lock  # nothing is recorded of what was not made
+    assert run(root) == {"double": RAN, "count": RAN}
+    assert text(root) == "abc" * 3
+
+
+def test_after_an_edit_of_the_data_the_stage_has_to_run(root: Path) -> None:
+    run(root)
+    (root / "source.txt").write_text("xyz")
+    assert run(root) == {"double": RAN, "count": RAN}
+    assert text(root) == "xyzxyz"
+
+
+def test_after_an_edit_of_the_command_the_stage_has_to_run(root: Path) -> None:
+    run(root)
+    (root / "dvc.yaml").write_text(PIPELINE.replace("cmd: exit 1  # only", "cmd: exit 2  # only"))
+    assert run(root) == {"double": RAN, "count": UNCHANGED}
+
+
+def test_an_earlier_setting_brings_its_results_back(root: Path) -> None:
+    run(root)
+    choose(root, times=3)
+    run(root)
+    choose(root, times=2)
+    assert run(root) == {"double": RESTORED, "count": RESTORED}
+    assert (text(root), (root / "count.txt").read_text()) == ("abcabc", "6")
+    assert dvc_stage.all_unchanged(root)
+
+
+def test_a_result_that_is_gone_comes_back_from_the_cache(root: Path) -> None:
+    run(root)
+    shutil.rmtree(root / "doubled")
+    assert run(root) == {"double": RESTORED, "count": UNCHANGED}
+    assert text(root) == "abcabc"
+
+
+def test_a_result_that_was_altered_is_put_right(root: Path) -> None:
+    run(root)
+    shutil.rmtree(root / "doubled")
+    (root / "doubled").mkdir()
+    (root / "doubled" / "text").write_text("altered")
+    assert run(root)["double"] == RESTORED
+    assert text(root) == "abcabc"
+
+
+def test_without_its_cache_a_lost_result_is_made_again(root: Path) -> None:
+    run(root)
+    shutil.rmtree(root / "doubled")
+    shutil.rmtree(root / ".dvc" / "cache")
+    assert run(root)["double"] == RAN
+
+
+def test_a_missing_dependency_is_left_to_the_stage_to_name(root: Path) -> None:
+    (root / "source.txt").unlink()
+    assert dvc_stage.settle(root, "double") is None
+
+
+def test_what_is_recorded_is_stored_in_the_remote(root: Path) -> None:
+    config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../../remote\n"
+    (root / ".dvc" / "config").write_text(config)
+    run(root)
+    shutil.rmtree(root / ".dvc" / "cache")
+    shutil.rmtree(root / "doubled")
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        repo.pull()
+    assert text(root) == "abcabc"
+
+
+def test_a_remote_that_cannot_be_reached_is_told_and_the_record_stands(root: Path) -> None:
+    (root / "file").touch()
+    config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../file/inside\n"
+    (root / ".dvc" / "config").write_text(config)
+    double(root)
+    told: list[str] = []
+    dvc_stage.record(root, "double", say=told.append)
+    assert len(told) == 1
+    assert "`dvc push` stores it later" in told[0]
+    assert dvc_stage.settle(root, "double") == UNCHANGED
+
+
+def test_a_broken_pipeline_file_is_told_in_words(root: Path) -> None:
+    (root / "dvc.yaml").write_text("stages: [")
+    with pytest.raises(WorkspaceError, match=r"dvc\.yaml"):
+        dvc_stage.settle(root, "double")

@@ -1,0 +1,66 @@
+"""A stage is named once: the same word in dvc.yaml, in tasks/ and in the flow; every path has one owner."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from ratchet.settings import Params
+from ratchet.workspace import Workspace
+
+REPOSITORY = Path(__file__).parents[2]
+PIPELINE: dict[str, Any] = YAML(typ="safe").load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
+STAGES: dict[str, dict[str, Any]] = PIPELINE["stages"]
+
+
+def outputs(stage: dict[str, Any]) -> list[str]:
+    return [*stage["outs"], *stage.get("metrics", [])]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_the_function_of_its_name(name: str) -> None:
+    assert STAGES[name]["cmd"] == f"python -m tasks.{name}"
+    assert callable(getattr(importlib.import_module(f"tasks.{name}"), name))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_depends_on_its_own_code_and_on_files_that_exist_or_are_made(name: str) -> None:
+    made = {output for stage in STAGES.values() for output in outputs(stage)}
+    depends = STAGES[name]["deps"]
+    assert f"tasks/{name}.py" in depends
+    for path in depends:
+        assert path in made or path == "${data.path}" or (REPOSITORY / path).exists(), path
+
+
+def test_every_group_of_settings_but_the_servers_decides_some_stage() -> None:
+    used = [group for stage in STAGES.values() for group in stage["params"]]
+    assert len(used) == len(set(used))
+    assert set(used) == Params.model_fields.keys() - {"platform"}
+
+
+def test_every_output_has_one_owner_and_the_workspace_knows_where_it_lies() -> None:
+    made = [output for stage in STAGES.values() for output in outputs(stage)]
+    assert len(made) == len(set(made))
+    workspace = Workspace(REPOSITORY)
+    named = {workspace.packed, workspace.quarantine, workspace.checkpoints, workspace.model, workspace.registration}
+    for output in made:
+        path = REPOSITORY / output
+        assert path in named or path.parent == workspace.reports, output
+
+
+def test_stages_follow_one_another_as_the_flow_runs_them() -> None:
+    made: set[str] = set()
+    for stage in STAGES.values():
+        assert {path for path in stage["deps"] if path.startswith("data/")} <= made
+        made |= set(outputs(stage))
+    assert list(STAGES) == ["ingest", "train", "evaluate", "register"]
+
+
+def test_every_plot_is_of_an_output() -> None:
+    made = [output for stage in STAGES.values() for output in outputs(stage)]
+    for plot in PIPELINE["plots"]:
+        paths = [plot] if isinstance(plot, str) else list(next(iter(plot.values()))["y"])
+        for path in paths:
+            assert any(path == output or path.startswith(f"{output}/") for output in made), path

@@ -10,6 +10,7 @@ import os
 
 
 def main() -> None:
+    """Serve until told to stop."""
     parser = argparse.ArgumentParser(description="MLflow's tracking server")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True, type=int)
@@ -30,6 +31,9 @@ def main() -> None:
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
+    from ratchet.registry.mlflow_store import make_database
+
+    make_database(asked.backend)  # a cut-off migration would ruin it
     initialize_backend_stores(asked.backend, asked.backend, asked.artifacts)
     uvicorn.run(app, host=asked.host, port=asked.port, log_level="warning", access_log=False)
 

@@ -1,12 +1,11 @@
 """The MLflow server or database: its address, its experiment, and how long we wait for it."""
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import TrackingAway
 from ratchet.settings import TrackingSettings
@@ -15,7 +14,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["address", "connect", "experiment_id", "reachable"]
+__all__ = ["active", "address", "connect", "experiment_id", "make_database", "reachable"]
 
 _SQLITE = "sqlite:///"
 
@@ -39,29 +38,31 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
 
     uri = address(workspace, settings)
     with reachable(uri):
-        if uri.startswith(_SQLITE):
-            _make_database(Path(uri.removeprefix(_SQLITE)))
+        make_database(uri)
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def _make_database(path: Path) -> None:
-    """Let a new database appear whole: MLflow refuses for ever one that was cut off while its tables were made."""
-    if path.exists():
+def make_database(uri: str) -> None:
+    """Let a new SQLite database appear whole: MLflow refuses for ever one that was cut off while its tables were made."""
+    path = Path(uri.removeprefix(_SQLITE))
+    if not uri.startswith(_SQLITE) or path.exists():
         return
-    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+    from filelock import FileLock
+    from mlflow.store.db import utils
 
+    database: Any = utils
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".draft-*-{path.name}*"):
-        left.unlink(missing_ok=True)
-    draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
-    engine = create_sqlalchemy_engine(f"{_SQLITE}{draft}")
-    try:
-        _initialize_tables(engine)
-    finally:
-        engine.dispose()
-    with contextlib.suppress(FileExistsError):  # another process was faster
-        os.link(draft, path)
-    draft.unlink(missing_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():  # another process was faster
+            return
+        draft = path.with_name(f".draft-{path.name}")
+        draft.unlink(missing_ok=True)  # a killed one's
+        engine = database.create_sqlalchemy_engine(f"{_SQLITE}{draft}")
+        try:
+            database._initialize_tables(engine)
+        finally:
+            engine.dispose()
+        os.replace(draft, path)
 
 
 @contextmanager

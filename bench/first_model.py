@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -33,11 +33,22 @@ def main(rounds: int) -> None:
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
             environment = {**os.environ, "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}"}
             began = time.time()
-            subprocess.run([shutil.which("ratchet") or "ratchet", "train"], cwd=clone, env=environment, check=True, capture_output=True)
+            subprocess.run(
+                [shutil.which("ratchet") or "ratchet", "train"],
+                cwd=clone,
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
             pipeline.append(time.time() - began)
             splits.append(_stages(clone, began, began + pipeline[-1]))
             began = time.time()
-            script = [sys.executable, str(ROOT / "bench" / "bare_digits.py"), str(clone / "data" / "packed"), f"{folder}/bare.pt"]
+            script = [
+                sys.executable,
+                str(ROOT / "bench" / "bare_digits.py"),
+                str(clone / "data" / "packed"),
+                f"{folder}/bare.pt",
+            ]
             said = subprocess.run(script, check=True, capture_output=True, text=True).stdout.strip()
             bare.append(time.time() - began)
         print(f"round {number + 1}: pipeline {pipeline[-1]:.1f} s, bare script {bare[-1]:.1f} s ({said})")
@@ -60,7 +71,7 @@ def _stages(clone: Path, began: float, ended: float) -> dict[str, float]:
 
 
 def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
 if __name__ == "__main__":

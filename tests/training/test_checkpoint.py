@@ -22,8 +22,8 @@ def snapshot(step: int, *, score: tuple[float, ...] | None = None) -> Snapshot:
         "model/weight": torch.randn(3, 2, 3, 3, generator=generator).to(memory_format=torch.channels_last),
         "model/half": torch.randn(5, generator=generator).to(torch.bfloat16),
         "optimizer/step": torch.tensor(float(step)),
-        "random/torch": torch.randint(0, 256, (40,), dtype=torch.uint8, generator=generator),
-        "random/none": torch.zeros(0, dtype=torch.float64),
+        "sums/bytes": torch.randint(0, 256, (40,), dtype=torch.uint8, generator=generator),
+        "sums/none": torch.zeros(0, dtype=torch.float64),
     }
     return Snapshot(step, tensors, {"history": [{"epoch": 1, "loss": 0.1 + step}], "words": "größer"}, score)
 

@@ -43,7 +43,7 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
 
 
 def make_database(uri: str) -> None:
-    """Let a new SQLite database appear whole: MLflow refuses for ever one that was cut off while its tables were made."""
+    """Let a new SQLite database appear whole: one cut off while its tables were made, MLflow refuses for ever."""
     path = Path(uri.removeprefix(_SQLITE))
     if not uri.startswith(_SQLITE) or path.exists():
         return

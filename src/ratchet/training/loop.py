@@ -13,7 +13,7 @@ from ratchet.errors import CheckpointError, TrainingError
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Split, step_rows
 from ratchet.training.checkpoint import CheckpointStore
-from ratchet.training.device import autocast, choose_device, choose_precision, describe, reproducible
+from ratchet.training.device import autocast, choose_device, choose_precision, describe, reproducible, seed_step
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
 from ratchet.training.models import ModelSpec, build
 from ratchet.training.optim import build_optimizer, clip_gradients
@@ -186,6 +186,7 @@ class _Training:
             group["lr"] = rate
 
         # ------------------------------------------------------------------------------------------------------------
+        seed_step(plan.seed, state.step, self.device)
         state.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for micro in np.array_split(rows, min(plan.accumulation, len(rows))):

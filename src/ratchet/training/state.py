@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ratchet.training.checkpoint import Snapshot
-from ratchet.training.device import random_state, set_random_state
 from ratchet.training.models import Classifier
 from ratchet.training.optim import load_optimizer_state, optimizer_state
 
@@ -81,7 +80,6 @@ class TrainingState:
             **_named("model", self.model.state_dict()),
             **_named("optimizer", optimizer_state(self.model, self.optimizer)),
             **_named("best", self.best_weights),
-            **_named("random", random_state()),
             **_named("sums", vars(self.sums)),
         }
         state: dict[str, Any] = {
@@ -99,7 +97,7 @@ class TrainingState:
         return Snapshot(step=self.step, tensors=_copied(tensors), state=state, score=score)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become what `snapshot` was taken of; the global random generators too."""
+        """Become what `snapshot` was taken of. Randomness needs no state: it follows from the seed and the position."""
         groups: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in snapshot.tensors.items():
             group, _, name = key.partition("/")
@@ -121,7 +119,6 @@ class TrainingState:
             "finished",
         ):
             setattr(self, name, snapshot.state[name])
-        set_random_state(groups["random"])
 
 
 def _named(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,12 +2,9 @@
 
     python bench/first_model.py [ROUNDS]
 
-Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository (set-up
-done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. Medians and the ratio are printed,
-and for the pipeline when each stage began and ended, as Prefect recorded it.
-
-Claim: on two cores the pipeline's own share is imports (MLflow, Prefect, pandera, DVC: about half), the temporary Prefect
-server and the making of two databases; training itself takes as long as in the script.
+Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository
+(set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. Medians and the ratio are
+printed, and for the pipeline how long each stage took, as Prefect recorded it.
 """
 
 import os

@@ -95,8 +95,8 @@ def seed_step(seed: int, step: int, device: torch.device) -> None:
     """Seed Python, NumPy and PyTorch for one optimizer step, so that what is drawn in it depends on (seed, step) alone.
 
     So a checkpoint needs no generator's state, and nothing drawn elsewhere in the process (a progress bar's jitter, a
-    tracker's back-off) can change a training. It costs under 20 microseconds; torch.manual_seed alone, which looks for every
-    kind of device, costs 130.
+    tracker's back-off) can change a training. It costs under 20 microseconds; torch.manual_seed alone, which looks for
+    every kind of device, costs 130.
     """
     drawn = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(drawn)

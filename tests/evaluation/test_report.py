@@ -70,7 +70,7 @@ def content(predictions: Predictions) -> ReportContent:
     answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
     epochs = [
-        {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "learning_rate": 1e-3 / n} for n in (1, 2, 3)
+        {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "train/learning_rate": 1e-3 / n} for n in (1, 2, 3)
     ]
     return ReportContent(
         title="digits",
@@ -219,9 +219,9 @@ def test_perfect_model_says_that_nothing_was_wrong() -> None:
     "history",
     [
         [],
-        [{"epoch": 1, "train/loss": 2.0, "train/accuracy": 0.5, "learning_rate": 0.0}],
+        [{"epoch": 1, "train/loss": 2.0, "train/accuracy": 0.5, "train/learning_rate": 0.0}],
         [{"epoch": 1, "train/loss": None}, {"epoch": 2, "train/loss": float("nan")}],
-        [{"epoch": n, "train/loss": 1e9 ** (1 - n / 50), "learning_rate": 1e-9} for n in range(1, 100)],
+        [{"epoch": n, "train/loss": 1e9 ** (1 - n / 50), "train/learning_rate": 1e-9} for n in range(1, 100)],
     ],
 )
 def test_any_history_can_be_drawn(content: ReportContent, history: list[dict[str, float | None]]) -> None:

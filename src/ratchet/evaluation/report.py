@@ -100,7 +100,7 @@ def _curves(history: Sequence[Mapping[str, float | None]]) -> str:
     for name, columns, share in (
         ("Loss", (("training", "train/loss"), ("validation", "validation/loss")), False),
         ("Accuracy", (("training", "train/accuracy"), ("validation", "validation/accuracy")), True),
-        ("Learning rate", (("learning rate", "learning_rate"),), False),
+        ("Learning rate", (("learning rate", "train/learning_rate"),), False),
     ):
         colours = ("--two", "--one") if len(columns) > 1 else ("--one",)
         lines = [

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-packed, epochs, batch_size, peak_rate = Path(sys.argv[1]), 30, 128, 2e-3
+packed, epochs, batch_size, peak_rate = Path(sys.argv[1]), 30, 64, 2e-3
 manifest = json.loads((packed / "manifest.json").read_text())
 
 
@@ -41,7 +41,7 @@ for _ in range(epochs):
     model.train()
     for rows in torch.randperm(len(train_x)).split(batch_size):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(train_x[rows]), train_y[rows])
+        loss = nn.functional.cross_entropy(model(train_x[rows]), train_y[rows], label_smoothing=0.1)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

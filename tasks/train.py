@@ -150,7 +150,7 @@ def _follow(events: Iterator[Any], run: Any, watch: Watch) -> Any:
     """Hand every event to the journal and to whoever watches; the Finished one comes back."""
     from ratchet import training
 
-    total = 0
+    total, last_epoch = 0, ""
     for event in events:
         match event:
             case training.Started():
@@ -163,11 +163,12 @@ def _follow(events: Iterator[Any], run: Any, watch: Watch) -> Any:
             case training.Points():
                 run.metrics(event.values, step=event.step)
                 run.metrics(event.rates, step=event.step)
-                watch.progress(event.step, total, f"loss {event.values['step/loss']:.4f}")
+                watch.progress(event.step, total, last_epoch or f"loss {event.values['step/loss']:.4f}")
             case training.Epoch():
                 run.metrics(event.values, step=event.epoch)
                 run.metrics(event.rates, step=event.epoch)
-                watch.progress(event.step, total, _epoch_words(event))
+                last_epoch = _epoch_words(event)
+                watch.progress(event.step, total, last_epoch)
             case training.Checkpointed():
                 run.journal.sync()
             case training.Notice():

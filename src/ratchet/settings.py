@@ -65,7 +65,7 @@ class TrainingSettings(Section):
 
     epochs: Positive = Field(30, description="passes over the training data")
     max_steps: Count = Field(0, description="stop after so many optimizer steps; 0: no limit")
-    batch_size: Positive = Field(128, description="samples per optimizer step")
+    batch_size: Positive = Field(64, description="samples per optimizer step")
     accumulation: Positive = Field(1, description="micro-batches a batch is split into, to save memory")
     optimizer: Literal["sgd", "adamw"] = Field("adamw", description="sgd (with momentum) or adamw")
     learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
@@ -76,7 +76,7 @@ class TrainingSettings(Section):
         "warmup-cosine", description="learning rate's course"
     )
     warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear warm-up (warmup-cosine)")
-    label_smoothing: Fraction = Field(0.0, description="share of each target spread over all classes")
+    label_smoothing: Fraction = Field(0.1, description="share of each target spread over all classes")
     clip_norm: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no clipping")
     clip_value: float = Field(0.0, ge=0.0, description="largest gradient element; 0: no clipping")
     flip: bool = Field(False, description="augment by mirroring left to right")

@@ -70,7 +70,8 @@ def content(predictions: Predictions) -> ReportContent:
     answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
     epochs = [
-        {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "train/learning_rate": 1e-3 / n} for n in (1, 2, 3)
+        {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "train/learning_rate": 1e-3 / n}
+        for n in (1, 2, 3)
     ]
     return ReportContent(
         title="digits",

@@ -100,6 +100,9 @@ class Run:
                 if self.away is None:
                     log.warning("%s", error)
                 self.away = str(error)
+            except Exception as error:  # ours, not MLflow's: training must not suffer for it, and must not hide it
+                log.exception("MLflow was not told: the rest waits in mlruns/journal")
+                self.away = f"MLflow was not told ({error!r}): the rest waits in mlruns/journal for `ratchet sync`"
             if leaving:
                 return
             self._leaving.wait(2.0 if self.away is None else 10.0)  # points in between go together

@@ -244,7 +244,7 @@ class _Training:
             "train/loss": state.sums.loss.item() / seen,
             "train/accuracy": state.sums.correct.item() / seen,
             "train/gradient_norm": state.sums.norm.item() / state.batch,
-            "train/learning_rate": self._rate(state.step - 1),  # of the last step, which a resumed optimizer has not seen
+            "train/learning_rate": self._rate(state.step - 1),  # of the last step; a resumed optimizer has not seen it
             **self._validate(),
         }
         self._refuse_if_not_finite(values, step=state.step, rate=values["train/learning_rate"])

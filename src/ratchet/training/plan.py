@@ -14,7 +14,7 @@ class Plan:
     # How long, and how much at once
     epochs: int = 30
     max_steps: int = 0
-    batch_size: int = 128
+    batch_size: int = 64
     accumulation: int = 1
 
     # The step
@@ -25,7 +25,7 @@ class Plan:
     weight_decay: float = 1.0e-4
     schedule: str = "warmup-cosine"
     warmup_epochs: float = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     clip_norm: float = 1.0
     clip_value: float = 0.0
 

@@ -21,16 +21,18 @@ _WAYS_OUT = {
     errno.EFBIG: "no file so large may be written here: raise the limit, or move the project",
     errno.EROFS: "the disk is mounted read-only: mount it writable, or move the project",
     errno.EACCES: "make it readable and writable for this user, or work in a clone",
+    errno.EEXIST: "something else is in the way there: move it away",
+    errno.ENOTDIR: "something else is in the way there: move it away",
     errno.EPERM: "make it readable and writable for this user, or work in a clone",
 }
 
 
 @contextmanager
-def disk_errors(root: Path) -> Iterator[None]:
+def disk_errors(place: Path) -> Iterator[None]:
     """What the disk refuses inside, in words; any other error passes as it is.
 
     Raises:
-        WorkspaceError: no space, no permission or read-only; names the file, or `root` where the system does not say.
+        WorkspaceError: no space, no permission or read-only; names the file, or `place` where the system does not say.
     """
     try:
         yield
@@ -39,8 +41,7 @@ def disk_errors(root: Path) -> Iterator[None]:
         if way_out is None:
             raise
         refused = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
-        place = error.filename or root
-        raise WorkspaceError(f"{place}: cannot be {refused} ({error.strerror}): {way_out}") from error
+        raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {way_out}") from error
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ Every sample is read twice: once for its header and digest, which decide what ma
 say `auto`, the packed shape; once for its pixels. Memory holds facts about all samples but pixels of a few.
 """
 
-import errno
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -22,8 +20,8 @@ from ratchet.data import contract, pack, pictures, pool, quarantine, split
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, profile
 from ratchet.data.sources import Sample, Source, open_source
-from ratchet.errors import WorkspaceError
 from ratchet.settings import DataSettings
+from ratchet.workspace import disk_errors
 
 __all__ = ["ingest"]
 
@@ -57,7 +55,7 @@ def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path
     """
     with pictures.patient_pillow():
         source = open_source(settings, root=root)
-        with _writing(packed), files.draft_directory(packed) as draft:
+        with disk_errors(packed), files.draft_directory(packed) as draft:
             return _Ingest(settings, source, quarantine, report).into(draft)
 
 
@@ -244,20 +242,3 @@ def _each(function: Callable[[In], Out]) -> Callable[[Sequence[In]], list[Out]]:
 
 def _without(frame: pl.DataFrame, bad: pl.DataFrame) -> pl.DataFrame:
     return frame.join(bad.select("row").unique(), on="row", how="anti", maintain_order="left")
-
-
-@contextmanager
-def _writing(packed: Path) -> Iterator[None]:
-    """An error of the disk, in words."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or packed
-        ways_out = {
-            errno.ENOSPC: "free some space, or move the project to a larger disk",
-            errno.EDQUOT: "your quota is used up: free some space, or ask for more",
-            errno.EFBIG: "no file so large may be written here: raise the limit, or move the project",
-            errno.EROFS: "the disk is mounted read-only: mount it writable, or move the project",
-        }
-        way_out = ways_out.get(error.errno or 0, "make the folder writable for this user, or move the project")
-        raise WorkspaceError(f"{place}: cannot be written ({error.strerror or error}): {way_out}") from error

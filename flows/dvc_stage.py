@@ -30,6 +30,7 @@ def settle(root: Path, name: str) -> str | None:
 
     with _opened(root) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
+        _adopt_sources(repo, stage)
         if not stage.changed():
             return "unchanged"
         try:
@@ -44,6 +45,18 @@ def settle(root: Path, name: str) -> str | None:
         stage.commit()
         stage.dump(update_pipeline=False)
         return "restored from DVC's cache"
+
+
+def _adopt_sources(repo: Any, stage: Any) -> None:
+    """Record what `dvc add` tracks of the stage's inputs as it is now, as `dvc repro` does before the stage."""
+    places = [Path(dep.fs_path) for dep in stage.deps]
+    for source in repo.index.stages:
+        outs = [Path(out.fs_path) for out in source.outs] if source.is_data_source else []
+        touches = any(out.is_relative_to(place) or place.is_relative_to(out) for out in outs for place in places)
+        if touches and all(out.exists() for out in outs) and source.changed_outs():
+            source.save()
+            source.commit()
+            source.dump()
 
 
 def _ask_anew(stage: Any) -> None:

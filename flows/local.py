@@ -10,6 +10,7 @@ from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
+from tasks.command import INTERRUPTED
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -79,8 +80,11 @@ def _tell(lines: dict[str, str], first: str | None) -> None:
 if __name__ == "__main__":
     try:
         here = Workspace.find()
-        with disk_errors(here.root):
+        with disk_errors(here.root), here.hold("ratchet train"):
             code = run_here(here)
         sys.exit(code)
     except RatchetError as mistake:
         sys.exit(f"ratchet: {mistake}")
+    except KeyboardInterrupt:
+        print("ratchet: interrupted; the same command continues where it stood", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -9,7 +9,9 @@ from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
 from tasks.watch import Terminal
 
-__all__ = ["run"]
+__all__ = ["INTERRUPTED", "run"]
+
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells give it
 
 
 def run(stage: Callable[..., Any], *, unit: str) -> None:
@@ -27,3 +29,6 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
             watch.say(result.words)
     except RatchetError as error:
         sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command begins or continues it", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.settings import Params
 from ratchet.workspace import Workspace
@@ -47,12 +48,12 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch) -> Dataset:
         root=workspace.root,
         report=watch.progress,
     )
-    _name_quarantined(workspace, watch)
+    _name_trouble(workspace, watch)
     return Dataset.load(workspace)
 
 
-def _name_quarantined(workspace: Workspace, watch: Watch) -> None:
-    """The first of what was not let in, so that nobody has to open the table to see what it is about."""
+def _name_trouble(workspace: Workspace, watch: Watch) -> None:
+    """The first of what was not let in, and labels that contradict each other: nobody should have to open a table."""
     import polars
 
     table = polars.read_parquet(workspace.quarantine)
@@ -60,6 +61,11 @@ def _name_quarantined(workspace: Workspace, watch: Watch) -> None:
         watch.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
     if len(table) > _NAMED:
         watch.say(f"... and {len(table) - _NAMED:,} more, in {workspace.quarantine}")
+    conflicts = files.read_json(workspace.packed / "profile.json")["label_conflicts"]["groups"]
+    if conflicts:
+        watch.say(
+            f"{conflicts:,} images stand under several labels each: see label_conflicts in data/packed/profile.json"
+        )
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     from ratchet import training
     from ratchet.registry.runs import Run
 
+    training.require(params.model.name)
     manifest = Manifest.read(workspace.packed)
     plan = training.Plan(seed=params.seed, **params.training.model_dump())
     spec = training.ModelSpec(

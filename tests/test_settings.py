@@ -259,8 +259,8 @@ def test_assignments_are_read_as_the_file_is() -> None:
 def test_an_assignment_that_cannot_be_read_is_shown_with_an_example(assignment: str) -> None:
     with pytest.raises(SettingsError) as caught:
         settings.parse_assignments([assignment])
-    assert f"--set {assignment}: " in str(caught.value)
-    assert "--set training.epochs=3" in str(caught.value)
+    assert f"{assignment}: " in str(caught.value)
+    assert "for example training.epochs=3" in str(caught.value)
 
 
 def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
@@ -292,3 +292,32 @@ def test_every_override_has_the_setting_s_meaning() -> None:
 def test_equal_settings_have_equal_digests_and_others_do_not(file: Path) -> None:
     assert settings.load(file).digest == Params().digest
     assert settings.override(file, {"training.epochs": 29}).digest != Params().digest
+
+
+def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(settings.template())
+    changes = {"model.name": "resnet", "data.formats": ("png",), "training.learning_rate": 0.125, "seed": 7}
+    settings.override(path, changes)
+    lines = zip(settings.template().splitlines(), path.read_text().splitlines(), strict=True)
+    changed = [(old.partition("  #"), new.partition("  #")) for old, new in lines if old != new]
+    assert {new[0].strip() for _, new in changed} == {
+        "seed: 7",
+        "name: resnet",
+        "formats: [png]",
+        "learning_rate: 0.125",
+    }
+    assert all(old[1:] == new[1:] for old, new in changed)
+    usual = settings.Params()
+    settings.override(
+        path,
+        {
+            "model.name": usual.model.name,
+            "data.formats": usual.data.formats,
+            "training.learning_rate": settings.parse_assignments(["training.learning_rate=2.0e-3"])[
+                "training.learning_rate"
+            ],
+            "seed": usual.seed,
+        },
+    )
+    assert path.read_text() == settings.template()

@@ -5,6 +5,7 @@ keys, sees everything that decides a result.
 """
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -183,9 +184,9 @@ Overrides: type[Section] = _partial(Params)
 def template() -> str:
     """params.yaml as it is shipped: every setting with its default, its meaning in a comment."""
     lines = [
-        "# Every setting of the pipeline. DVC tracks the keys one by one; the flow, `dvc repro` and `ratchet` read this"
-        " file and",
-        "# nothing else. Change one by hand, with `ratchet set training.epochs=3`, or for one run with `--set`.",
+        "# Every setting of the pipeline. DVC tracks the keys one by one; the flow, `dvc repro` and `ratchet` read",
+        "# this file and nothing else. Change one by hand, with `ratchet set training.epochs=3`, or as you train, with",
+        "# `ratchet train --set training.epochs=3`.",
         "",
     ]
     for name, field in Params.model_fields.items():
@@ -212,25 +213,43 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
 
     This is what `dvc exp run -S` does, so that the file, dvc.lock and MLflow agree on what ran.
     """
-    from io import StringIO
-
     document = _read(path)
     known = faults.dotted_keys(Params)
     told = [faults.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known]
     if told:
         raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        place = document
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = list(value) if isinstance(value, tuple) else value
-    params = _check(document, path)
-    draft = StringIO()
-    _yaml().dump(document, draft)
-    if draft.getvalue() != path.read_text(encoding="utf-8"):
-        files.write_text(path, draft.getvalue())
+    if not changes or not all(_holds(document, key) for key in changes):
+        return _check(document, path)  # says what is missing
+    before = path.read_text(encoding="utf-8")
+    after = _edited(before, changes)
+    params = _check(_yaml().load(after), path)
+    if after != before:
+        files.write_text(path, after)
     return params
+
+
+def _edited(text: str, changes: Mapping[str, object]) -> str:
+    """The file's text with those values put in the place of the old ones, and not a space elsewhere changed."""
+    places = []
+    for key, value in changes.items():
+        node = _yaml().compose(text)
+        for part in key.split("."):
+            node = next(child for name, child in node.value if name.value == part)
+        start, end = node.start_mark.index, node.end_mark.index
+        spelled = " " * (text[start - 1] == ":") + _spelled(value) + "\n" * text[start:end].endswith("\n")
+        places.append((start, end, spelled))
+    for start, end, spelled in sorted(places, reverse=True):
+        text = text[:start] + spelled + text[end:]
+    return text
+
+
+def _spelled(value: object) -> str:
+    """A value as YAML writes it on one line."""
+    yaml, line = _yaml(), StringIO()
+    yaml.default_flow_style = True
+    yaml.width = 100_000
+    yaml.dump({"": list(value) if isinstance(value, tuple) else value}, line)
+    return line.getvalue().strip()[1:-1].partition(":")[2].strip()
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
@@ -241,14 +260,14 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
-            raise SettingsError(f"--set {assignment}: write KEY=VALUE, for example --set training.epochs=3")
+            raise SettingsError(f"{assignment}: write KEY=VALUE, for example training.epochs=3")
         try:
             changes[key.strip()] = _yaml().load(value)
         except YAMLError as error:
             problem = getattr(error, "problem", None) or str(error)
             raise SettingsError(
-                f"--set {assignment}: the value is not YAML ({problem}); write it as params.yaml would, for example "
-                "--set training.epochs=3 or --set 'data.formats=[jpeg, png]'"
+                f"{assignment}: the value is not YAML ({problem}); write it as params.yaml would, for example "
+                "training.epochs=3 or 'data.formats=[jpeg, png]'"
             ) from None
     return changes
 

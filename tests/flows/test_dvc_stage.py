@@ -3,6 +3,7 @@
 The truth is DVC's own `status`, dvc.lock and cache, in a small pipeline of two real stages.
 """
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +176,19 @@ def test_a_broken_pipeline_file_is_told_in_words(root: Path) -> None:
     (root / "dvc.yaml").write_text("stages: [")
     with pytest.raises(WorkspaceError, match=r"dvc\.yaml"):
         dvc_stage.settle(root, "double")
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
+def test_what_dvc_add_tracks_is_recorded_as_it_is_now_when_a_stage_reads_it(root: Path) -> None:
+    """The truth is `dvc repro`, which brings an edited source's .dvc file up to date before it runs the stage."""
+    from dvc.repo import Repo
+
+    state = random.getstate()  # DVC draws from it
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "source.txt"))
+    assert run(root) == {"double": "ran", "count": "ran"}
+    (root / "source.txt").unlink()
+    (root / "source.txt").write_text("abcdef")
+    assert run(root) == {"double": "ran", "count": "ran"}
+    assert dvc_stage.all_unchanged(root)  # source.txt.dvc too
+    random.setstate(state)

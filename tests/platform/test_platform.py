@@ -167,6 +167,16 @@ def test_deployments_are_as_prefect_yaml_says(running: Running) -> None:
     assert "overrides" in found["local"]["parameter_openapi_schema"]["properties"]
 
 
+def test_the_nightly_runs_are_really_scheduled(running: Running) -> None:
+    """A cron line that the server reads but cannot act on looks the same on every page: only its runs show it works."""
+    wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+    deadline = time.monotonic() + 90.0  # the scheduler's turn comes once a minute
+    while not (count := ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted)):
+        assert time.monotonic() < deadline, (running.workspace.state / "logs" / "prefect.log").read_text()[-3000:]
+        time.sleep(1.0)
+    assert count >= 1
+
+
 def test_a_deployment_run_from_another_shell_completes_in_the_project_folder(running: Running) -> None:
     prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
     assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"

@@ -16,7 +16,7 @@ SCHEMA = pl.Schema({"source": pl.String, "row": pl.Int64, "rule": pl.String, "va
 HINTS = {
     "empty-file": "the file has no content: fetch it again, or remove it",
     "permission": "this user may not read the file: change its permissions, or remove it",
-    "unreadable": "it does not decode as a picture in a class folder: fetch it again, save it anew, or move it away",
+    "unreadable": "not a picture, or a broken one, or outside every class folder: save it anew, or move it away",
     "format-not-allowed": "convert the picture, or allow its format in data.formats",
     "format-mismatch": "the content is of another format than the extension says: rename the file",
     "animated": "the file holds several frames: keep one",

@@ -128,7 +128,7 @@ padding:12px 0;border-bottom:1px solid var(--line);align-items:baseline}
 .rules b::first-letter{text-transform:uppercase}
 .rules svg{width:18px;height:18px;align-self:center}
 .rules small{color:var(--soft);font-size:14px}
-.good svg.mark{color:var(--good)}.bad svg.mark{color:var(--bad)}
+li.good svg.mark{color:var(--good)}li.bad svg.mark{color:var(--bad)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:14px}
 .cards>div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px 16px;min-width:0;
 display:flex;flex-direction:column}

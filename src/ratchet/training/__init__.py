@@ -7,7 +7,7 @@ from ratchet.training.batches import Split
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
 from ratchet.training.loop import fit
-from ratchet.training.models import Classifier, ModelSpec, build, load_model, save_model
+from ratchet.training.models import Classifier, ModelSpec, build, load_model, require, save_model
 from ratchet.training.plan import Plan
 from ratchet.training.predict import predict_logits
 
@@ -29,5 +29,6 @@ __all__ = [
     "fit",
     "load_model",
     "predict_logits",
+    "require",
     "save_model",
 ]

@@ -17,7 +17,7 @@ from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.pretrained import torchvision_model, torchvision_names
 from ratchet.training.models.resnet import ResidualNet
 
-__all__ = ["Classifier", "ModelSpec", "build", "load_model", "save_model"]
+__all__ = ["Classifier", "ModelSpec", "build", "load_model", "require", "save_model"]
 
 _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet}
 
@@ -64,17 +64,27 @@ def build(spec: ModelSpec) -> Classifier:
     shape = {"channels": spec.channels, "height": spec.height, "width": spec.width}
     if spec.name in _OWN:
         network = _OWN[spec.name](classes=len(spec.classes), **shape)
-    elif spec.name in (known := torchvision_names()):
-        network = torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
     else:
-        near = difflib.get_close_matches(spec.name, [*_OWN, *known], n=3, cutoff=0.4) or list(_OWN)
-        raise TrainingError(
-            f"model.name: no model is called {spec.name!r}; there are {', '.join(_OWN)} and every classifier of "
-            f"torchvision.models; nearest: {', '.join(near)}"
-        )
+        require(spec.name)
+        network = torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
     model = Classifier(network, spec)
     _try(model, spec)
     return model
+
+
+def require(name: str) -> None:
+    """Refuse a name that no model has, before anything is begun.
+
+    Raises:
+        TrainingError: naming the nearest.
+    """
+    if name in _OWN or name in (known := torchvision_names()):
+        return
+    near = difflib.get_close_matches(name, [*_OWN, *known], n=3, cutoff=0.4) or list(_OWN)
+    raise TrainingError(
+        f"model.name: no model is called {name!r}; there are {', '.join(_OWN)} and every classifier of "
+        f"torchvision.models; nearest: {', '.join(near)}"
+    )
 
 
 def _try(model: Classifier, spec: ModelSpec) -> None:

@@ -8,7 +8,6 @@ printed, and for the pipeline how long each stage took, as Prefect recorded it.
 """
 
 import os
-import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ def main(rounds: int) -> None:
             environment = {**os.environ, "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}"}
             began = time.time()
             subprocess.run(
-                [shutil.which("ratchet") or "ratchet", "train"],
+                [sys.executable, "-m", "ratchet.cli", "train"],
                 cwd=clone,
                 env=environment,
                 check=True,

@@ -84,7 +84,9 @@ class TrainingSettings(Section):
     crop_padding: Count = Field(1, description="augment by shifting up to so many pixels")
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32 or bf16 (autocast)")
-    channels_last: bool = Field(True, description="memory layout of images and convolutions")
+    channels_last: bool = Field(
+        False, description="memory layout of convolutions; pays with bf16, costs on tiny images"
+    )
     deterministic: bool = Field(True, description="refuse operations that differ from run to run")
     best: Literal["validation/accuracy", "validation/loss"] = Field(
         "validation/accuracy", description="what the kept model is best at"

@@ -36,7 +36,7 @@ class Plan:
     # The machine
     device: str = "auto"
     precision: str = "fp32"
-    channels_last: bool = True
+    channels_last: bool = False
     deterministic: bool = True
 
     # What is kept, and when to stop

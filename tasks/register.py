@@ -73,7 +73,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     watch.progress(3, steps, "judged")
 
     record = _provenance(run, workspace, run_id)
-    _report(verdict, record, run_id, params, workspace, manifest)
+    _report(verdict, record, params, workspace, manifest)
     _tell_outcome(registry, run, run_id, verdict, workspace)
     watch.progress(4, steps, "reported")
     version = _enter(registry, name, run_id, model_uri, verdict, record, params) if verdict.passed else None
@@ -202,7 +202,7 @@ def _provenance(run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]
 
 
 def _report(
-    verdict: "Verdict", record: dict[str, Any], run_id: str, params: Params, workspace: Workspace, manifest: Manifest
+    verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace, manifest: Manifest
 ) -> None:
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.evaluation.report import Example, ReportContent, render

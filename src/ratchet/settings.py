@@ -232,9 +232,9 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
 
 def _edited(text: str, changes: Mapping[str, object]) -> str:
     """The file's text with those values put in the place of the old ones, and not a space elsewhere changed."""
-    places = []
+    places, root = [], _yaml().compose(text)
     for key, value in changes.items():
-        node = _yaml().compose(text)
+        node = root
         for part in key.split("."):
             node = next(child for name, child in node.value if name.value == part)
         start, end = node.start_mark.index, node.end_mark.index

@@ -45,9 +45,7 @@ class CheckpointStore:
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
-    problems: list[str] = field(
-        default_factory=list
-    )  # sentences for the person who watches; whoever shows one removes it
+    problems: list[str] = field(default_factory=list)  # sentences for a person; whoever shows one removes it
 
     def __post_init__(self) -> None:
         self._turn = threading.Condition()

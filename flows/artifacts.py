@@ -14,7 +14,7 @@ from prefect.artifacts import (
 from ratchet import platform
 from ratchet.errors import TrackingAway
 from ratchet.evaluation.figures import Figures
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
 from tasks.register import Registration

@@ -18,7 +18,7 @@ from flows.watch import PrefectWatch
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest

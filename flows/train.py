@@ -9,7 +9,7 @@ from flows.stages import evaluate_stage, ingest_stage, register_stage, train_sta
 from flows.watch import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
-from ratchet.settings import Overrides
+from ratchet.params import Overrides
 from ratchet.workspace import Workspace, disk_errors
 from tasks.register import Registration
 

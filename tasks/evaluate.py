@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures, split_ids
 from tasks.train import TrainedModel, tell_training

@@ -1,6 +1,6 @@
 """What a run ends by saying: what was made, where it is, what to do next."""
 
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset

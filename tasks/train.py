@@ -14,7 +14,7 @@ from typing import Any
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
 

@@ -11,7 +11,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.settings import Overrides, Params, TrainingSettings
+from ratchet.params import Overrides, Params, TrainingSettings
 from ratchet.training import Plan
 
 REPOSITORY = Path(__file__).parents[1]
@@ -308,7 +308,7 @@ def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Pa
         "learning_rate: 0.125",
     }
     assert all(old[1:] == new[1:] for old, new in changed)
-    usual = settings.Params()
+    usual = Params()
     settings.override(
         path,
         {

@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet import files
 from ratchet.data.versions import dvc_hashes
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 
 __all__ = ["record", "uncommitted"]

@@ -16,8 +16,8 @@ from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.report import Example, ReportContent, render
 from ratchet.evaluation.verdict import Verdict
+from ratchet.params import EvaluationSettings, GateSettings, Params
 from ratchet.registry.gate import CandidateFigures, answers_rule, judge
-from ratchet.settings import EvaluationSettings, GateSettings, Params
 
 FEW = EvaluationSettings(resamples=100)
 NASTY = "<script>alert('x')</script>\"&"

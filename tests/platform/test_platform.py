@@ -21,10 +21,10 @@ import pytest
 
 from ratchet import files
 from ratchet.errors import PlatformError
+from ratchet.params import PlatformSettings
 from ratchet.platform import Addresses, PrefectServer, client_environment, down, status, up
 from ratchet.platform.guard import marked
 from ratchet.platform.processes import free_port
-from ratchet.settings import PlatformSettings
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.params import Params, TrackingSettings
 from ratchet.platform.processes import free_port
-from ratchet.settings import Params, TrackingSettings
 from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -125,7 +125,7 @@ import os, signal, sys
 from pathlib import Path
 from ratchet.registry import journal
 from ratchet.registry.runs import Run
-from ratchet.settings import Params, TrackingSettings
+from ratchet.params import Params, TrackingSettings
 from ratchet.workspace import Workspace
 root, uri, experiment, key, method = sys.argv[1:]
 run = Run(Workspace(Path(root)), Params(tracking=TrackingSettings(uri=uri, experiment=experiment)), key)

@@ -7,8 +7,8 @@ import pytest
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.verdict import RuleResult, Verdict
+from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate import CandidateFigures, ChampionRows, answers_rule, judge
-from ratchet.settings import EvaluationSettings, GateSettings
 
 ANSWERS = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
 MEASURED = EvaluationSettings(resamples=1000)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ratchet.errors import RegistryError, TrackingAway
+from ratchet.params import Params, TrackingSettings
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
-from ratchet.settings import Params, TrackingSettings
 from ratchet.training import ModelSpec, build, load_model, save_model
 from ratchet.workspace import Workspace
 

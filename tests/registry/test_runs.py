@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ratchet.errors import TrackingAway
+from ratchet.params import Params, TrackingSettings
 from ratchet.registry.runs import Run, send_all
-from ratchet.settings import Params, TrackingSettings
 from ratchet.workspace import Workspace
 
 DEAD = "http://127.0.0.1:9"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.settings import Params
+from ratchet.params import Params
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]

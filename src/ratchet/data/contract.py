@@ -15,7 +15,7 @@ from ratchet.data import quarantine
 from ratchet.data.pictures import ARRAY, Facts
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
-from ratchet.settings import DataSettings
+from ratchet.params import DataSettings
 
 __all__ = [
     "check_bad_fraction",

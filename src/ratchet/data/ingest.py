@@ -20,7 +20,7 @@ from ratchet.data import contract, pack, pictures, pool, quarantine, split
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, profile
 from ratchet.data.sources import Sample, Source, open_source
-from ratchet.settings import DataSettings
+from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
 
 __all__ = ["ingest"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import bin_numbers
 from ratchet.evaluation.intervals import resample_weights
-from ratchet.settings import EvaluationSettings
+from ratchet.params import EvaluationSettings
 
 __all__ = ["resampled"]
 

@@ -10,7 +10,7 @@ from ratchet.evaluation.calibration import Bin, reliability
 from ratchet.evaluation.figures import Averages, ClassFigures, Figures
 from ratchet.evaluation.headline import resampled
 from ratchet.evaluation.intervals import Interval, percentile
-from ratchet.settings import EvaluationSettings
+from ratchet.params import EvaluationSettings
 
 __all__ = ["measure"]
 

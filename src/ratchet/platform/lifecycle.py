@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from ratchet.errors import PlatformError, WorkspaceError
+from ratchet.params import PlatformSettings
 from ratchet.platform import deployments, servers
 from ratchet.platform.processes import Part, free_port_after, port_holder
 from ratchet.platform.record import Record
-from ratchet.settings import PlatformSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["Addresses", "ServerStatus", "down", "status", "up"]

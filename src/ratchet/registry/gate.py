@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.verdict import RuleResult, Verdict
-from ratchet.settings import EvaluationSettings, GateSettings
+from ratchet.params import EvaluationSettings, GateSettings
 
 __all__ = ["CandidateFigures", "ChampionRows", "answers_rule", "judge"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import TrackingAway
-from ratchet.settings import TrackingSettings
+from ratchet.params import TrackingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
+from ratchet.params import Params
 from ratchet.registry.mlflow_store import active, address, connect, reachable
-from ratchet.settings import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import TrackingAway
+from ratchet.params import Params
 from ratchet.registry.journal import Entry, Journal
 from ratchet.registry.mlflow_store import address, connect, experiment_id, reachable
-from ratchet.settings import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

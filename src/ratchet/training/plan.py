@@ -17,27 +17,53 @@ class Plan:
     batch_size: int = 64
     accumulation: int = 1
 
-    # The step
+    # The loss
+    loss: str = "cross-entropy"
+    label_smoothing: float = 0.1
+    class_weights: str | tuple[float, ...] = "none"
+    ignore_index: int = -100
+
+    # The optimizer
     optimizer: str = "adamw"
     learning_rate: float = 2.0e-3
     momentum: float = 0.9
     nesterov: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1.0e-8
     weight_decay: float = 1.0e-4
-    schedule: str = "warmup-cosine"
-    warmup_epochs: float = 1.0
-    label_smoothing: float = 0.1
+    decay_all: bool = True
     clip_norm: float = 1.0
     clip_value: float = 0.0
+    ema_decay: float = 0.0
+
+    # The learning rate's course
+    schedule: str = "warmup-cosine"
+    warmup_epochs: float = 1.0
+    final_rate: float = 0.0
+    cycle_rise: float = 0.3
+    step_epochs: int = 10
+    plateau_patience: int = 3
+    rate_factor: float = 0.1
+
+    # Transfer learning
+    frozen_epochs: int = 0
+    unfreeze_epochs: int = 0
+    layer_decay: float = 1.0
 
     # Augmentation
-    flip: bool = False
+    flip: str = "none"
     crop_padding: int = 1
+    crop_fill: str = "zeros"
+    cutout: int = 0
 
     # The machine
     device: str = "auto"
-    precision: str = "fp32"
-    channels_last: bool = False
+    precision: str = "auto"
+    channels_last: str | bool = "auto"
+    compile: str = "none"
+    gradient_checkpointing: bool = False
     deterministic: bool = True
+    workers: int = 0
 
     # What is kept, and when to stop
     best: str = "validation/accuracy"
@@ -45,8 +71,14 @@ class Plan:
     min_delta: float = 0.0
     overfit_gap: float = 0.1
 
+    # What is done about trouble
+    max_rollbacks: int = 3
+    rollback_factor: float = 0.5
+    doctor: str = "auto"
+
     # What is written down
     checkpoint_steps: int = 200
     keep_last: int = 2
     keep_best: int = 1
     log_every: int = 10
+    profile: int = 0

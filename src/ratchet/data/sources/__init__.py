@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from PIL import Image
 
-from ratchet.settings import DataSettings
+from ratchet.params import DataSettings
 
 __all__ = ["Label", "Payload", "Sample", "Source", "SplitName", "open_source"]
 

@@ -1,0 +1,272 @@
+"""Every setting: frozen, strict models with bounds, defaults and meanings. `ratchet.settings` reads the file."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ratchet import files
+
+__all__ = [
+    "DataSettings",
+    "EvaluationSettings",
+    "GateSettings",
+    "ModelSettings",
+    "Overrides",
+    "Params",
+    "PlatformSettings",
+    "RegistrySettings",
+    "Section",
+    "TrackingSettings",
+    "TrainingSettings",
+]
+
+
+class Section(BaseModel):
+    """One group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    captions: ClassVar[dict[str, str]] = {}  # by the first setting of a paragraph
+
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class DataSettings(Section):
+    """Where the data comes from and what is let in."""
+
+    source: str = Field("digits", min_length=1, description="digits, image-folder, factory, or a torchvision set")
+    path: str = Field("data/raw", min_length=1, description="folder the source is read from or downloaded to")
+    download: bool = Field(True, description="may a torchvision set be downloaded when it is not in data.path")
+    image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
+        "auto", description="side of the packed square images, pixels; auto: as they are if alike and <= 64, else 64"
+    )
+    channels: Literal["auto", 1, 3] = Field("auto", description="1 grey, 3 colour; auto: as the images are")
+    formats: Annotated[tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm"], ...], Field(strict=False)] = Field(
+        ("jpeg", "png", "webp", "bmp", "tiff"), min_length=1, description="image formats let in"
+    )
+    min_side: Positive = Field(4, description="shortest side let in, pixels")
+    max_pixels: Positive = Field(50_000_000, description="largest image let in, pixels; bigger ones are not decoded")
+    max_aspect: float = Field(10.0, ge=1.0, description="longest side over shortest side let in")
+    min_per_class: Positive = Field(2, description="training examples that every class must have")
+    max_bad_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.05, description="share of bad samples above which the run stops"
+    )
+    validation_fraction: Fraction = Field(0.15, description="share held out for validation where none is given")
+    test_fraction: Fraction = Field(0.15, description="share held out for testing where none is given")
+    shard_mib: Positive = Field(256, description="largest packed file, MiB")
+    workers: Count = Field(0, description="decoding threads; 0: one per core")
+    factory: str = Field(
+        "none", pattern=r"^(none|[\w.]+:\w+)$", description="source factory: your own Dataset, package.module:function"
+    )
+    code: str = Field(
+        "src/ratchet/training/dataset.py", min_length=1, description="file or folder of data.factory's code, for DVC"
+    )
+
+
+class ModelSettings(Section):
+    """What is trained."""
+
+    name: str = Field("convnet", min_length=1, description="convnet, resnet, fastnet, or a torchvision.models name")
+    factory: str = Field(
+        "none",
+        pattern=r"^(none|[\w.]+:\w+)$",
+        description="your own model, package.module:function, or none",
+    )
+    code: str = Field(
+        "src/ratchet/training/models", min_length=1, description="file or folder of model.factory's code, for DVC"
+    )
+    pretrained: str = Field(
+        "none", min_length=1, description="file in data/pretrained with weights to begin with, or none"
+    )
+
+
+class TrainingSettings(Section):
+    """How it is trained. `ratchet.training.Plan` has the same fields; docs/training.md explains each."""
+
+    captions: ClassVar[dict[str, str]] = {
+        "epochs": "How long, and how much at once",
+        "loss": "The loss",
+        "optimizer": "The optimizer",
+        "schedule": "The learning rate's course",
+        "frozen_epochs": "Transfer learning",
+        "flip": "Augmentation",
+        "device": "The machine",
+        "best": "What is kept, and when to stop",
+        "max_rollbacks": "What is done about trouble",
+        "checkpoint_steps": "What is written down",
+    }
+
+    epochs: Positive = Field(30, description="passes over the training data")
+    max_steps: Count = Field(0, description="stop after so many optimizer steps; 0: no limit")
+    batch_size: Positive = Field(64, description="samples per optimizer step")
+    accumulation: Positive = Field(1, description="micro-batches a batch is split into, to save memory")
+
+    loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = Field(
+        "cross-entropy", description="all but cross-entropy compare with one-hot targets"
+    )
+    label_smoothing: Fraction = Field(0.1, description="share of each target spread over all classes")
+    class_weights: (
+        Literal["none", "balanced"] | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False)]
+    ) = Field("none", description="none, balanced (the rarer the heavier), or one weight per class")
+    ignore_index: int = Field(-100, description="label number whose rows count nothing in the loss")
+
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = Field(
+        "adamw", description="sgd, adam, adamw, or muon (sgd for what is not a matrix)"
+    )
+    learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
+    momentum: Fraction = Field(0.9, description="of sgd and muon")
+    nesterov: bool = Field(True, description="Nesterov momentum, of sgd and muon")
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
+        (0.9, 0.999), description="of adam and adamw: averaging of gradients and of their squares"
+    )
+    epsilon: float = Field(1.0e-8, gt=0.0, le=1.0, description="of adam and adamw: added to the denominator")
+    weight_decay: float = Field(1.0e-4, ge=0.0, le=10.0, description="decoupled for adamw and muon, else L2")
+    decay_all: bool = Field(True, description="decay norms and biases too; false: weights of layers alone")
+    clip_norm: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no clipping")
+    clip_value: float = Field(0.0, ge=0.0, description="largest gradient element; 0: no clipping")
+    ema_decay: Fraction = Field(0.0, description="moving average of the weights, which is what is kept; 0: none")
+
+    schedule: Literal["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle", "plateau"] = Field(
+        "warmup-cosine", description="constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
+    )
+    warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear rise (warmup-*, and plateau)")
+    final_rate: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.0, description="share of learning_rate that cosine, warmup-* and one-cycle end at"
+    )
+    cycle_rise: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.3, description="share of one-cycle that rises")
+    step_epochs: Positive = Field(10, description="epochs between the falls of step")
+    plateau_patience: Count = Field(3, description="epochs without a better `best` that plateau bears")
+    rate_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.1, description="what step and plateau multiply by")
+
+    frozen_epochs: Count = Field(0, description="first epochs in which only the head learns; epochs: all of them")
+    unfreeze_epochs: Count = Field(0, description="then, epochs from one stage's thaw to the next; 0: all at once")
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="learning rate of each stage as a share of the one above it"
+    )
+
+    flip: Literal["none", "random", "alternating"] = Field(
+        "none", description="mirror left to right: none, random, or alternating (every other epoch)"
+    )
+    crop_padding: Count = Field(1, description="shift by up to so many pixels")
+    crop_fill: Literal["zeros", "reflect"] = Field("zeros", description="what a shift brings in")
+    cutout: Count = Field(0, description="side of a square that is blanked out, pixels; 0: none")
+
+    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+        "auto", description="auto (the fastest that is safe on the device), fp32, tf32, bf16 or fp16"
+    )
+    channels_last: Literal["auto"] | bool = Field("auto", description="memory layout of convolutions; auto: if it pays")
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
+        "none", description="torch.compile's mode; none: not compiled"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute activations twice, to save memory")
+    deterministic: bool = Field(True, description="refuse operations that differ from run to run")
+    workers: Count = Field(0, description="processes that load the samples of data.factory; 0: none but this one")
+
+    best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = Field(
+        "validation/accuracy", description="what the kept model is best at"
+    )
+    patience: Count = Field(0, description="stop after so many epochs without a better one; 0: never")
+    min_delta: float = Field(0.0, ge=0.0, description="what counts as better, in units of `best`")
+    overfit_gap: float = Field(
+        0.1, gt=0.0, description="training minus validation accuracy at which over-fitting is said"
+    )
+
+    max_rollbacks: Count = Field(3, description="times a loss that is not finite sends the run back to its checkpoint")
+    rollback_factor: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.5, description="what the learning rate is multiplied by each time"
+    )
+    doctor: Literal["auto", "always", "never"] = Field(
+        "auto", description="look for silent bugs before the first step; auto: before a long run"
+    )
+
+    checkpoint_steps: Count = Field(200, description="steps between checkpoints inside an epoch; 0: at its end only")
+    keep_last: Positive = Field(2, description="newest checkpoints kept")
+    keep_best: Positive = Field(1, description="best checkpoints kept")
+    log_every: Positive = Field(10, description="steps between logged points")
+    profile: Count = Field(0, description="steps to trace with torch.profiler, after the first few; 0: none")
+
+
+class EvaluationSettings(Section):
+    """How the model is measured on the test rows."""
+
+    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of every interval")
+    resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
+    top_k: int = Field(3, ge=2, description="k of top-k accuracy")
+    calibration_bins: int = Field(15, ge=2, le=1000, description="bins of the calibration error")
+    flip_average: bool = Field(False, description="average the answers to an image and to its mirror image")
+    temperature_scaling: bool = Field(False, description="fit a temperature on validation and apply it")
+
+
+class GateSettings(Section):
+    """What a model must show before it is registered."""
+
+    minimum_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.5, description="lowest test accuracy")
+    champion: Literal["better", "not-worse"] = Field(
+        "better", description="what to show against the champion, same rows"
+    )
+    tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
+
+
+class RegistrySettings(Section):
+    """Where a passing model goes."""
+
+    model: str = Field("auto", min_length=1, description="registered model's name; auto: the data's name")
+    promotion: Literal["automatic", "manual"] = Field(
+        "automatic", description="who moves champion: the gate or a person"
+    )
+
+
+class TrackingSettings(Section):
+    """Where runs are recorded."""
+
+    uri: str = Field("sqlite:///mlruns/mlflow.db", min_length=1, description="MLflow tracking address")
+    experiment: str = Field("ratchet", min_length=1, description="MLflow experiment")
+    tensorboard: bool = Field(False, description="write all curves to mlruns/tensorboard too")
+
+
+class PlatformSettings(Section):
+    """The local servers."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address the servers listen on")
+    prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
+    mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
+
+
+class Params(Section):
+    """Every setting."""
+
+    seed: Count = Field(0, description="decides order, augmentation and initial weights, never the splits")
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    gate: GateSettings = GateSettings()
+    registry: RegistrySettings = RegistrySettings()
+    tracking: TrackingSettings = TrackingSettings()
+    platform: PlatformSettings = PlatformSettings()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of every setting."""
+        return files.digest_json(self.model_dump(mode="json"))
+
+
+def _partial(section: type[Section]) -> type[Section]:
+    """The same section with every key optional: None leaves the file's value."""
+    fields: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        annotation: Any = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            fields[name] = (_partial(annotation) | None, Field(None, title=name, description=annotation.__doc__))
+            continue
+        constrained = Annotated[annotation, *field.metadata] if field.metadata else annotation
+        fields[name] = (constrained | None, Field(None, title=name, description=field.description))
+    name = section.__name__.removesuffix("Settings") + "Overrides"
+    return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
+
+
+Overrides: type[Section] = _partial(Params)
+"""What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it."""

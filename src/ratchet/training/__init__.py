@@ -7,7 +7,17 @@ from ratchet.training.batches import Split
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
 from ratchet.training.loop import fit
-from ratchet.training.models import Classifier, ModelSpec, build, load_model, require, save_model
+from ratchet.training.models import (
+    Classifier,
+    ModelSpec,
+    build,
+    code_files,
+    find_pretrained,
+    keep_code,
+    load_model,
+    require,
+    save_model,
+)
 from ratchet.training.plan import Plan
 from ratchet.training.predict import predict_logits
 
@@ -26,7 +36,10 @@ __all__ = [
     "Started",
     "Stopped",
     "build",
+    "code_files",
+    "find_pretrained",
     "fit",
+    "keep_code",
     "load_model",
     "predict_logits",
     "require",

@@ -1,8 +1,8 @@
-"""The models that params.yaml can name, built and rebuilt only from this list: no pickle, no code from a file."""
+"""The models that params.yaml can name, and a user's own; rebuilt from names and code files, never from a pickle."""
 
 import difflib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +13,51 @@ from torch import nn
 
 from ratchet import files
 from ratchet.errors import TrainingError
+from ratchet.training.models.classifier import Classifier, ModelSpec
 from ratchet.training.models.convnet import ConvNet
-from ratchet.training.models.pretrained import torchvision_model, torchvision_names
+from ratchet.training.models.factory import files_of, load_factory
+from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
+from ratchet.training.models.vision import torchvision_model, torchvision_names
 
-__all__ = ["Classifier", "ModelSpec", "build", "load_model", "require", "save_model"]
+__all__ = [
+    "Classifier",
+    "LoadReport",
+    "ModelSpec",
+    "build",
+    "code_files",
+    "find_pretrained",
+    "keep_code",
+    "load_model",
+    "load_pretrained",
+    "require",
+    "save_model",
+]
 
 _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet}
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """All that is needed to build a model again: its name, its input and its answers."""
-
-    name: str
-    classes: tuple[str, ...]
-    channels: int
-    height: int
-    width: int
-    mean: tuple[float, ...]  # per channel, of pixels 0..255
-    std: tuple[float, ...]
-
-
-class Classifier(nn.Module):
-    """A network with its input's scaling: raw pixels in, logits out, so that nobody can forget to normalise."""
-
-    mean: torch.Tensor
-    std: torch.Tensor
-    temperature: torch.Tensor  # 1 unless evaluation fitted one (Guo et al. 2017)
-
-    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1))
-        self.register_buffer("temperature", torch.ones(()))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Pixels 0..255, uint8 or float (n, channels, height, width) -> logits (n, classes)."""
-        logits: torch.Tensor = self.network((images.float() - self.mean) / self.std)
-        return logits if self.training else logits / self.temperature
+_CODE = "code"  # the copy of a factory's code in a saved model's folder
 
 
 def build(spec: ModelSpec) -> Classifier:
     """A freshly initialised model; the global torch seed decides its weights.
 
     Raises:
-        TrainingError: no such model, or it cannot take images of this size.
+        TrainingError: no such model, it cannot take images of this size, or the user's factory does not make one.
     """
-    shape = {"channels": spec.channels, "height": spec.height, "width": spec.width}
-    if spec.name in _OWN:
-        network = _OWN[spec.name](classes=len(spec.classes), **shape)
-    else:
-        require(spec.name)
-        network = torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
-    model = Classifier(network, spec)
+    model = Classifier(_network(spec), spec)
     _try(model, spec)
     return model
 
 
-def require(name: str) -> None:
-    """Refuse a name that no model has, before anything is begun.
+def require(name: str, *, factory: str = "none", code: str = "none", root: str = ".") -> None:
+    """Refuse a name that no model has, or a factory that is not there, before anything is begun.
 
     Raises:
-        TrainingError: naming the nearest.
+        TrainingError: naming the nearest, or what is wrong with the factory.
     """
+    if factory != "none":
+        load_factory(factory, root=Path(root), code=code)
+        return
     if name in _OWN or name in (known := torchvision_names()):
         return
     near = difflib.get_close_matches(name, [*_OWN, *known], n=3, cutoff=0.4) or list(_OWN)
@@ -87,34 +67,89 @@ def require(name: str) -> None:
     )
 
 
+def code_files(spec: ModelSpec) -> list[Path]:
+    """The files that the user's own model is made of, as paths from `spec.root`; none for models that ship."""
+    return [] if spec.factory == "none" else files_of(Path(spec.root), spec.code)
+
+
+def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Copy the user's own code to a place in `folder`; the spec that finds it there. Nothing for models that ship."""
+    for path in code_files(spec):
+        files.write_bytes(folder / _CODE / path, (Path(spec.root) / path).read_bytes())
+    return spec if spec.factory == "none" else replace(spec, root=str(folder / _CODE))
+
+
+def _network(spec: ModelSpec) -> nn.Module:
+    shape = {"classes": len(spec.classes), "channels": spec.channels, "height": spec.height, "width": spec.width}
+    if spec.factory != "none":
+        make = load_factory(spec.factory, root=Path(spec.root), code=spec.code)
+        try:
+            network = make(**shape)
+        except Exception as error:  # the user's code may raise anything
+            raise TrainingError(
+                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; "
+                f"it was called with {_said(shape)}"
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")
+        return network
+    if spec.name in _OWN:
+        return _OWN[spec.name](**shape)
+    require(spec.name)
+    return torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
+
+
 def _try(model: Classifier, spec: ModelSpec) -> None:
-    """One forward pass, so that a model too deep for small images is refused before training, not in it."""
-    training = model.training
+    """One forward pass, so that a model too deep for small images is refused before training, not in it.
+
+    On the way it is noted in what order the parts run.
+    """
+    training, order = model.training, dict[str, None]()
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
+        for name, module in model.named_modules()
+    ]
+    key = "model.name" if spec.factory == "none" else "model.factory"
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(1, spec.channels, spec.height, spec.width))
-    except RuntimeError as error:
+    except Exception as error:
+        if spec.factory == "none" and not isinstance(error, RuntimeError):
+            raise
         raise TrainingError(
-            f"model.name: {spec.name} cannot take images of {spec.height}x{spec.width} pixels ({error}): "
+            f"{key}: {spec.called} cannot take images of {spec.height}x{spec.width} pixels ({error}): "
             "set a larger data.image_size, or take convnet or resnet"
         ) from error
     finally:
         model.train(training)
-    if logits.shape != (1, len(spec.classes)):
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, len(spec.classes)):
+        answer = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         raise TrainingError(
-            f"model.name: {spec.name} answers with shape {tuple(logits.shape)}, not (1, {len(spec.classes)})"
+            f"{key}: {spec.called} answers one image with {answer}, not with logits of shape (1, {len(spec.classes)}), "
+            "one for each class"
         )
+    model.order = tuple(order)
+
+
+def _said(arguments: dict[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:
-    """Write model.safetensors and model.json into `folder`; `about` stands in the JSON beside the spec."""
+    """Write model.safetensors and model.json into `folder`, and the code of a user's own model beside them.
+
+    `about` stands in the JSON beside the spec.
+    """
+    keep_code(spec, folder)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     files.write_bytes(folder / "model.safetensors", content)
-    files.write_json(folder / "model.json", {"format": 1, "spec": asdict(spec), **about})
+    files.write_json(folder / "model.json", {"format": 1, "spec": spec.to_json(), **about})
 
 
 def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
-    """Rebuild a model that `save_model` wrote, on the CPU and in eval mode.
+    """Rebuild a model that `save_model` wrote, on the CPU and in eval mode; a user's own from the code saved with it.
 
     Raises:
         TrainingError: files missing, damaged or not fitting each other.
@@ -126,6 +161,8 @@ def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(f"{folder}: not a model that can be read ({error})") from error
+    if spec.factory != "none":
+        spec = replace(spec, root=str(folder / _CODE))
     random_state = torch.get_rng_state()  # building draws initial weights that are thrown away
     model = build(spec)
     torch.set_rng_state(random_state)

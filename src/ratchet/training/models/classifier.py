@@ -1,0 +1,60 @@
+"""What is trained, saved and served: a network with its input's scaling."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Classifier", "ModelSpec"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """All that is needed to build a model again: its name, its input and its answers."""
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    height: int
+    width: int
+    mean: tuple[float, ...]  # per channel, of pixels 0..255
+    std: tuple[float, ...]
+    factory: str = "none"  # package.module:function, which takes the place of `name`
+    code: str = "none"  # file or folder of the factory's code
+    root: str = "."  # the folder that `code` lies in now; no part of what the model is
+
+    @property
+    def called(self) -> str:
+        """What to call the model: its name, or its factory's."""
+        return self.name if self.factory == "none" else self.factory
+
+    def to_json(self) -> dict[str, Any]:
+        """What the model is, wherever its code lies: two specs of one model have the same."""
+        content = asdict(self)
+        del content["root"]
+        return content
+
+
+class Classifier(nn.Module):
+    """A network with its input's scaling: raw pixels in, logits out, so that nobody can forget to normalise."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    temperature: torch.Tensor  # 1 unless evaluation fitted one (Guo et al. 2017)
+
+    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1))
+        self.register_buffer("temperature", torch.ones(()))
+
+        # What `transfer` goes by
+        self.order: tuple[str, ...] = ()  # names of the modules as they first ran, where that has been watched
+        self.fixed = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Pixels 0..255, uint8 or float (n, channels, height, width) -> logits (n, classes)."""
+        logits: torch.Tensor = self.network((images.float() - self.mean) / self.std)
+        return logits if self.training else logits / self.temperature

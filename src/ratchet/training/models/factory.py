@@ -1,0 +1,161 @@
+"""A user's own model: `package.module:function` from a file of the project, or from the copy beside saved weights.
+
+The copy makes a model's folder whole: it loads in any process, whatever became of the project's file since.
+"""
+
+import importlib
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from ratchet import files
+from ratchet.errors import TrainingError
+
+__all__ = ["files_of", "load_factory"]
+
+_HOUSE = ("flows", "ratchet", "tasks")
+_imported: dict[str, str] = {}  # top-level name -> digest of the code that its modules in sys.modules were read from
+
+
+def files_of(root: Path, code: str) -> list[Path]:
+    """The files of `code`, a file or folder in `root`, as paths from `root`; no hidden or compiled ones.
+
+    Raises:
+        TrainingError: there is no such place in `root`.
+    """
+    place = (root / code).resolve()
+    if not place.exists() or root.resolve() not in place.parents:
+        raise TrainingError(
+            f"model.code: {code} is not a file or folder in the project folder {root.resolve()}: "
+            "set it to the one that model.factory's module lies in"
+        )
+    found = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    names = [path.relative_to(root.resolve()) for path in found]
+    return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
+
+
+def load_factory(name: str, *, root: Path, code: str) -> Callable[..., nn.Module]:
+    """The function that `name` ("package.module:function") names, imported from the files of `code` in `root`.
+
+    A changed file, or the same name in another root, is imported anew.
+
+    Raises:
+        TrainingError: no such module or function, it does not import, or it needs files outside `code`, whose change
+            DVC would not see and which a saved model would lack.
+    """
+    module_name, _, function = name.partition(":")
+    _require_file(module_name, root, code)
+    module = _import(module_name, root, code)
+    found: Callable[..., nn.Module] | None = getattr(module, function, None)
+    if not callable(found):
+        raise TrainingError(
+            f"model.factory: {module_name} has no function {function}; it has {_functions(module)}: name one of them"
+        )
+    return found
+
+
+def _file_of(module: str, root: Path) -> Path | None:
+    """Where `root` holds a module, if it does."""
+    place = root.joinpath(*module.split("."))
+    candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _require_file(module: str, root: Path, code: str) -> None:
+    top = module.partition(".")[0]
+    if _is_taken(top):
+        raise TrainingError(
+            f"model.factory: the name {top} is taken by an installed package: rename your file or folder"
+        )
+    path = _file_of(module, root)
+    if path is None:
+        wanted = module.replace(".", "/")
+        raise TrainingError(
+            f"model.factory: no module {module}: there is neither {wanted}.py nor {wanted}/__init__.py in the project "
+            f"folder {root.resolve()}"
+        )
+    if path.relative_to(root) not in files_of(root, code):
+        raise _outside(module, path.relative_to(root), code)
+
+
+def _is_taken(top: str) -> bool:
+    """Whether a name is the standard library's, ours or an imported package's: ours must never stand in its place."""
+    if top in sys.stdlib_module_names or top in _HOUSE:
+        return True
+    origin = getattr(sys.modules.get(top), "__file__", None)
+    return origin is not None and any(
+        Path(sysconfig.get_path(kind)) in Path(origin).parents for kind in ("purelib", "platlib")
+    )
+
+
+def _outside(module: str, path: Path, code: str) -> TrainingError:
+    return TrainingError(
+        f"model.factory: {module} ({path}) lies outside model.code ({code}), so DVC would not see a change of it: set "
+        f"model.code to {path.parts[0]}, or to whatever file or folder holds all that the model is made of"
+    )
+
+
+def _import(module: str, root: Path, code: str) -> ModuleType:
+    before = set(sys.modules)
+    try:
+        with _importing(root, code):
+            imported = importlib.import_module(module)
+            _require_inside(set(sys.modules) - before, root, code)
+    except Exception as error:
+        for name in set(sys.modules) - before:
+            if _file_of(name, root) is not None:
+                del sys.modules[name]  # or the next attempt would not see it come
+        if isinstance(error, TrainingError):
+            raise
+        raise TrainingError(  # the user's code may raise anything
+            f"model.factory: {module} does not import ({type(error).__name__}: {error}): mend {_file_of(module, root)}"
+        ) from error
+    return imported
+
+
+@contextmanager
+def _importing(root: Path, code: str) -> Iterator[None]:
+    """Let the modules of `code` be found, in `root` and before any other of their name."""
+    inside = files_of(root, code)
+    digest = files.digest_json({str(root.resolve() / path): files.digest_file(root / path) for path in inside})
+    tops = {path.parts[0].removesuffix(".py") for path in inside if path.suffix == ".py"}
+    for top in tops:
+        if _imported.get(top) != digest:
+            for name in [name for name in sys.modules if name.partition(".")[0] == top]:
+                del sys.modules[name]
+    search, writes_bytecode = str(root.resolve()), sys.dont_write_bytecode
+    sys.path.insert(0, search)
+    sys.dont_write_bytecode = True  # the folder may be an output of DVC's, whose content must not change
+    importlib.invalidate_caches()
+    try:
+        yield
+        _imported.update(dict.fromkeys(tops, digest))
+    finally:
+        sys.path.remove(search)
+        sys.dont_write_bytecode = writes_bytecode
+
+
+def _require_inside(names: set[str], root: Path, code: str) -> None:
+    """Refuse a model of modules that came from the project but not from `code`."""
+    inside = files_of(root, code)
+    for name in sorted(names):
+        path = _file_of(name, root)
+        origin = getattr(sys.modules[name], "__file__", None)
+        if path is None or origin is None or path.resolve() != Path(origin).resolve():
+            continue
+        if name.partition(".")[0] not in _HOUSE and path.relative_to(root) not in inside:
+            raise _outside(name, path.relative_to(root), code)
+
+
+def _functions(module: ModuleType) -> str:
+    own = [
+        name
+        for name, one in vars(module).items()
+        if callable(one) and getattr(one, "__module__", None) == module.__name__ and not name.startswith("_")
+    ]
+    return ", ".join(own) or "none"

@@ -158,6 +158,7 @@ def project(tmp_path: Path) -> Project:
 ADOPTED = (
     "CUBLAS_",
     "GIT_PYTHON_REFRESH",
+    "KINETO_",
     "KMP_",
     "MLFLOW_DISABLE_TELEMETRY",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR",

@@ -21,8 +21,8 @@ _ROWS = 30  # of the table
 class StepProfiler:
     """Traces `steps` optimizer steps after the first few of this process, then writes and is out of the way.
 
-    `folder` gets TRACE, for chrome://tracing, Perfetto or TensorBoard, and OPERATORS, the slowest first; what stood there
-    before is replaced. Tracing slows the steps it sees and changes nothing in their results.
+    `folder` gets TRACE, for chrome://tracing, Perfetto or TensorBoard, and OPERATORS, the slowest first; what stood
+    there before is replaced. Tracing slows the steps it sees and changes nothing in their results.
     """
 
     def __init__(self, folder: Path | None, steps: int, device: torch.device) -> None:

@@ -22,6 +22,7 @@ __all__ = ["flatten", "load", "override", "parse_assignments", "template"]
 def template() -> str:
     """params.yaml as it is shipped: every setting with its default, its meaning in a comment."""
     lines = [
+        "# yaml-language-server: $schema=src/ratchet/params.schema.json",  # by which editors complete and check it
         "# Every setting of the pipeline. DVC tracks the keys one by one; the flow, `dvc repro` and `ratchet` read",
         "# this file and nothing else. Change one by hand, with `ratchet set training.epochs=3`, or as you train, with",
         "# `ratchet train --set training.epochs=3`.",

@@ -22,7 +22,9 @@ __all__ = [
     "check_decoded",
     "check_facts",
     "check_index",
+    "check_samples",
     "cross_split_duplicates",
+    "duplicate_ids",
     "facts_frame",
     "label_conflicts",
     "with_conclusions",
@@ -68,15 +70,45 @@ def check_decoded(frame: pl.DataFrame) -> pl.DataFrame:
     return _failures(frame, columns)
 
 
+def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
+    """The quarantine rows of what a user's own Dataset gave and must not be trained on.
+
+    Args:
+        frame: per sample whether it `returned` and was `proper`, else the `problem`; `image`, its type and shape in
+            words, `finite` and `label`, where they are known.
+        classes: how many there are.
+    """
+    common = frame["image"].drop_nulls().mode().sort().head(1).to_list()
+    columns = {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "returned": pa.Column(pl.Boolean, pa.Check.eq(True, error="raised")),
+        "proper": pa.Column(pl.Boolean, pa.Check.eq(True, error="not-a-sample")),
+        "problem": pa.Column(pl.String, nullable=True),
+        "image": pa.Column(pl.String, pa.Check.isin(common, error="other-shape"), nullable=True),
+        "finite": pa.Column(pl.Boolean, pa.Check.eq(True, error="not-finite"), nullable=True),
+        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
+    }
+    return _failures(frame, columns)
+
+
+def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
+    """The quarantine rows of samples whose id another has; the one in the split that must most stay unseen stays."""
+    ranked = _ranked(frame.select("row", "id", "split")).sort("rank", "row", descending=[True, False])
+    leaving = ranked.with_columns(kept=pl.col("split").first().over("id")).filter(~pl.col("id").is_first_distinct())
+    return quarantine.rows(
+        (one["id"], one["row"], "duplicate-id", f"again in {one['split']}, kept in {one['kept']}")
+        for one in leaving.iter_rows(named=True)
+    )
+
+
 def cross_split_duplicates(index: pl.DataFrame) -> pl.DataFrame:
     """The quarantine rows of samples whose exact pixels are also in a split that must stay unseen.
 
     Of twins, the one in test stays, else the one in validation. Copies within one split all stay.
     """
-    rank = pl.col("split").replace_strict({name: place for place, name in enumerate(SPLITS)}, return_dtype=pl.Int64)
-    ranked = index.select("row", "id", "pixels", "split", rank=rank).with_columns(
-        top=pl.col("rank").max().over("pixels")
-    )
+    ranked = _ranked(index.select("row", "id", "pixels", "split"))
+    ranked = ranked.with_columns(top=pl.col("rank").max().over("pixels"))
     twins = (
         ranked.filter(pl.col("rank") == pl.col("top"))
         .group_by("pixels")
@@ -87,6 +119,12 @@ def cross_split_duplicates(index: pl.DataFrame) -> pl.DataFrame:
         (one["id"], one["row"], "duplicate-across-splits", f"in {one['split']}, as {one['twin']} in {one['kept']}")
         for one in leaving.iter_rows(named=True)
     )
+
+
+def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
+    """With `rank`: the higher, the more a split must stay unseen."""
+    ranks = {name: place for place, name in enumerate(SPLITS)}
+    return frame.with_columns(rank=pl.col("split").replace_strict(ranks, return_dtype=pl.Int64))
 
 
 def label_conflicts(index: pl.DataFrame) -> list[dict[str, list[str]]]:
@@ -107,10 +145,12 @@ def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Pa
     if count == 0 or (count <= limit * total and count < total):
         return
     counts = ", ".join(f"{rule} {number}" for rule, number in quarantine.by_rule(bad).items())
+    first = bad.sort("row", "rule").row(0, named=True)
+    value = f" (found {first['value']})" if first["value"] else ""
     way_out = "mend or remove them" if count == total else "mend or remove them, or raise data.max_bad_fraction"
     raise DataError(
         f"{count} of {total} are bad ({count / total:.1%}, data.max_bad_fraction allows {limit:.1%}): {counts}. "
-        f"Each is listed, with a hint, in {table}: {way_out}"
+        f"The first is {first['source']}, {first['rule']}{value}. Each is listed, with a hint, in {table}: {way_out}"
     )
 
 
@@ -213,6 +253,10 @@ def _case(frame: pl.DataFrame, place: int, rule: str) -> tuple[str, int, str, st
             value = f"{one[field]} frames" if rule == "animated" else str(one[field])
         case "format-mismatch":
             value = f"{one['format']} in a file named as {one['claimed']}"
+        case "other-shape":
+            value = one["image"]
+        case "not-finite":
+            value = f"nan or infinity in {one['image']}"
         case "too-small" | "too-large" | "bad-aspect":
             value = f"{one['width']} x {one['height']} pixels"
         case _:

@@ -7,7 +7,6 @@ say `auto`, the packed shape; once for its pixels. Memory holds facts about all 
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import contract, pack, pictures, pool, quarantine, split
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
-from ratchet.data.profile import channel_statistics, profile
+from ratchet.data.profile import channel_statistics, packed_pixels, profile
 from ratchet.data.sources import Sample, Source, open_source
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
@@ -30,10 +29,6 @@ Report = Callable[[int, int], None]
 AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
 _SURVEY_CHUNK = 128  # samples per piece of work
 _DECODE_BYTES = 4 << 20  # packed bytes per piece of work
-_PACKED_COLUMNS = (
-    "split", "row", "id", "source", "label", "class", "content", "pixels",
-    "width", "height", "format", "brightness", "contrast",
-)  # fmt: skip
 
 
 def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report) -> Manifest:
@@ -53,6 +48,11 @@ def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path
         DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
         WorkspaceError: the disk is full or cannot be written.
     """
+    if settings.source == "factory":
+        from ratchet.data.unpacked import ingest_own  # imports torch
+
+        with disk_errors(packed), files.draft_directory(packed) as draft:
+            return ingest_own(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report)
     with pictures.patient_pillow():
         source = open_source(settings, root=root)
         with disk_errors(packed), files.draft_directory(packed) as draft:
@@ -75,14 +75,14 @@ class _Ingest:
         """Fill the draft of the packed folder."""
         surveyed = self._survey()
         bad = contract.check_facts(surveyed, self.settings, classes=len(self.source.classes))
-        readable = _without(surveyed, bad)
+        readable = quarantine.without(surveyed, bad)
         if readable.is_empty():
             self._stop_if_bad(bad)
         while True:
             size, channels = self._shape(readable)
             with pack.Scratch(draft / "scratch", size=size, channels=channels) as scratch:
                 decoded, undecodable = self._decode(readable, scratch)
-                good = _without(readable, undecodable)
+                good = quarantine.without(readable, undecodable)
                 if good.is_empty():
                     self._stop_if_bad(pl.concat([bad, undecodable]))
                 if self._shape(good) == (size, channels):
@@ -127,7 +127,7 @@ class _Ingest:
         twins = contract.cross_split_duplicates(index)
         bad = pl.concat([bad, twins])
         self._stop_if_bad(bad)
-        index = _without(index, twins)
+        index = quarantine.without(index, twins)
         quarantine.write(self.table, bad)
         contract.check_index(index, self.settings, classes=self.source.classes)
         splits, histogram = {}, np.zeros((scratch.shape[-1], 256), np.int64)
@@ -138,9 +138,9 @@ class _Ingest:
                 histogram = counts
         mean, std = channel_statistics(histogram)
         by_rule = quarantine.by_rule(bad)
-        self._write_index(draft, index)
+        pack.write_index(draft, index)
         description = profile(
-            index, classes=self.source.classes, histogram=histogram,
+            index, classes=self.source.classes, pixels=packed_pixels(histogram),
             conflicts=contract.label_conflicts(index), quarantined=by_rule,
         )  # fmt: skip
         files.write_json(draft / "profile.json", description)
@@ -183,13 +183,6 @@ class _Ingest:
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"].to_list()))
         return SplitFiles(index.height, shards, labels, keys), histogram
-
-    def _write_index(self, draft: Path, index: pl.DataFrame) -> None:
-        ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
-        ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in split.SPLITS])
-        content = BytesIO()
-        ordered.select(_PACKED_COLUMNS).write_parquet(content, compression="zstd", row_group_size=1 << 17)
-        files.write_bytes(draft / "index.parquet", content.getvalue())
 
     def _shape(self, frame: pl.DataFrame) -> tuple[int, int]:
         """(side, channels) of the packed pictures."""
@@ -238,7 +231,3 @@ Out = TypeVar("Out")
 
 def _each(function: Callable[[In], Out]) -> Callable[[Sequence[In]], list[Out]]:
     return lambda items: [function(item) for item in items]
-
-
-def _without(frame: pl.DataFrame, bad: pl.DataFrame) -> pl.DataFrame:
-    return frame.join(bad.select("row").unique(), on="row", how="anti", maintain_order="left")

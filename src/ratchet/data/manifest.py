@@ -8,7 +8,7 @@ from typing import Any
 from ratchet import files
 from ratchet.errors import DataError
 
-__all__ = ["FORMAT", "Manifest", "PackedFile", "Shard", "SplitFiles"]
+__all__ = ["FORMAT", "Manifest", "OwnDataset", "OwnRows", "PackedFile", "Shard", "SplitFiles"]
 
 FORMAT = 1
 _LOCATION = "manifest.json"
@@ -32,18 +32,49 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class OwnRows:
+    """Where rows that are not packed are, in a user's own Dataset: `places` int64 (rows,), indices into it.
+
+    `samples` is the length it had; `pixels` uint8 (rows, 32), the SHA-256 of each image as it was read.
+    """
+
+    samples: int
+    places: PackedFile
+    pixels: PackedFile
+
+
+@dataclass(frozen=True)
 class SplitFiles:
-    """One split's rows: pictures in shards; labels int64 (rows,) and keys uint64 (rows,) in the same order, by id."""
+    """One split's rows: pictures in shards; labels int64 (rows,) and keys uint64 (rows,) in the same order.
+
+    The order is by id; where the pictures stay with a user's own Dataset there are no shards, and the order is its own.
+    """
 
     rows: int
     shards: tuple[Shard, ...]
     labels: PackedFile
     keys: PackedFile
+    own: OwnRows | None = None
 
 
 @dataclass(frozen=True)
+class OwnDataset:
+    """The function that makes the user's own Dataset, and the code it is made of, as they were at ingest."""
+
+    function: str  # package.module:function
+    root: str  # the project folder, from the packed set's
+    code: str  # file or folder, from the project folder
+    code_digest: str
+    low: tuple[float, ...]  # of the training images, per channel: what is shown as black
+    high: tuple[float, ...]  # and as white
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A packed set. `mean` and `std` are of the training pixels, per channel, on the scale 0..255; `std` is never 0.
+    """A packed set. `mean` and `std` are of the training pixels, per channel, as they are stored; `std` is never 0.
+
+    Pixels are of type `dtype`: uint8, or float32 where a user's own Dataset gives them so. With a `factory` they are
+    not packed at all but read from that Dataset.
 
     `digest` covers everything above it, and so every array; what stands below it is told, not identified.
     """
@@ -58,6 +89,8 @@ class Manifest:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     splits: Mapping[str, SplitFiles]
+    dtype: str = "uint8"
+    factory: OwnDataset | None = None
     digest: str
     source: str
     quarantined: int
@@ -93,7 +126,8 @@ class Manifest:
                 )
             splits = {name: _split(split) for name, split in content.pop("splits").items()}
             content |= {name: tuple(content[name]) for name in ("classes", "mean", "std")}
-            return cls(splits=splits, **content)
+            factory = content.pop("factory", None)
+            return cls(splits=splits, factory=_own_dataset(factory) if factory else None, **content)
         except FileNotFoundError:
             raise DataError(f"{path}: not there: ingest the data first (`python -m tasks.ingest`)") from None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -110,4 +144,14 @@ def _split(content: dict[str, Any]) -> SplitFiles:
         shards=tuple(Shard(**shard) for shard in content["shards"]),
         labels=PackedFile(**content["labels"]),
         keys=PackedFile(**content["keys"]),
+        own=_own_rows(content["own"]) if content.get("own") else None,
     )
+
+
+def _own_rows(content: dict[str, Any]) -> OwnRows:
+    places, pixels = (PackedFile(**content[name]) for name in ("places", "pixels"))
+    return OwnRows(content["samples"], places, pixels)
+
+
+def _own_dataset(content: dict[str, Any]) -> OwnDataset:
+    return OwnDataset(**{**content, "low": tuple(content["low"]), "high": tuple(content["high"])})

@@ -12,17 +12,23 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import PackedFile, Shard
+from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 
-__all__ = ["Scratch", "check_shards", "write_array", "write_shards"]
+__all__ = ["Scratch", "check_shards", "write_array", "write_index", "write_shards"]
 
 _BLOCK = 8 << 20  # bytes moved at a time
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
+_INDEX_COLUMNS = (
+    "split", "row", "id", "source", "label", "class", "content", "pixels",
+    "width", "height", "format", "brightness", "contrast",
+)  # fmt: skip
 
 
 class Scratch:
@@ -105,6 +111,16 @@ def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
     np.save(content, values, allow_pickle=False)
     files.write_bytes(folder / f"{name}.npy", content.getvalue())
     return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
+
+
+def write_index(packed: Path, index: pl.DataFrame) -> None:
+    """Write the table of the packed rows to index.parquet, split by split, each in the order of `index`."""
+    ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
+    ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in SPLITS])
+    columns = [name for name in (*_INDEX_COLUMNS, "place") if name in index.columns]
+    content = BytesIO()
+    ordered.select(columns).write_parquet(content, compression="zstd", row_group_size=1 << 17)
+    files.write_bytes(packed / "index.parquet", content.getvalue())
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: Sequence[str]) -> None:

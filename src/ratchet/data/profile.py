@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.split import SPLITS
 
-__all__ = ["channel_statistics", "profile"]
+__all__ = ["channel_statistics", "packed_pixels", "profile"]
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _CONFLICTS_SHOWN = 100
@@ -30,11 +30,18 @@ def channel_statistics(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...],
     return tuple(means), tuple(deviations)
 
 
+def packed_pixels(histogram: NDArray[np.int64]) -> dict[str, object]:
+    """What a histogram of the training pixels, int64 (channels, 256), says of them."""
+    mean, std = channel_statistics(histogram)
+    quantiles = [_channel_quantiles(counts) for counts in histogram]
+    return {"mean": mean, "std": std, "quantiles": quantiles, "histogram": histogram.tolist()}
+
+
 def profile(
     index: pl.DataFrame,
     *,
     classes: Sequence[str],
-    histogram: NDArray[np.int64],
+    pixels: Mapping[str, object],
     conflicts: Sequence[Mapping[str, Sequence[str]]],
     quarantined: Mapping[str, int],
 ) -> dict[str, object]:
@@ -43,24 +50,17 @@ def profile(
     Args:
         index: the packed rows: split, class, width, height, format, brightness, contrast, pixels.
         classes: names, by label.
-        histogram: of the training pixels, int64 (channels, 256).
+        pixels: what is known of the training pixels' values.
         conflicts: groups of samples with the same pixels and different labels.
         quarantined: samples by broken rule.
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
-    mean, std = channel_statistics(histogram)
     train = index.filter(pl.col("split") == "train")
     return {
         "rows": {split: sum(numbers.values()) for split, numbers in per_split.items()},
         "classes": per_split,
-        "pixels": {
-            "of": "train",
-            "mean": mean,
-            "std": std,
-            "quantiles": [_channel_quantiles(counts) for counts in histogram],
-            "histogram": histogram.tolist(),
-        },
+        "pixels": {"of": "train", **pixels},
         "brightness": _column_quantiles(train["brightness"]),
         "contrast": _column_quantiles(train["contrast"]),
         "sizes": {"width": _column_quantiles(index["width"]), "height": _column_quantiles(index["height"])},

@@ -8,7 +8,7 @@ import polars as pl
 
 from ratchet import files
 
-__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "write"]
+__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "without", "write"]
 
 SCHEMA = pl.Schema({"source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String})
 """source: where the sample came from; row: its position among all samples, by id; value: what was found."""
@@ -24,6 +24,11 @@ HINTS = {
     "too-large": "scale the picture down, or raise data.max_pixels",
     "bad-aspect": "crop the picture, or raise data.max_aspect",
     "unknown-label": "the label is none of the set's classes: correct it",
+    "raised": "your Dataset raised an error for this sample: mend the file it reads, or the Dataset",
+    "not-a-sample": "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
+    "other-shape": "all images must have one type and shape, and this is not the commonest: convert, resize or crop it",
+    "not-finite": "some values are nan or infinite: mend the file or the arithmetic, a division by zero perhaps",
+    "duplicate-id": "another sample has the same id: give each its own, and put a sample into one split only",
     "duplicate-across-splits": "the same pixels are in a split that must stay unseen: remove one of the two",
 }
 """Rule -> the way out."""
@@ -44,6 +49,11 @@ def by_rule(table: pl.DataFrame) -> dict[str, int]:
 def samples(table: pl.DataFrame) -> int:
     """How many different samples the table holds."""
     return table["row"].n_unique()
+
+
+def without(frame: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `frame` that the table does not hold, by their column `row`."""
+    return frame.join(table.select("row").unique(), on="row", how="anti", maintain_order="left")
 
 
 def write(path: Path, table: pl.DataFrame) -> None:

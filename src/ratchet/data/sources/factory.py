@@ -1,0 +1,107 @@
+"""A user's own torch Dataset as a source: what it calls itself, what it holds, and every sample's facts."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ratchet.data import pool
+from ratchet.data.sources import SplitName
+from ratchet.data.split import SPLITS, keys
+from ratchet.errors import DataError, SettingsError
+from ratchet.params import DataSettings
+from ratchet.training.augment import sample_bits
+from ratchet.training.samples import Factory, Faulty, Piece, Reader, Sample
+
+__all__ = ["Measures", "OwnSource"]
+
+_PIECE = 32  # samples per piece of work
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What is kept of an image that was read: SHA-256 (hex) of its bytes and figures per channel, in its own values."""
+
+    label: int
+    image: str  # type and shape, in words
+    dtype: str
+    shape: tuple[int, int, int]  # channels, height, width
+    finite: bool
+    pixels: str
+    mean: list[float]
+    variance: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class OwnSource:
+    """The three splits of `data.factory`, opened and found to go together.
+
+    Raises:
+        SettingsError: data.factory names nothing.
+        TrainingError: the function is not there, or does not return a Dataset of the kind that is asked for.
+        DataError: the splits differ in their classes.
+    """
+
+    def __init__(self, settings: DataSettings, *, root: Path) -> None:
+        if settings.factory == "none":
+            raise SettingsError(
+                "params.yaml: data.factory: found none, and data.source is factory; allowed: package.module:function, "
+                "the function of yours that returns a torch Dataset"
+            )
+        self.factory = Factory(settings.factory, root, settings.code)
+        self.name = settings.factory.rpartition(":")[2]
+        workers = pool.threads(settings.workers)
+        self._reader: Reader[list[Measures | Faulty]] = Reader(
+            self.factory, _measure, workers=workers if workers > 1 else 0
+        )
+        opened = {split: self._reader.open(split) for split in SPLITS}
+        self.classes = tuple(opened["train"].classes)
+        for split, dataset in opened.items():
+            if tuple(dataset.classes) != self.classes:
+                raise DataError(
+                    f"data.factory: {settings.factory}({split!r}) has classes {list(dataset.classes)}, and 'train' has "
+                    f"{list(self.classes)}: give all splits the same, in the same order"
+                )
+        self.ids: dict[SplitName, list[str]] = {split: _ids(dataset, split) for split, dataset in opened.items()}
+
+    def read(self) -> Iterator[tuple[SplitName, list[int], list[Measures | Faulty]]]:
+        """Every sample once, a few at a time, split by split: (split, indices in the Dataset, what was found)."""
+        pieces = [
+            (split, range(start, min(start + _PIECE, len(ids))))
+            for split, ids in self.ids.items()
+            for start in range(0, len(ids), _PIECE)
+        ]
+        wanted = (
+            Piece(split, np.array(places), sample_bits(keys([self.ids[split][i] for i in places]), seed=0, epoch=0))
+            for split, places in pieces
+        )
+        try:
+            for (split, places), found in zip(pieces, self._reader.read(wanted), strict=True):
+                yield split, list(places), found
+        finally:
+            self._reader.close()
+
+
+def _ids(dataset: object, split: str) -> list[str]:
+    ids = getattr(dataset, "ids", None)
+    return [f"{split}/{place:08d}" for place in range(len(dataset))] if ids is None else [str(one) for one in ids]
+
+
+def _measure(samples: list[Sample | Faulty]) -> list[Measures | Faulty]:
+    return [sample if isinstance(sample, Faulty) else _measure_one(sample) for sample in samples]
+
+
+def _measure_one(sample: Sample) -> Measures:
+    values = sample.image.contiguous().numpy()
+    flat = values.reshape(len(values), -1).astype(np.float64)
+    channels, height, width = values.shape
+    with np.errstate(invalid="ignore", over="ignore"):  # not finite: told by the contract
+        return Measures(
+            label=sample.label, image=sample.kind, dtype=str(values.dtype), shape=(channels, height, width),
+            finite=bool(np.isfinite(flat).all()), pixels=hashlib.sha256(values.tobytes()).hexdigest(),
+            mean=flat.mean(1).tolist(), variance=flat.var(1).tolist(),
+            low=flat.min(1).tolist(), high=flat.max(1).tolist(),
+        )  # fmt: skip

@@ -1,0 +1,297 @@
+"""A user's own torch Dataset, opened and read: in this process, or by worker processes that end with it."""
+
+import contextlib
+import multiprocessing
+import operator
+import random
+import re
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ratchet import files
+from ratchet.errors import TrainingError
+from ratchet.training.models.factory import files_of, load_factory
+
+__all__ = ["Factory", "Faulty", "Piece", "Reader", "Sample", "told"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Factory:
+    """The user's function, called with train, validation or test to get the Dataset of that split."""
+
+    function: str  # package.module:function
+    root: Path  # the project folder
+    code: str  # file or folder in it that the function is made of
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the code."""
+        with _of_data():
+            inside = files_of(self.root, self.code)
+        return files.digest_json({path.as_posix(): files.digest_file(self.root / path) for path in inside})
+
+    def open(self, split: str) -> Any:
+        """The Dataset of a split: map-style, with `.classes`, and with one name per sample in `.ids` if it has any.
+
+        Raises:
+            TrainingError: no such function, it raises, or what it returns is not such a Dataset.
+        """
+        with _of_data():
+            make = load_factory(self.function, root=self.root, code=self.code)
+        call = f"data.factory: {self.function}({split!r})"
+        try:
+            dataset: Any = make(split)
+            if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+                raise TrainingError(
+                    f"{call} returns a {type(dataset).__name__}: return a map-style torch Dataset, with __len__ and "
+                    "__getitem__, for exact resume needs samples that can be asked for one by one"
+                )
+            self._check(dataset, call)
+        except TrainingError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise TrainingError(f"{call} fails with {told(error, self.root)}: mend it") from error
+        return dataset
+
+    @staticmethod
+    def _check(dataset: Any, call: str) -> None:
+        if len(dataset) == 0:
+            raise TrainingError(f"{call} has no samples: all three splits need some")
+        classes = getattr(dataset, "classes", None)
+        named = isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes)
+        if not named or isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
+            raise TrainingError(
+                f"{call} has classes {classes!r}: give the Dataset an attribute classes, a list of two or more "
+                "different names in the order of their labels"
+            )
+        ids = getattr(dataset, "ids", None)
+        if ids is not None and len(ids) != len(dataset):
+            raise TrainingError(
+                f"{call} has {len(ids)} ids for {len(dataset)} samples: give one id for each, or no ids"
+            )
+
+
+class Piece(NamedTuple):
+    """What is read at once: samples of a split by their index in the Dataset, int64 (n,), and a seed each, uint64."""
+
+    split: str
+    places: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample as it was read: its name, image uint8 or float32 (channels, height, width), and label."""
+
+    id: str
+    image: torch.Tensor
+    label: int
+
+    @property
+    def kind(self) -> str:
+        """Type and shape of the image, in words."""
+        return f"{str(self.image.dtype).removeprefix('torch.')} {' x '.join(map(str, self.image.shape))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """A sample that cannot be used: its name, the rule that it breaks, and what was found."""
+
+    id: str
+    rule: str
+    problem: str
+
+
+class Reader(Generic[Result]):
+    """Reads pieces; `combine` makes of a piece's samples what is handed over, in the process that reads them.
+
+    Workers come with the first `read` and stay until `close`. They are forked from a server process without threads,
+    so no lock of this process can be caught in them, and each calls the user's function itself, so open files are never
+    shared. They end by themselves within seconds when this process is killed.
+    """
+
+    def __init__(self, factory: Factory, combine: Callable[[list[Sample | Faulty]], Result], *, workers: int) -> None:
+        self.combine = combine
+        self.workers = workers
+        self._pieces = _Pieces()
+        self._samples = _Samples(factory)
+        self._loader: DataLoader[Result] | None = None
+        self._reading = 0
+
+    def open(self, split: str) -> Any:
+        """The Dataset of a split, as this process has it: see `Factory.open`."""
+        return self._samples.open(split)
+
+    def read_here(self, piece: Piece) -> Result:
+        """One piece, read by this process."""
+        return self.combine(self._samples.__getitems__(piece))
+
+    def read(self, pieces: Iterable[Piece]) -> Iterator[Result]:
+        """The result for each piece, in order, prefetched by the workers. A new call ends the one before it.
+
+        Raises:
+            TrainingError: a worker died, or the user's function fails in it.
+        """
+        self._reading += 1
+        mine, self._pieces.coming = self._reading, iter(pieces)
+        results = iter(self._open())
+        while True:
+            assert mine == self._reading, "two are reading at once"
+            try:
+                result = next(results)
+            except StopIteration:
+                return
+            except TrainingError as error:  # PyTorch puts the worker's traceback around it
+                self.close()
+                raise TrainingError(str(error).strip().rpartition("TrainingError: ")[2]) from error
+            except RuntimeError as error:
+                self.close()
+                raise TrainingError(
+                    f"a worker process of training.workers ended ({error}): the same command continues; if it happens "
+                    "again lower training.workers, for memory or shared memory (/dev/shm) is short, or set it to 0 to "
+                    "see what the Dataset does"
+                ) from error
+            yield result
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        loader, self._loader = self._loader, None
+        workers = getattr(loader, "_iterator", None)
+        if workers is not None:
+            workers._shutdown_workers()  # PyTorch ends them only with the last reference, which a traceback may hold
+
+    def _open(self) -> "DataLoader[Result]":
+        if self._loader is None:
+            if self.workers:
+                module = self._samples.factory.function.partition(":")[0]
+                # The server process imports these once, for all workers; it has no effect once the server runs.
+                multiprocessing.set_forkserver_preload([__name__, module])
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+                self._loader = DataLoader(
+                    self._samples,
+                    batch_sampler=self._pieces,
+                    collate_fn=self.combine,
+                    num_workers=self.workers,
+                    multiprocessing_context="forkserver" if self.workers else None,
+                    persistent_workers=self.workers > 0,
+                    worker_init_fn=_leave_signals_to_parent if self.workers else None,
+                    pin_memory=torch.cuda.is_available(),
+                    generator=torch.Generator(),  # or every pass would draw from the global one
+                )
+        return self._loader
+
+
+class _Pieces:
+    """The loader's batch sampler: whatever is to be read next."""
+
+    coming: Iterator[Piece] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.coming
+
+
+class _Samples(Dataset[Any]):
+    """Every split of a factory, each opened in the process that first reads from it."""
+
+    def __init__(self, factory: Factory) -> None:
+        self.factory = factory
+        self._opened: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"factory": self.factory, "_opened": {}}
+
+    def open(self, split: str) -> Any:
+        if split not in self._opened:
+            with _random_states_kept():
+                self._opened[split] = self.factory.open(split)
+        return self._opened[split]
+
+    def __getitems__(self, piece: Piece) -> list[Sample | Faulty]:
+        """All samples of a piece; one that cannot be had is told, not raised."""
+        with _random_states_kept():
+            dataset = self.open(piece.split)
+            ids = getattr(dataset, "ids", None)
+            samples: list[Sample | Faulty] = []
+            for place, seed in zip(piece.places.tolist(), piece.seeds.tolist(), strict=True):
+                name = f"{piece.split}/{place:08d}" if ids is None else str(ids[place])
+                samples.append(self._read(dataset, place, seed, name))
+        return samples
+
+    def _read(self, dataset: Any, place: int, seed: int, name: str) -> Sample | Faulty:
+        _seed(seed)
+        try:
+            found = dataset[place]
+        except Exception as error:  # the user's code may raise anything; what it was is kept
+            return Faulty(name, "raised", told(error, self.factory.root))
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return Faulty(name, "not-a-sample", f"a {type(found).__name__}, not (image, label)")
+        image, label = found
+        if not isinstance(image, torch.Tensor) or image.ndim != 3 or not image.numel():
+            shape = f" of shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else ""
+            return Faulty(name, "not-a-sample", f"an image that is a {type(image).__name__}{shape}")
+        if image.dtype != torch.uint8 and not image.is_floating_point():
+            return Faulty(name, "not-a-sample", f"an image of {image.dtype}")
+        try:
+            label = operator.index(label)
+        except (TypeError, ValueError, RuntimeError):
+            return Faulty(name, "not-a-sample", f"a label that is {label!r}")
+        image = image.detach() if image.dtype == torch.uint8 else image.detach().float()
+        return Sample(name, image, label)
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    python, numpy, own = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(own)
+
+
+def _seed(bits: int) -> None:
+    random.seed(bits)
+    np.random.seed([bits & 0xFFFFFFFF, bits >> 32])
+    torch.default_generator.manual_seed(bits)
+
+
+def _leave_signals_to_parent(_worker: int) -> None:
+    """Ctrl-C, and a SIGTERM to the whole process group, ask the parent to leave in good order: it still needs us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _pass_over_once)
+
+
+def _pass_over_once(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # it is also how the parent ends a worker that hangs, and it asks twice
+
+
+@contextlib.contextmanager
+def _of_data() -> Iterator[None]:
+    """What is said of model.factory is true of data.factory."""
+    try:
+        yield
+    except TrainingError as error:
+        raise TrainingError(re.sub(r"\bmodel\.(factory|code)\b", r"data.\1", str(error))) from error
+
+
+def told(error: Exception, root: Path) -> str:
+    """An error and the line of the user's code it came from, in words that are the same on every machine."""
+    words = re.sub(r" at 0x[0-9a-fA-F]+", "", str(error)).replace(f"{root}/", "")
+    own = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(root)]
+    lines = [one for one in own if "site-packages" not in one.filename]
+    where = f" (line {lines[-1].lineno} of {Path(lines[-1].filename).relative_to(root)})" if lines else ""
+    return f"{type(error).__name__}: {words}{where}" if words else f"{type(error).__name__}{where}"

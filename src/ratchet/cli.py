@@ -43,6 +43,24 @@ def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE..."
 
 
 @app.command()
+def use(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace settings that are not committed, too.")] = False,
+) -> None:
+    """Put an example's settings into params.yaml; without a name, list the examples."""
+    from ratchet import examples, faults
+
+    workspace = Workspace.find()
+    if name is None:
+        for example in examples.listed(workspace):
+            typer.echo(f"{example.name:15} {example.about}")
+        return
+    for key, (before, after) in examples.use(workspace, name, force=force).items():
+        typer.echo(f"{key}: {faults.spell(before)} -> {faults.spell(after)}")
+    typer.echo("next: ratchet train")
+
+
+@app.command()
 def train(assignments: Assignments = None) -> None:
     """Run train-flow here and now: ingest, version, train, evaluate, register. What is up to date is skipped."""
     from ratchet import settings

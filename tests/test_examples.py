@@ -100,6 +100,7 @@ def test_using_one_changes_what_it_says_and_says_what_it_changed(workspace: Work
     assert changed["data.source"] == ("digits", "CIFAR10")
     assert changed["training.epochs"] == (30, 20)
     assert "training.optimizer" not in changed
+    assert (workspace.root / "data" / "raw" / "cifar10").is_dir()
     before, after = settings.template().splitlines(), workspace.params.read_text(encoding="utf-8").splitlines()
     differing = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(differing) == len(changed)

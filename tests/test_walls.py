@@ -65,7 +65,7 @@ def split(name, rows, first):
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
 spec = ModelSpec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
 train, validation = split("train", 24, 0), split("validation", 8, 100)
-plan = Plan(epochs=2, batch_size=8, device="cpu", precision="bf16", flip=True, checkpoint_steps=2)
+plan = Plan(epochs=2, batch_size=8, device="cpu", precision="bf16", flip="random", checkpoint_steps=2)
 store = CheckpointStore(folder / "checkpoints")
 *_, finished = fit(train, validation, spec, plan, store=store, identity={"data": "made here"})
 assert isinstance(finished, Finished) and finished.step == 6

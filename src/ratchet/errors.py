@@ -6,7 +6,8 @@
     │   └── WorkspaceBusy  another run holds it
     ├── DataError          the source cannot be read, or too much of it is bad
     ├── TrainingError      training cannot start or cannot go on
-    │   └── CheckpointError    a checkpoint is damaged or belongs to another run
+    │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
+    │   └── NotFinite          the loss is infinite or not a number, and going back did not help
     ├── RegistryError      MLflow refuses, or a registered model does not load
     ├── TrackingAway       MLflow does not answer: what was recorded waits in the journal
     └── PlatformError      a local server does not start or does not stop
@@ -18,6 +19,7 @@ without a traceback.
 __all__ = [
     "CheckpointError",
     "DataError",
+    "NotFinite",
     "PlatformError",
     "RatchetError",
     "RegistryError",
@@ -55,6 +57,14 @@ class TrainingError(RatchetError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is damaged or belongs to another run."""
+
+
+class NotFinite(TrainingError):
+    """The loss is infinite or not a number, and going back did not help; `rows` are the batch's, of the train split."""
+
+    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class RegistryError(RatchetError):

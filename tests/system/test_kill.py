@@ -25,7 +25,7 @@ SETTINGS = {
     "training.epochs": 12,
     "training.batch_size": 64,
     "training.accumulation": 2,
-    "training.flip": True,
+    "training.flip": "random",
     "training.checkpoint_steps": 2,
     "training.log_every": 1,
 }

@@ -81,7 +81,9 @@ class Lab:
         settings: dict[str, Any] = {
             "epochs": 3,
             "batch_size": 8,
-            "flip": True,
+            "flip": "random",
+            "precision": "fp32",
+            "channels_last": True,
             "checkpoint_steps": 3,
             "log_every": 1,
             "warmup_epochs": 0.5,

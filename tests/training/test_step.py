@@ -11,12 +11,20 @@ from ratchet.training import Points, Split, build
 from ratchet.training.augment import epoch_order
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
+from ratchet.training.step import Figures
 
 
 def start(lab, plan, *, spec=None) -> _Training:
     """A training before its first step; the same seed gives the same weights."""
     torch.manual_seed(1)
-    return _Training(lab.train, lab.validation, spec or lab.spec, plan, lab.store(plan), {}, lambda: False)
+    spec = spec or lab.spec
+    return _Training(lab.train, lab.validation, spec, plan, lab.store(plan), {}, None, None, lambda: False)
+
+
+def take(training: _Training, rows: np.ndarray) -> Figures:
+    """One step on `rows`, at the rate that is due."""
+    batches = training.train.feed([rows], torch.device("cpu"), plan=training.plan)
+    return training.stepper.step(rows, batches, rate=training._rate(training.state.step))
 
 
 def weights(training: _Training) -> torch.Tensor:
@@ -56,7 +64,7 @@ def test_accumulated_micro_batches_equal_the_large_batch(lab, optimizer: str, pi
 )
 def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -> None:
     plan = lab.plan(
-        **changes, weight_decay=0.01, label_smoothing=smoothing, clip_norm=0.0, crop_padding=0, flip=False,
+        **changes, weight_decay=0.01, label_smoothing=smoothing, clip_norm=0.0, crop_padding=0, flip="none",
         schedule="constant", learning_rate=0.05,
     )  # fmt: skip
     training = start(lab, plan, spec=lab.make_spec("linear64"))
@@ -65,7 +73,7 @@ def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -
     training.state.model.train()
     for first in range(0, 24, 8):
         rows = np.arange(first, first + 8)
-        training._step(rows)
+        take(training, rows)
         optimizer.param_groups[0]["lr"] = 0.05
         optimizer.zero_grad()
         images, labels = lab.train.batch(rows, torch.device("cpu"))
@@ -109,7 +117,7 @@ def test_gradients_are_clipped_as_said_and_the_norm_told_is_the_one_before(lab, 
 
 
 def test_told_norms_are_those_of_the_gradients(lab) -> None:
-    plan = lab.plan(clip_norm=0.01, crop_padding=0, flip=False, label_smoothing=0.0)
+    plan = lab.plan(clip_norm=0.01, crop_padding=0, flip="none", label_smoothing=0.0)
     lab.spec = lab.make_spec("linear64")
     told = lab.every(lab.events(plan), Points)[0].values
     torch.manual_seed(plan.seed)  # as fit does before it builds the model
@@ -126,7 +134,7 @@ def test_told_norms_are_those_of_the_gradients(lab) -> None:
 def test_figures_of_an_epoch_are_means_over_its_samples(lab) -> None:
     """With a rate too small to move a weight, an epoch's loss is the loss of the weights it began with."""
     unmoved = {"learning_rate": 1e-30, "optimizer": "sgd", "label_smoothing": 0.0}
-    plan = lab.plan(epochs=1, crop_padding=0, flip=False, **unmoved)
+    plan = lab.plan(epochs=1, crop_padding=0, flip="none", **unmoved)
     lab.spec = lab.make_spec("linear64")
     (history,) = lab.run(plan).history
     torch.manual_seed(plan.seed)

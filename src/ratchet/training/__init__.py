@@ -5,7 +5,7 @@
 
 from ratchet.training.batches import Split
 from ratchet.training.checkpoint import CheckpointStore
-from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
+from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.loop import fit
 from ratchet.training.models import (
     Classifier,
@@ -13,7 +13,6 @@ from ratchet.training.models import (
     build,
     code_files,
     find_pretrained,
-    keep_code,
     load_model,
     require,
     save_model,
@@ -35,11 +34,11 @@ __all__ = [
     "Split",
     "Started",
     "Stopped",
+    "Trouble",
     "build",
     "code_files",
     "find_pretrained",
     "fit",
-    "keep_code",
     "load_model",
     "predict_logits",
     "require",

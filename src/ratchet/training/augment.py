@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ratchet.training.plan import Plan
+
 __all__ = ["augment", "epoch_order", "sample_bits"]
 
 Keys = NDArray[np.uint64]
@@ -32,31 +34,69 @@ def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(rows)
 
 
-def augment(images: torch.Tensor, keys: Keys, *, seed: int, epoch: int, flip: bool, padding: int) -> torch.Tensor:
-    """Mirror half the images and shift each by up to `padding` pixels, filling with zeros.
+def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torch.Tensor:
+    """Shift, mirror and blank out as `plan` says (`crop_padding`, `crop_fill`, `flip`, `cutout`).
+
+    flip alternating: half the images are mirrored in the first epoch, the others in the next, and so on: any two epochs
+    in a row show each image both ways (Jordan 2024). cutout: DeVries and Taylor 2017, in black.
 
     Args:
-        images: uint8 (n, height, width, channels), on any device.
+        images: uint8 (n, height, width, channels), on any device; not altered.
         keys: uint64 (n,), one per image.
 
     Returns:
         uint8 of the same shape, on the same device.
     """
-    if not flip and not padding:
-        return images
-    count, height, width, _ = images.shape
-    bits = sample_bits(keys, seed=seed, epoch=epoch)
-    span = np.uint64(2 * padding + 1)
-    down = ((bits >> np.uint64(8)) & np.uint64(0xFFFF)) % span
-    across = ((bits >> np.uint64(24)) & np.uint64(0xFFFF)) % span
-    rows = np.arange(height) + down.astype(np.int64)[:, None]
-    columns = np.broadcast_to(np.arange(width), (count, width))
-    if flip:
-        mirrored = (bits & np.uint64(1)).astype(bool)
-        columns = np.where(mirrored[:, None], columns[:, ::-1], columns)
-    columns = columns + across.astype(np.int64)[:, None]
-    padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))
-    which = torch.arange(count, device=images.device)[:, None, None]
-    down_index = torch.from_numpy(rows).to(images.device)[:, :, None]
-    across_index = torch.from_numpy(np.ascontiguousarray(columns)).to(images.device)[:, None, :]
-    return padded[which, down_index, across_index]
+    bits = sample_bits(keys, seed=plan.seed, epoch=epoch)
+    if plan.crop_padding:
+        images = _shifted(images, bits, padding=plan.crop_padding, fill=plan.crop_fill)
+    if plan.flip != "none":
+        decides, turn = bits, 0
+        if plan.flip == "alternating":
+            decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
+        mirrored = torch.from_numpy(np.flatnonzero(decides & np.uint64(1) ^ np.uint64(turn))).to(images.device)
+        images = images.index_copy(0, mirrored, images[mirrored].flip(2))
+    if plan.cutout:
+        images = _blanked(images, bits, side=plan.cutout)
+    return images
+
+
+def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> torch.Tensor:
+    """Each image seen through a window that lies up to `padding` pixels aside, as strips of whole rows."""
+    count, height, width, channels = images.shape
+    down, across = (_drawn(bits, place, 2 * padding + 1, images.device) for place in (8, 24))
+    if fill == "reflect":
+        rows, columns = (torch.from_numpy(_reflected(side, padding)).to(images.device) for side in (height, width))
+        padded = images[:, rows][:, :, columns]
+    else:
+        padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))
+    padded = padded.contiguous()
+    strip = padded.stride(1)
+    windows = padded.as_strided(
+        (count, 2 * padding + 1, 2 * padding + 1, height, width * channels),
+        (padded.stride(0), strip, channels, strip, 1),
+    )
+    return windows[torch.arange(count, device=images.device), down, across].view(images.shape)
+
+
+def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
+    """A square of `side` pixels, its centre anywhere, set to 0; at the edge a part of it falls outside."""
+    _, height, width, _ = images.shape
+    down, across = (_drawn(bits, place, span, images.device) for place, span in ((40, height), (52, width)))
+    rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
+    columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
+    inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+    return images.masked_fill(inside[..., None], 0)
+
+
+def _drawn(bits: Keys, place: int, span: int, device: torch.device) -> torch.Tensor:
+    """A number in range(span) for each image from 12 or 16 of its bits, int64 (n,)."""
+    drawn = ((bits >> np.uint64(place)) & np.uint64(0xFFFF if place < 40 else 0xFFF)) % np.uint64(span)
+    return torch.from_numpy(drawn.astype(np.int64)).to(device)
+
+
+def _reflected(side: int, padding: int) -> NDArray[np.int64]:
+    """Indices of a side padded by its own reflection, the edge itself not repeated: [2, 1, 0, 1, 2, 1, 0]."""
+    period = max(1, 2 * (side - 1))
+    place = np.abs(np.arange(-padding, side + padding)) % period
+    return np.minimum(place, period - place).astype(np.int64) if side > 1 else np.zeros_like(place)

@@ -1,9 +1,12 @@
 """Packed data as batches: one gather from the memory map, moved once, transformed whole on the device."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +16,13 @@ from ratchet.errors import TrainingError
 from ratchet.training.augment import augment
 from ratchet.training.plan import Plan
 
-__all__ = ["Split", "step_rows"]
+__all__ = ["Batch", "Rows", "Split", "ahead", "step_rows"]
+
+Rows = NDArray[np.int64]
+Batch = tuple[torch.Tensor, torch.Tensor]
+Item = TypeVar("Item")
+
+_RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may take to live there
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ class Split:
     starts: NDArray[np.int64]  # first row of each shard, int64 (shards,)
     labels: NDArray[np.int64]  # (rows,)
     keys: NDArray[np.uint64]  # (rows,), stable hashes of the samples' ids
+    _resident: dict[torch.device, torch.Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, packed: Path, name: str) -> "Split":
@@ -33,8 +43,8 @@ class Split:
             manifest = json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
             listed = manifest["splits"][name]["shards"]
             shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
-            labels = np.load(packed / name / "labels.npy")
-            keys = np.load(packed / name / "keys.npy")
+            labels = np.load(packed / name / "labels.npy", mmap_mode="r")
+            keys = np.load(packed / name / "keys.npy", mmap_mode="r")
         except (OSError, ValueError, KeyError) as error:
             raise TrainingError(
                 f"{packed}: split {name} cannot be read ({error}): pack it again with `dvc repro --force ingest`"
@@ -51,10 +61,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def gather(self, rows: Rows) -> NDArray[np.uint8]:
         """The images of `rows` in that order: uint8 (n, height, width, channels), a copy."""
         if len(self.shards) == 1:
-            return self.shards[0][rows]
+            return np.asarray(self.shards[0][rows])
         images = np.empty((len(rows), *self.shards[0].shape[1:]), np.uint8)
         owner = np.searchsorted(self.starts, rows, side="right") - 1
         for shard in np.unique(owner):
@@ -62,22 +72,90 @@ class Split:
             images[mine] = self.shards[shard][rows[mine] - self.starts[shard]]
         return images
 
-    def batch(
-        self, rows: NDArray[np.int64], device: torch.device, plan: Plan | None = None, *, epoch: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
         """Images uint8 (n, channels, height, width) and labels int64 (n,) on `device`; augmented if a plan is given."""
-        images = torch.from_numpy(self.gather(rows)).to(device, non_blocking=True)
-        labels = torch.from_numpy(self.labels[rows]).to(device, non_blocking=True)
+        resident = self._on(device)
+        if resident is not None:
+            images = resident[torch.from_numpy(rows).to(device, non_blocking=True)]
+        else:
+            images = _moved(self.gather(rows), device)
+        labels = _moved(np.asarray(self.labels[rows]), device)
         if plan is not None:
-            images = augment(
-                images, self.keys[rows], seed=plan.seed, epoch=epoch, flip=plan.flip, padding=plan.crop_padding
-            )
+            images = augment(images, np.asarray(self.keys[rows]), plan, epoch=epoch)
         return images.permute(0, 3, 1, 2), labels
 
-    def in_order(self, size: int) -> Iterator[NDArray[np.int64]]:
+    def feed(
+        self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
+    ) -> Generator[Batch]:
+        """A batch for each piece of rows, in order, as `batch` makes it.
+
+        Another device is fed by a thread that stays a little ahead of it. A CPU is not: a gather and an augmentation
+        cost it under a hundredth of a step, and a thread would take from the step what it gives.
+        """
+        batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
+        return batches if device.type == "cpu" else ahead(batches)
+
+    def in_order(self, size: int) -> Iterator[Rows]:
         """Row numbers of the whole split, `size` at a time."""
         for start in range(0, len(self), size):
             yield np.arange(start, min(start + size, len(self)))
+
+    def _on(self, device: torch.device) -> torch.Tensor | None:
+        """All images on a GPU where they take little of it, uint8 (rows, height, width, channels); else None."""
+        if device.type != "cuda":
+            return None
+        if device not in self._resident:
+            size = sum(shard.nbytes for shard in self.shards)
+            fits = size < _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+            whole = torch.from_numpy(self.gather(np.arange(len(self)))).to(device) if fits else None
+            self._resident[device] = whole
+        return self._resident[device]
+
+
+def _moved(array: NDArray[np.uint8] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # only from there does a copy not stop the device
+    return tensor.to(device, non_blocking=True)
+
+
+def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
+    """The same items, made by a thread up to `depth` ahead of whoever takes them; its errors come out here."""
+    made: queue.Queue[tuple[Item | None, BaseException | None, bool]] = queue.Queue(depth)
+    left = threading.Event()
+
+    def put(item: Item | None, error: BaseException | None, *, over: bool) -> None:
+        while not left.is_set():
+            try:
+                made.put((item, error, over), timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item, None, over=False)
+                if left.is_set():
+                    return
+            put(None, None, over=True)
+        except BaseException as error:  # raised again where it is waited for
+            put(None, error, over=True)
+
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error, over = made.get()
+            if error is not None:
+                raise error
+            if over:
+                return
+            assert item is not None
+            yield item
+    finally:
+        left.set()
+        thread.join()
 
 
 def step_rows(rows: int, batch_size: int) -> list[tuple[int, int]]:

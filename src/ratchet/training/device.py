@@ -1,25 +1,20 @@
-"""Which device, which precision, and how repeatable: chosen once, said once."""
+"""Which device, and how repeatable: chosen once, said once."""
 
 import contextlib
 import os
 import platform
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
 from ratchet.errors import TrainingError
 
-__all__ = [
-    "autocast",
-    "choose_device",
-    "choose_precision",
-    "describe",
-    "reproducible",
-    "seed_step",
-]
+__all__ = ["choose_device", "describe", "ran_out_of_memory", "reproducible", "seed_step"]
+
+
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory", "create a memory object")
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -44,27 +39,11 @@ def describe(device: torch.device) -> str:
     return f"{name}, {memory:.0f} GiB"
 
 
-def choose_precision(wanted: str, device: torch.device) -> tuple[str, str | None]:
-    """The precision to use, and a sentence when it is not the one wanted."""
-    if wanted == "bf16" and not _has_bf16(device):
-        return "fp32", f"{describe(device)} has no bf16 arithmetic: training in fp32 instead"
-    return wanted, None
-
-
-def _has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "mps":
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that there was not memory enough. CPUs have no class of their own for it, only words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    native: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return native
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context a forward pass runs in."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Checkpointed", "Epoch", "Event", "Finished", "Notice", "Points", "Started", "Stopped"]
+__all__ = ["Checkpointed", "Epoch", "Event", "Finished", "Notice", "Points", "Started", "Stopped", "Trouble"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Points:
     epoch: int
     values: dict[str, float]
     rates: dict[str, float] = field(default_factory=dict)
+    attempt: int = 0  # how often the run had been sent back before: a step that is made again is told again
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Epoch:
     values: dict[str, float]
     rates: dict[str, float]
     best: bool
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class Checkpointed:
 class Notice:
     """A sentence for the person who watches."""
 
+    text: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something went wrong at `step` and training mended it; `kind` is "out of memory" or "not finite"."""
+
+    step: int
+    kind: str
     text: str
 
 
@@ -74,4 +85,4 @@ class Finished:
     history: list[dict[str, float]]
 
 
-Event = Started | Points | Epoch | Checkpointed | Notice | Stopped | Finished
+Event = Started | Points | Epoch | Checkpointed | Notice | Trouble | Stopped | Finished

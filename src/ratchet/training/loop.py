@@ -1,27 +1,38 @@
 """The heart: one generator that trains and reports; nothing here knows who listens."""
 
+import copy
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
-from ratchet.errors import CheckpointError, TrainingError
+from ratchet.errors import CheckpointError, NotFinite, TrainingError
+from ratchet.training import selection
 from ratchet.training.augment import epoch_order
-from ratchet.training.batches import Split, step_rows
+from ratchet.training.batches import Batch, Rows, Split, step_rows
 from ratchet.training.checkpoint import CheckpointStore
-from ratchet.training.device import autocast, choose_device, choose_precision, describe, reproducible, seed_step
-from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped
-from ratchet.training.models import ModelSpec, build
-from ratchet.training.optim import build_optimizer, clip_gradients
+from ratchet.training.clock import Clock, waiting
+from ratchet.training.device import choose_device, describe, ran_out_of_memory, reproducible
+from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
+from ratchet.training.losses import Objective, class_weights
+from ratchet.training.memory import checkpointed
+from ratchet.training.models import ModelSpec, build, load_pretrained
+from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
-from ratchet.training.schedule import learning_rate
+from ratchet.training.precision import choose_precision
+from ratchet.training.profiler import StepProfiler
+from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import Sums, TrainingState
+from ratchet.training.step import Figures, Stepper, compiled, micro_batches
+from ratchet.training.transfer import learn, without_pretrained
+from ratchet.training.validation import validate
 
 __all__ = ["fit"]
+
+_LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
+_INITIAL_IMAGES = 4096  # that a network may look at to choose its first weights
 
 
 def fit(
@@ -32,6 +43,8 @@ def fit(
     *,
     store: CheckpointStore,
     identity: dict[str, str],
+    pretrained: Path | None = None,
+    profile_to: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train, or go on where the newest checkpoint in `store` stands.
@@ -39,6 +52,8 @@ def fit(
     Args:
         train, validation: the only data that is touched.
         identity: digests of data, settings and code; a checkpoint with others is refused.
+        pretrained: weights to begin with; whatever of them fits is loaded.
+        profile_to: the folder for a trace of `plan.profile` steps.
         stop: asked before every step; when it says yes, a checkpoint is written and training leaves.
 
     Yields:
@@ -46,32 +61,14 @@ def fit(
         so that who resumes from the checkpoint has lost none.
 
     Raises:
-        TrainingError: the device is absent, the model does not fit the data, or the loss is no longer finite.
+        TrainingError: the device is absent, the model does not fit the data, or memory does not suffice for one sample.
+        NotFinite: the loss is no longer finite, after `plan.max_rollbacks` returns to a checkpoint.
         CheckpointError: the store's checkpoint is of another run.
     """
     with reproducible(plan.seed, deterministic=plan.deterministic), store:
-        yield from _Training(train, validation, spec, plan, store, identity, stop).run()
-
-
-_LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
-
-
-class _Clock:
-    """Samples per second since the last lap."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._start = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        rate = self.samples / max(now - self._start, 1e-9)
-        self.samples, self._start = 0, now
-        return rate
+        training = _Training(train, validation, spec, plan, store, identity, pretrained, profile_to, stop)
+        with training.precision.in_force(), closing(training.profiler):
+            yield from training.run()
 
 
 class _Training:
@@ -85,6 +82,8 @@ class _Training:
         plan: Plan,
         store: CheckpointStore,
         identity: dict[str, str],
+        pretrained: Path | None,
+        profile_to: Path | None,
         stop: Callable[[], bool],
     ) -> None:
         for split in (train, validation):
@@ -95,18 +94,15 @@ class _Training:
                 )
 
         # What it is made of
-        self.train, self.validation, self.plan = train, validation, plan
-        self.store, self.identity, self.stop = store, identity, stop
+        self.train, self.validation, self.spec, self.plan = train, validation, spec, plan
+        self.store, self.identity, self.pretrained, self.stop = store, identity, pretrained, stop
 
-        # Where it runs
+        # Where and how it runs
         self.device = choose_device(plan.device)
-        self.precision, self.precision_notice = choose_precision(plan.precision, self.device)
-
-        # What learns
-        model = build(spec).to(self.device)
-        if plan.channels_last:
-            model = model.to(memory_format=torch.channels_last)
-        self.state = TrainingState(model, build_optimizer(model, plan, self.device))
+        self.precision = choose_precision(plan, self.device, side=min(spec.height, spec.width))
+        weights = class_weights(plan, train.labels, len(spec.classes))
+        self.objective = Objective(plan, weights, self.device)
+        self.profiler = StepProfiler(profile_to, plan.profile, self.device)
 
         # How long
         self.steps = step_rows(len(train), plan.batch_size)
@@ -114,35 +110,70 @@ class _Training:
         if plan.max_steps:
             self.total_steps = min(self.total_steps, plan.max_steps)
 
-        # Figures not yet fetched from the device, and the clock they are timed by
-        self.pending: list[tuple[int, float, torch.Tensor]] = []
-        self.step_clock, self.epoch_clock = _Clock(), _Clock()
+        # What learns
+        self.notices: list[str] = []
+        self.begin()
+
+        # Figures not yet fetched from the device, and the clocks they are timed by
+        self.pending: list[Figures] = []
+        self.step_clock, self.epoch_clock = Clock(), Clock()
+
+    def begin(self) -> None:
+        """The state before the first step: the seed decides it."""
+        plan = self.plan
+        torch.manual_seed(plan.seed)
+        model = build(self.spec)
+        if hasattr(model.network, "initialise"):
+            rows = epoch_order(len(self.train), seed=plan.seed, epoch=0)[:_INITIAL_IMAGES]
+            images, _ = self.train.batch(rows, torch.device("cpu"))
+            with torch.no_grad():
+                model.network.initialise(model.normalised(images))
+        if self.pretrained is not None:
+            self.notices.append(load_pretrained(model, self.pretrained).words)
+        if warning := without_pretrained(plan, self.pretrained):
+            self.notices.append(warning)
+        model = model.to(self.device)
+        if self.precision.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        averaged = copy.deepcopy(model) if plan.ema_decay else None
+        if plan.gradient_checkpointing:
+            checkpointed(model)
+        optimizer = build_optimizer(model, plan, self.device)
+        self.state = TrainingState(
+            model, optimizer, self.precision.scaler(self.device), averaged, accumulation=plan.accumulation
+        )
+        network, said = compiled(model, plan, self.device)
+        self.notices += [said] if said else []
+        self.stepper = Stepper(
+            self.state, plan, train=self.train, objective=self.objective, precision=self.precision, network=network
+        )
 
     def run(self) -> Iterator[Event]:
-        resumed = self.store.newest()
-        if resumed is not None:
-            path, snapshot = resumed
-            if snapshot.state["identity"] != self.identity:
-                raise CheckpointError(f"checkpoint {path} is of other data, settings or code: move it away")
-            self.state.restore(snapshot)
+        resumed = self._resume()
         yield from self._problems()
-        if self.precision_notice:
-            yield Notice(self.precision_notice)
+        said = [self.precision.why, *(self.notices if resumed is None else [])]
+        yield from (Notice(sentence) for sentence in said if sentence)
         yield Started(
             device=describe(self.device),
-            precision=self.precision,
+            precision=self.precision.name,
             parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
             step=self.state.step,
             total_steps=self.total_steps,
             steps_per_epoch=len(self.steps),
-            resumed_from=resumed[0] if resumed else None,
+            resumed_from=resumed,
         )
-        self.step_clock, self.epoch_clock = _Clock(), _Clock()
+        self.step_clock, self.epoch_clock = Clock(), Clock()
         while not self.state.finished:
-            for event in self._epoch():
-                yield event
-                if isinstance(event, Stopped):
-                    return
+            fault = None
+            try:
+                for event in self._epoch():
+                    yield event
+                    if isinstance(event, Stopped):
+                        return
+            except NotFinite as error:
+                fault = error
+            if fault is not None:
+                yield from self._roll_back(fault)
         self.store.wait()
         yield from self._problems()
         assert self.state.best_value is not None
@@ -154,107 +185,194 @@ class _Training:
             history=self.state.history,
         )
 
+    def _resume(self) -> Path | None:
+        """Take the newest checkpoint, if there is one; its path."""
+        newest = self.store.newest()
+        if newest is None:
+            return None
+        path, snapshot = newest
+        if snapshot.state["identity"] != self.identity:
+            raise CheckpointError(f"checkpoint {path} is of other data, settings or code: move it away")
+        self.state.restore(snapshot)
+        return path
+
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
         order = epoch_order(len(self.train), seed=plan.seed, epoch=state.epoch)
         state.model.train()
-        for start, end in self.steps[state.batch :]:
-            if state.step >= self.total_steps:
-                break
-            if self.stop():
-                yield from self._checkpoint()
-                self.store.wait()
-                yield from self._problems()
-                yield Stopped(state.step)
-                return
+        learn(state.model, plan, state.epoch)
+        feed = self._feed(order)
+        try:
+            while state.batch < len(self.steps) and state.step < self.total_steps:
+                if self.stop():
+                    yield from self._checkpoint()
+                    self.store.wait()
+                    yield from self._problems()
+                    yield Stopped(state.step)
+                    return
 
-            self._step(order[start:end])
+                start, end = self.steps[state.batch]
+                if not self._step(order[start:end], feed):
+                    feed.close()
+                    yield self._halve(end - start)
+                    feed = self._feed(order)
+                    continue
 
-            # once in a while:
-            if self.device.type == "cpu" or self.step_clock.seconds > _LONGEST_SILENCE:
-                yield from self._fetch()  # a CPU does not run ahead, so there fetching costs nothing
-            if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
-                yield from self._checkpoint()
+                # once in a while:
+                self.profiler.step()
+                if self.device.type == "cpu" or self.step_clock.seconds > _LONGEST_SILENCE:
+                    yield from self._fetch()  # a CPU does not run ahead, so there fetching costs nothing
+                if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
+                    yield from self._checkpoint()
+        finally:
+            feed.close()
         yield from self._fetch()
-        yield from self._end_epoch()
+        yield from self._end_epoch(order)
 
-    def _step(self, rows: NDArray[np.int64]) -> None:
-        """One optimizer step: forward, loss, backward, clip, step. Nothing here waits for the device."""
-        state, plan = self.state, self.plan
-        rate = self._rate(state.step)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
+    def _feed(self, order: Rows) -> Generator[Batch]:
+        """The batches of the epoch's steps that are left, in micro-batches, and how long each was waited for."""
+        left = self.steps[self.state.batch :][: self.total_steps - self.state.step]
+        pieces = [piece for start, end in left for piece in micro_batches(order[start:end], self.state.accumulation)]
+        batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
+        return waiting(batches, self.step_clock, self.epoch_clock)
 
-        # ------------------------------------------------------------------------------------------------------------
-        seed_step(plan.seed, state.step, self.device)
-        state.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for micro in np.array_split(rows, min(plan.accumulation, len(rows))):
-            images, labels = self.train.batch(micro, self.device, plan, epoch=state.epoch)
-            with autocast(self.precision, self.device):
-                logits = state.model(images)
-            loss = cross_entropy(logits.float(), labels, label_smoothing=plan.label_smoothing, reduction="sum")
-            torch.autograd.backward(loss / len(rows))  # each sample weighs the same, in a smaller micro-batch too
-            total += loss.detach()
-            state.sums.correct += (logits.detach().argmax(1) == labels).sum()
-        norm = clip_gradients(state.model, plan)
-        state.optimizer.step()
-        # ------------------------------------------------------------------------------------------------------------
-
-        state.sums.loss += total
-        state.sums.norm += norm
-        state.step, state.batch = state.step + 1, state.batch + 1
+    def _step(self, rows: Rows, feed: Iterator[Batch]) -> bool:
+        """Make one step; False when memory did not suffice for it."""
+        try:
+            self.pending.append(self.stepper.step(rows, feed, rate=self._rate(self.state.step)))
+        except Exception as error:  # what else it may be is raised again
+            if not ran_out_of_memory(error):
+                raise
+            if self.state.accumulation >= len(rows):
+                raise TrainingError(
+                    f"memory does not suffice for one sample at step {self.state.step + 1} ({error}): set "
+                    "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model"
+                ) from error
+            return False
         self.step_clock.samples += len(rows)
         self.epoch_clock.samples += len(rows)
-        self.pending.append((state.step, rate, torch.stack([total / len(rows), norm])))
+        return True
+
+    def _halve(self, rows: int) -> Trouble:
+        """Half the micro-batch, so twice as many to a step, which still sees the same samples."""
+        self.stepper.undo()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        before = math.ceil(rows / self.state.accumulation)
+        self.state.accumulation = min(2 * self.state.accumulation, rows)
+        after = math.ceil(rows / self.state.accumulation)
+        return Trouble(
+            self.state.step,
+            "out of memory",
+            f"memory did not suffice for a micro-batch of {before} at step {self.state.step + 1}: going on with {after}, "
+            f"in a step of the same {rows} samples; training.accumulation={self.state.accumulation} begins that way",
+        )
 
     def _rate(self, step: int) -> float:
-        return learning_rate(self.plan, step=step, total_steps=self.total_steps, steps_per_epoch=len(self.steps))
+        falls = 0
+        if self.plan.schedule == "plateau":
+            seen = [selection.ordered(self.plan, epoch[self.plan.best]) for epoch in self.state.history]
+            falls = plateau_falls(seen, patience=self.plan.plateau_patience, min_delta=self.plan.min_delta)
+        rate = learning_rate(
+            self.plan, step=step, total_steps=self.total_steps, steps_per_epoch=len(self.steps), falls=falls
+        )
+        return rate * self.plan.rollback_factor**self.state.rollbacks
 
     def _fetch(self) -> Iterator[Event]:
         """Bring the waiting figures of all steps from the device at once; refuse to go on when one is not finite."""
         if not self.pending:
             return
-        fetched = torch.stack([figures for _, _, figures in self.pending]).tolist()
-        steps = [(step, rate, *figures) for (step, rate, _), figures in zip(self.pending, fetched, strict=True)]
-        self.pending.clear()
-        for step, rate, loss, norm in steps:
-            self._refuse_if_not_finite({"loss": loss, "gradient norm": norm}, step=step, rate=rate)
-        logged = [figures for figures in steps if figures[0] % self.plan.log_every == 0]
+        steps, self.pending = self.pending, []
+        fetched = torch.stack([torch.stack([one.loss, one.norm]) for one in steps]).tolist()
+        for one, (loss, norm) in zip(steps, fetched, strict=True):
+            figures = {"loss": loss}
+            if one.loss_scale is None and not self.state.scaler.is_enabled():
+                figures["gradient norm"] = norm  # loss scaling overflows on purpose and passes such a step over
+            self._refuse_if_not_finite(figures, step=one.step, rate=one.rate)
+        logged = [(one, *pair) for one, pair in zip(steps, fetched, strict=True) if one.parameter_norm is not None]
         if not logged:
             return
-        rates = {"step/samples_per_second": self.step_clock.lap()}
-        for step, rate, loss, norm in logged:
-            values = {"step/loss": loss, "step/gradient_norm": norm, "step/learning_rate": rate}
-            yield Points(step, self.state.epoch + 1, values, rates if step == logged[-1][0] else {})
+        speed, waited = self.step_clock.lap()
+        rates = {"step/samples_per_second": speed, "step/data_wait": waited}
+        for one, loss, norm in logged:
+            assert one.parameter_norm is not None
+            values = {
+                "step/loss": loss,
+                "step/gradient_norm": norm,
+                "step/parameter_norm": one.parameter_norm.item(),
+                "step/learning_rate": one.rate,
+            }
+            if one.loss_scale is not None:
+                values["step/loss_scale"] = one.loss_scale
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+            last = one is logged[-1][0]
+            yield Points(one.step, self.state.epoch + 1, values, rates if last else {}, attempt=self.state.rollbacks)
 
     def _refuse_if_not_finite(self, figures: dict[str, float], *, step: int, rate: float) -> None:
         for name, value in figures.items():
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"the {name} is {value} at step {step} (epoch {self.state.epoch + 1}, learning rate {rate:.3g}): "
-                    "lower training.learning_rate, lengthen training.warmup_epochs or set training.clip_norm"
+                order = epoch_order(len(self.train), seed=self.plan.seed, epoch=self.state.epoch)
+                start, end = self.steps[(step - 1) % len(self.steps)]
+                raise NotFinite(
+                    f"the {name} is {value} at step {step} (epoch {self.state.epoch + 1}, learning rate {rate:.3g})",
+                    rows=tuple(map(int, order[start:end])),
                 )
 
-    def _end_epoch(self) -> Iterator[Event]:
+    def _roll_back(self, fault: NotFinite) -> Iterator[Event]:
+        """Go back to a checkpoint from before the fault, with a lower rate; or stop, when that was done often enough.
+
+        A checkpoint that has led to a fault once already is given up, and the one before it is taken.
+        """
         state, plan = self.state, self.plan
-        rates = {"train/samples_per_second": self.epoch_clock.lap()}
-        seen = sum(end - start for start, end in self.steps[: state.batch])
+        at, done, before = state.step, state.rollbacks, state.rolled_to
+        if done >= plan.max_rollbacks:
+            tried = f", after {done} returns to a checkpoint with a lower rate" if done else ""
+            raise NotFinite(
+                f"{fault}{tried}: lower training.learning_rate, lengthen training.warmup_epochs, set "
+                "training.clip_norm or look at that batch's samples",
+                rows=fault.rows,
+            )
+        self.pending.clear()
+        self.store.wait()
+        newest = self.store.newest()
+        if newest is not None and newest[1].step == before:
+            newest[0].unlink()
+            newest = self.store.newest()
+        yield from self._problems()
+        if newest is None:
+            self.begin()
+        else:
+            state.restore(newest[1])
+        self.state.rollbacks, self.state.rolled_to = done + 1, self.state.step
+        yield Trouble(
+            at,
+            "not finite",
+            f"{fault}: back to step {self.state.step}, with {plan.rollback_factor:g} times the learning rate "
+            f"(return {done + 1} of {plan.max_rollbacks} that training.max_rollbacks allows)",
+        )
+
+    def _end_epoch(self, order: Rows) -> Iterator[Event]:
+        state, plan = self.state, self.plan
+        speed, waited = self.epoch_clock.lap()
+        rates = {"train/samples_per_second": speed, "train/data_wait": waited, **self._memory()}
+        seen = self.train.labels[order[: self.steps[state.batch - 1][1]]]
         values = {
-            "train/loss": state.sums.loss.item() / seen,
-            "train/accuracy": state.sums.correct.item() / seen,
+            "train/loss": state.sums.loss.item() / (self.objective.weight(seen) or 1.0),
+            "train/accuracy": state.sums.correct.item() / (self.objective.counted(seen) or 1),
             "train/gradient_norm": state.sums.norm.item() / state.batch,
             "train/learning_rate": self._rate(state.step - 1),  # of the last step; a resumed optimizer has not seen it
             **self._validate(),
         }
+        if state.scaler.is_enabled():
+            values = {name: value for name, value in values.items() if name != "train/gradient_norm"}
         self._refuse_if_not_finite(values, step=state.step, rate=values["train/learning_rate"])
-        self._judge(values)
-        is_best = state.best_epoch == state.epoch + 1
+        selection.judge(state, plan, values)
         epoch = state.epoch + 1
         state.history.append({"epoch": epoch, "step": state.step, **values})
-        yield Epoch(epoch, state.step, values, rates, best=is_best)
+        yield Epoch(epoch, state.step, values, rates, best=state.best_epoch == epoch, attempt=state.rollbacks)
         self.epoch_clock.lap()
-        yield from self._overfit(values, epoch)
+        if warning := selection.overfitting(state, plan, values):
+            yield Notice(warning)
 
         state.epoch, state.batch, state.sums = epoch, 0, Sums.zero(self.device)
         patience_over = bool(plan.patience) and state.stale_epochs >= plan.patience
@@ -263,63 +381,30 @@ class _Training:
         state.finished = patience_over or epoch >= plan.epochs or state.step >= self.total_steps
         yield from self._checkpoint()
 
-    def _judge(self, values: dict[str, float]) -> None:
-        """Keep the weights if this epoch is the best so far, and count how long patience has waited."""
-        state, plan = self.state, self.plan
-        value = values[plan.best]
-        gain = math.inf if state.patience_value is None else self._sign * (value - state.patience_value)
-        # Measured from the last value that counted: many small gains count once they add up to more than min_delta.
-        if gain > plan.min_delta:
-            state.patience_value, state.stale_epochs = value, 0
-        else:
-            state.stale_epochs += 1
-        epoch = state.epoch + 1
-        if not state.best_epoch or self._score(values, epoch) > self._score(
-            state.history[state.best_epoch - 1], state.best_epoch
-        ):
-            state.keep_best(value)
-
-    @property
-    def _sign(self) -> float:
-        return -1.0 if self.plan.best.endswith("loss") else 1.0
-
-    def _score(self, values: dict[str, float], epoch: int) -> tuple[float, ...]:
-        """What epochs are compared by; larger is better. Small validation sets tie often: then the loss decides."""
-        return self._sign * values[self.plan.best], -values["validation/loss"], -float(epoch)
-
-    def _overfit(self, values: dict[str, float], epoch: int) -> Iterator[Event]:
-        gap = values["train/accuracy"] - values["validation/accuracy"]
-        if gap > self.plan.overfit_gap and not self.state.overfit_said:
-            self.state.overfit_said = True
-            yield Notice(
-                f"over-fitting at epoch {epoch}: training accuracy {values['train/accuracy']:.3f}, validation "
-                f"{values['validation/accuracy']:.3f}, a gap above training.overfit_gap {self.plan.overfit_gap}: "
-                "more data, augmentation (training.flip, training.crop_padding) or weight decay help"
-            )
-
     def _validate(self) -> dict[str, float]:
-        model = self.state.model.eval()
-        loss = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        with torch.inference_mode():
-            for rows in self.validation.in_order(2 * self.plan.batch_size):
-                images, labels = self.validation.batch(rows, self.device)
-                with autocast(self.precision, self.device):
-                    logits = model(images)
-                loss += cross_entropy(logits.float(), labels, reduction="sum")
-                correct += (logits.argmax(1) == labels).sum()
-        model.train()
-        return {
-            "validation/loss": loss.item() / len(self.validation),
-            "validation/accuracy": correct.item() / len(self.validation),
-        }
+        return validate(
+            self.state.judged,
+            self.validation,
+            objective=self.objective.plain(self.plan),
+            classes=len(self.spec.classes),
+            precision=self.precision,
+            device=self.device,
+            batch_size=max(1, 2 * self.plan.batch_size // self.state.accumulation),
+        )
+
+    def _memory(self) -> dict[str, float]:
+        """The device's memory in use at its highest, MiB, where the device says."""
+        if self.device.type != "cuda":
+            return {}
+        return {"train/device_memory_mib": torch.cuda.max_memory_allocated(self.device) / 2**20}
 
     def _checkpoint(self) -> Iterator[Event]:
         yield from self._fetch()  # what a checkpoint has behind it must have been reported
-        at_epochs_end = self.state.batch == 0 and self.state.history
-        score = self._score(self.state.history[-1], self.state.epoch) if at_epochs_end else None
-        self.store.put(self.state.snapshot(self.identity, score=score))
-        yield Checkpointed(self.state.step)
+        state = self.state
+        at_epochs_end = state.batch == 0 and state.history
+        score = selection.score(self.plan, state.history[-1], state.epoch) if at_epochs_end else None
+        self.store.put(state.snapshot(self.identity, score=score))
+        yield Checkpointed(state.step)
         yield from self._problems()
 
     def _problems(self) -> Iterator[Event]:

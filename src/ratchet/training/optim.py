@@ -1,32 +1,65 @@
-"""Optimizers, and their state by parameter name."""
+"""Optimizers over parameter groups, and their state by parameter name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from ratchet.errors import CheckpointError
+from ratchet.training.models import Classifier
+from ratchet.training.muon import Muon
 from ratchet.training.plan import Plan
+from ratchet.training.transfer import rate_shares
 
-__all__ = ["build_optimizer", "clip_gradients", "load_optimizer_state", "optimizer_state"]
+__all__ = [
+    "build_optimizer",
+    "clip_gradients",
+    "load_optimizer_state",
+    "move_average",
+    "optimizer_state",
+    "set_rate",
+]
 
 _FUSED = {"cpu", "cuda", "mps"}
+_AVERAGING_WARMUP = 10  # steps: the average forgets the random beginning as it would with a smaller decay
 
 
-def build_optimizer(model: nn.Module, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer `plan` names, over every parameter that wants a gradient; one fused kernel where torch has it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer `plan` names, over every parameter; one fused kernel where torch has it.
+
+    A parameter that does not learn yet has no gradient, which every optimizer passes over: so one optimizer, and one
+    state, serve a training whose layers thaw one after another.
+    """
+    groups = list(_groups(model, plan))
     fused = device.type in _FUSED
-    if plan.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
-    return torch.optim.SGD(
-        parameters,
-        lr=plan.learning_rate,
-        momentum=plan.momentum,
-        nesterov=plan.nesterov and plan.momentum > 0,
-        weight_decay=plan.weight_decay,
-        fused=fused,
-    )
+    match plan.optimizer:
+        case "adam":
+            return torch.optim.Adam(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+        case "adamw":
+            return torch.optim.AdamW(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+        case "muon":
+            return Muon(
+                groups, momentum=plan.momentum, nesterov=plan.nesterov, betas=plan.betas, eps=plan.epsilon, fused=fused
+            )
+    return torch.optim.SGD(groups, momentum=plan.momentum, nesterov=plan.nesterov and plan.momentum > 0, fused=fused)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next step be made with `rate`, each group with its share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["share"]
+
+
+def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Parameters that share a rate and a decay, in the order of the model; as few groups as that allows."""
+    shares = rate_shares(model, plan) if plan.layer_decay < 1.0 else {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decay = plan.weight_decay if plan.decay_all or parameter.dim() > 1 else 0.0
+        groups.setdefault((shares.get(name, 1.0), decay), []).append(parameter)
+    for (share, decay), parameters in groups.items():
+        yield {"params": parameters, "lr": plan.learning_rate * share, "share": share, "weight_decay": decay}
 
 
 def clip_gradients(model: nn.Module, plan: Plan) -> torch.Tensor:
@@ -38,6 +71,25 @@ def clip_gradients(model: nn.Module, plan: Plan) -> torch.Tensor:
     if plan.clip_norm:
         nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, norm)
     return norm
+
+
+def move_average(averaged: nn.Module, model: nn.Module, *, decay: float, step: int) -> None:
+    """Move `averaged` towards `model` after optimizer step `step` (counted from 1): parameters and float buffers.
+
+    average = d * average + (1 - d) * weight with d = min(decay, step / (step + 10)); buffers of whole numbers are
+    copied.
+    """
+    weight = 1.0 - min(decay, step / (step + _AVERAGING_WARMUP))
+    with torch.no_grad():
+        ours, theirs = _floats(averaged), _floats(model)
+        torch._foreach_lerp_(ours, theirs, weight)
+        for mine, other in zip(averaged.buffers(), model.buffers(), strict=True):
+            if not mine.is_floating_point():
+                mine.copy_(other)
+
+
+def _floats(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -53,11 +105,12 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Put `optimizer_state`'s tensors back, each in its parameter's own memory layout.
+    """Put `optimizer_state`'s tensors back, each in its parameter's own memory layout, in place of what is there.
 
     The layout matters: a reduction over the same numbers in another order rounds differently, and the resumed run would
     no longer equal the undisturbed one.
     """
+    optimizer.state.clear()
     parameters = dict(model.named_parameters())
     for key, tensor in tensors.items():
         name, _, slot = key.rpartition("/")

@@ -1,24 +1,59 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to step in the wrong place."""
+"""The learning rate as a pure function of step and history: nothing to save, nothing to step in the wrong place."""
 
 import math
+from collections.abc import Sequence
 
 from ratchet.training.plan import Plan
 
-__all__ = ["learning_rate"]
+__all__ = ["learning_rate", "plateau_falls"]
+
+_CYCLE_START = 25.0  # one-cycle begins at this part of its highest rate (Smith and Topin 2018, PyTorch's default)
 
 
-def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """The rate for optimizer step `step` (counted from 0) of `total_steps`.
+def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: int, falls: int = 0) -> float:
+    """The rate for optimizer step `step` (counted from 0) of `total_steps`; `falls` are plateau's so far.
 
-    cosine: half a cosine from the highest rate to 0 (Loshchilov and Hutter 2017); warmup-cosine: a linear rise over the
-    first `warmup_epochs` before it, the first step already above 0.
+    constant, step, plateau: `learning_rate`, the last two multiplied by `rate_factor` at each fall.
+    cosine: half a cosine from the highest rate down (Loshchilov and Hutter 2017).
+    warmup-cosine, warmup-linear: a linear rise over `warmup_epochs` before it, the first step already above 0.
+    one-cycle: a cosine up over `cycle_rise` of the steps and a cosine down (Smith and Topin 2018).
+    All but the first three end at `final_rate` of the highest rate.
     """
+    top, last = plan.learning_rate, plan.learning_rate * plan.final_rate
     if plan.schedule == "constant":
-        return plan.learning_rate
-    warmup = 0
-    if plan.schedule == "warmup-cosine":
-        warmup = min(round(plan.warmup_epochs * steps_per_epoch), total_steps - 1)
+        return top
+    if plan.schedule == "step":
+        return top * plan.rate_factor ** (step // steps_per_epoch // plan.step_epochs)
+    if plan.schedule == "one-cycle":
+        summit = plan.cycle_rise * total_steps - 1.0
+        if summit > 0 and step <= summit:
+            return _cosine(top / _CYCLE_START, top, step / summit)
+        return _cosine(top, last, (step - summit) / max(1, total_steps - 1 - summit))
+    warmup = 0 if plan.schedule == "cosine" else min(round(plan.warmup_epochs * steps_per_epoch), total_steps - 1)
     if step < warmup:
-        return plan.learning_rate * (step + 1) / (warmup + 1)
+        return top * (step + 1) / (warmup + 1)
+    if plan.schedule == "plateau":
+        return float(top * plan.rate_factor**falls)
     done = (step - warmup) / max(1, total_steps - warmup)
-    return plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+    return top + (last - top) * done if plan.schedule == "warmup-linear" else _cosine(top, last, done)
+
+
+def plateau_falls(values: Sequence[float], *, patience: int, min_delta: float) -> int:
+    """How often the rate has fallen after epochs whose figures (larger is better) are `values`.
+
+    After more than `patience` epochs in a row without one better than the best by more than `min_delta`; as
+    torch.optim.lr_scheduler.ReduceLROnPlateau counts them, with an absolute threshold.
+    """
+    best, waited, falls = -math.inf, 0, 0
+    for value in values:
+        if value > best + min_delta:
+            best, waited = value, 0
+        else:
+            waited += 1
+        if waited > patience:
+            falls, waited = falls + 1, 0
+    return falls
+
+
+def _cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * done))

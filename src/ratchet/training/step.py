@@ -1,0 +1,114 @@
+"""One optimizer step, fenced: nothing else in the house moves a weight."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from ratchet.training.batches import Batch, Rows, Split
+from ratchet.training.device import seed_step
+from ratchet.training.losses import Objective
+from ratchet.training.optim import clip_gradients, move_average, set_rate
+from ratchet.training.plan import Plan
+from ratchet.training.precision import Precision
+from ratchet.training.state import TrainingState
+
+__all__ = ["Figures", "Stepper", "compiled", "micro_batches"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one step has to tell; the tensors are scalars that stay on the device."""
+
+    step: int
+    rate: float
+    loss: torch.Tensor
+    norm: torch.Tensor  # of the gradients, before clipping
+    parameter_norm: torch.Tensor | None = None  # worked out where it is logged alone, with the loss scale
+    loss_scale: float | None = None
+
+
+def micro_batches(rows: Rows, pieces: int) -> list[Rows]:
+    """The rows of one step in so many parts as equal as can be; never an empty one."""
+    return np.array_split(rows, min(pieces, len(rows)))
+
+
+class Stepper:
+    """Makes steps in `state`."""
+
+    def __init__(
+        self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
+        network: nn.Module,
+    ) -> None:  # fmt: skip
+        self.state, self.plan, self.train = state, plan, train
+        self.objective, self.precision, self.network = objective, precision, network
+        self.device = state.device
+        self._buffers = list(state.model.buffers())
+        self._before = [buffer.clone() for buffer in self._buffers]
+
+    def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float) -> Figures:
+        """Forward, loss, backward, clip, step, on `rows`, which `feed` yields in micro-batches.
+
+        Nothing here waits for the device. Each sample weighs the same, whatever micro-batch it is in: the sum of the
+        losses is divided by the weight of the whole batch. When memory runs out, the state is what it was before.
+        """
+        state, plan, objective = self.state, self.plan, self.objective
+        if self._buffers:
+            torch._foreach_copy_(self._before, self._buffers)
+        weight = objective.weight(self.train.labels[rows]) or 1.0
+        total = torch.zeros((), device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+
+        # ------------------------------------------------------------------------------------------------------------
+        set_rate(state.optimizer, rate)
+        seed_step(plan.seed, state.step, self.device)
+        state.optimizer.zero_grad(set_to_none=True)
+        for _ in micro_batches(rows, state.accumulation):
+            images, labels = next(feed)
+            with self.precision.autocast(self.device):
+                logits = self.network(images)
+            loss = objective(logits, labels)
+            torch.autograd.backward(state.scaler.scale(loss / weight))
+            total += loss.detach()
+            correct += ((logits.detach().argmax(1) == labels) & (labels != objective.ignored)).sum()
+        state.scaler.unscale_(state.optimizer)
+        norm = clip_gradients(state.model, plan)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        # ------------------------------------------------------------------------------------------------------------
+
+        if state.averaged is not None:
+            move_average(state.averaged, state.model, decay=plan.ema_decay, step=state.step + 1)
+        state.sums.loss += total
+        state.sums.correct += correct
+        state.sums.norm += norm
+        state.step, state.batch = state.step + 1, state.batch + 1
+        if state.step % plan.log_every:
+            return Figures(state.step, rate, total / weight, norm)
+        with torch.no_grad():
+            parameter_norm = nn.utils.get_total_norm(list(state.model.parameters()))
+        scale = state.scaler.get_scale() if state.scaler.is_enabled() else None
+        return Figures(state.step, rate, total / weight, norm, parameter_norm, scale)
+
+    def undo(self) -> None:
+        """After a step that ran out of memory: what its forward passes changed, and its gradients, are taken back."""
+        self.state.optimizer.zero_grad(set_to_none=True)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._before)
+
+
+def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Module, str]:
+    """The model as `plan.compile` wants it run, and what to say of it. Weights and state dict stay the model's own.
+
+    Each shape of batch is compiled for itself: what a kernel computes then depends on the shape alone, not on which
+    shapes came before, and a resumed run computes the same.
+    """
+    if plan.compile == "none":
+        return model, ""
+    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return model, "training.compile: no C++ compiler is on this machine, so the model is not compiled"
+    network: nn.Module = torch.compile(model, mode=plan.compile, dynamic=False)  # type: ignore[assignment]
+    return network, f"compiled by torch.compile, mode {plan.compile}: the first step of each batch size takes longer"

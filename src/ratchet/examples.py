@@ -91,7 +91,8 @@ def use(workspace: Workspace, name: str, *, force: bool = False) -> dict[str, tu
     text = compose(example, stay=stay)
     files.write_text(workspace.params, text)
     params = settings.load(workspace.params)
-    (workspace.root / params.data.path).mkdir(parents=True, exist_ok=True)  # DVC wants what a stage reads to be there
+    source = workspace.root / Path(params.data.path).expanduser()
+    source.mkdir(parents=True, exist_ok=True)  # DVC wants what a stage reads to be there
     after = settings.flatten(params)
     return {key: (before[key], value) for key, value in after.items() if before[key] != value}
 

@@ -87,10 +87,14 @@ class _Recomputed:
         self.run, self.modules = run, modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self.run(*args, **kwargs)
+        if not torch.is_grad_enabled() or not self._has_gradient([*args, *kwargs.values()]):
+            return self.run(*args, **kwargs)  # nothing is kept anyway
         contexts = partial(_contexts, self.modules)
         return checkpoint(self.run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    def _has_gradient(self, values: Sequence[Any]) -> bool:
+        parameters = (one for module in self.modules for one in module.parameters())
+        return any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*values, *parameters))
 
 
 Buffers = list[tuple[nn.Module, str, torch.Tensor]]

@@ -109,16 +109,17 @@ def _try(model: Classifier, spec: ModelSpec) -> None:
         module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
         for name, module in model.named_modules()
     ]
-    key = "model.name" if spec.factory == "none" else "model.factory"
+    ships = spec.factory == "none"
+    key, way_out = ("model.name", "take convnet or resnet") if ships else ("model.factory", "mend the model")
     try:
         with torch.no_grad():
-            logits = model.eval()(torch.zeros(1, spec.channels, spec.height, spec.width))
+            logits = model.eval().network(torch.zeros(1, spec.channels, spec.height, spec.width))
     except Exception as error:
-        if spec.factory == "none" and not isinstance(error, RuntimeError):
+        if ships and not isinstance(error, RuntimeError):
             raise
         raise TrainingError(
             f"{key}: {spec.called} cannot take images of {spec.height}x{spec.width} pixels ({error}): "
-            "set a larger data.image_size, or take convnet or resnet"
+            f"set a larger data.image_size, or {way_out}"
         ) from error
     finally:
         model.train(training)

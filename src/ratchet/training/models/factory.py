@@ -19,7 +19,7 @@ from ratchet.errors import TrainingError
 __all__ = ["files_of", "load_factory"]
 
 _HOUSE = ("flows", "ratchet", "tasks")
-_imported: dict[str, str] = {}  # top-level name -> digest of the code that its modules in sys.modules were read from
+_imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code that it was imported with
 
 
 def files_of(root: Path, code: str) -> list[Path]:
@@ -101,13 +101,13 @@ def _outside(module: str, path: Path, code: str) -> TrainingError:
 
 
 def _import(module: str, root: Path, code: str) -> ModuleType:
-    before = set(sys.modules)
+    before = dict(sys.modules)
     try:
         with _importing(root, code):
             imported = importlib.import_module(module)
-            _require_inside(set(sys.modules) - before, root, code)
+            _require_inside(_new(before), root, code)
     except Exception as error:
-        for name in set(sys.modules) - before:
+        for name in _new(before):
             if _file_of(name, root) is not None:
                 del sys.modules[name]  # or the next attempt would not see it come
         if isinstance(error, TrainingError):
@@ -118,38 +118,53 @@ def _import(module: str, root: Path, code: str) -> ModuleType:
     return imported
 
 
+def _new(before: dict[str, ModuleType]) -> list[str]:
+    return sorted(name for name, module in sys.modules.items() if before.get(name) is not module)
+
+
 @contextmanager
 def _importing(root: Path, code: str) -> Iterator[None]:
     """Let the modules of `code` be found, in `root` and before any other of their name."""
     inside = files_of(root, code)
     digest = files.digest_json({str(root.resolve() / path): files.digest_file(root / path) for path in inside})
-    tops = {path.parts[0].removesuffix(".py") for path in inside if path.suffix == ".py"}
-    for top in tops:
-        if _imported.get(top) != digest:
-            for name in [name for name in sys.modules if name.partition(".")[0] == top]:
-                del sys.modules[name]
+    modules = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in inside if path.suffix == ".py"
+    ]
+    tops = {name.partition(".")[0] for name in modules}
+    for name, module in list(sys.modules.items()):
+        if name in modules:
+            stale = _imported.get(name) != digest
+        else:
+            stale = name.partition(".")[0] in tops and not _is_of(module, name, root)
+        if stale:
+            del sys.modules[name]
     search, writes_bytecode = str(root.resolve()), sys.dont_write_bytecode
     sys.path.insert(0, search)
     sys.dont_write_bytecode = True  # the folder may be an output of DVC's, whose content must not change
     importlib.invalidate_caches()
     try:
         yield
-        _imported.update(dict.fromkeys(tops, digest))
+        _imported.update(dict.fromkeys(modules, digest))
     finally:
         sys.path.remove(search)
         sys.dont_write_bytecode = writes_bytecode
 
 
-def _require_inside(names: set[str], root: Path, code: str) -> None:
+def _require_inside(names: list[str], root: Path, code: str) -> None:
     """Refuse a model of modules that came from the project but not from `code`."""
     inside = files_of(root, code)
-    for name in sorted(names):
+    for name in names:
         path = _file_of(name, root)
-        origin = getattr(sys.modules[name], "__file__", None)
-        if path is None or origin is None or path.resolve() != Path(origin).resolve():
+        if path is None or name.partition(".")[0] in _HOUSE or not _is_of(sys.modules[name], name, root):
             continue
-        if name.partition(".")[0] not in _HOUSE and path.relative_to(root) not in inside:
+        if path.relative_to(root) not in inside:
             raise _outside(name, path.relative_to(root), code)
+
+
+def _is_of(module: ModuleType, name: str, root: Path) -> bool:
+    """Whether an imported module was read from `root`."""
+    path, origin = _file_of(name, root), getattr(module, "__file__", None)
+    return path is not None and origin is not None and path.resolve() == Path(origin).resolve()
 
 
 def _functions(module: ModuleType) -> str:

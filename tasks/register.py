@@ -267,6 +267,7 @@ def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "
             workspace.reports / "provenance.json": "provenance",
             run.journal.folder / "uncommitted.patch": "provenance",
             workspace.params: "provenance",
+            **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )
 

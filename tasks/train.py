@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.errors import TrainingError
+from ratchet.errors import NotFinite, TrainingError
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
 
-__all__ = ["TrainedModel", "TrainingStopped", "tell_training", "train"]
+if TYPE_CHECKING:
+    from ratchet import training
+    from ratchet.registry.runs import Run
+    from tasks.curves import Curves
+
+__all__ = ["TrainedModel", "TrainingStopped", "plan_of", "spec_of", "tell_training", "train"]
 
 
 class TrainingStopped(TrainingError):
@@ -40,7 +45,8 @@ class TrainedModel:
     def load(cls, workspace: Workspace) -> "TrainedModel":
         """What stands in data/model."""
         described = files.read_json(workspace.model / "model.json")
-        return cls(name=described["spec"]["name"], **described["training"])
+        own = described["spec"].get("factory", "none")
+        return cls(name=described["spec"]["name"] if own == "none" else own, **described["training"])
 
     @property
     def words(self) -> str:
@@ -62,34 +68,34 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     from ratchet import training
     from ratchet.registry.runs import Run
 
-    training.require(params.model.name)
     manifest = Manifest.read(workspace.packed)
-    plan = training.Plan(seed=params.seed, **params.training.model_dump())
-    spec = training.ModelSpec(
-        params.model.name,
-        manifest.classes,
-        manifest.channels,
-        manifest.height,
-        manifest.width,
-        manifest.mean,
-        manifest.std,
+    plan, spec = plan_of(params), spec_of(params, workspace, manifest)
+    pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
+    train_split, validation_split = (
+        training.Split.open(workspace.packed, name, workers=plan.workers) for name in ("train", "validation")
     )
-    identity = _identity(manifest, plan, spec)
+    identity = _identity(manifest, plan, spec, pretrained)
     key = files.digest_json(identity)[:16]
     store = training.CheckpointStore(workspace.running / key, keep_last=plan.keep_last, keep_best=plan.keep_best)
     with Run(workspace, params, key) as run, _on_request() as asked_to_stop:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
         events = training.fit(
-            training.Split.open(workspace.packed, "train"),
-            training.Split.open(workspace.packed, "validation"),
+            train_split,
+            validation_split,
             spec,
             plan,
             store=store,
             identity=identity,
+            pretrained=pretrained,
+            profile_to=run.journal.folder / "profile",
             stop=asked_to_stop,
         )
         try:
-            finished = _follow(events, run, watch)
+            with _curves(workspace, params, run) as curves:
+                finished = _follow(events, run, watch, curves)
+        except NotFinite as error:
+            run.status("FAILED")
+            raise TrainingError(f"{error}; the batch: {_ids(workspace, error.rows)}") from error
         except TrainingStopped:
             run.status("KILLED")
             raise
@@ -136,43 +142,107 @@ def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Mani
     run.status("RUNNING")
 
 
-def _identity(manifest: Manifest, plan: Any, spec: Any) -> dict[str, str]:
+def plan_of(params: Params) -> "training.Plan":
+    """What the loop is told."""
     from ratchet import training
 
-    code = Path(training.__file__).parent
+    return training.Plan(seed=params.seed, **params.training.model_dump())
+
+
+def spec_of(params: Params, workspace: Workspace, manifest: Manifest) -> "training.ModelSpec":
+    """The model that the settings name, for the data at hand.
+
+    Raises:
+        TrainingError: there is no such model.
+    """
+    from ratchet import training
+
+    model, root = params.model, str(workspace.root)
+    own = {"factory": model.factory, "code": model.code} if model.factory != "none" else {}
+    training.require(model.name, **own, root=root)
+    return training.ModelSpec(
+        name=model.name,
+        classes=manifest.classes,
+        channels=manifest.channels,
+        height=manifest.height,
+        width=manifest.width,
+        mean=manifest.mean,
+        std=manifest.std,
+        root=root,
+        **own,
+    )
+
+
+def _identity(
+    manifest: Manifest, plan: "training.Plan", spec: "training.ModelSpec", pretrained: Path | None
+) -> dict[str, str]:
+    """What decides the result: a checkpoint of another of these is no place to go on from."""
+    from ratchet import training
+
+    house = Path(training.__file__).parent
+    own = {path.as_posix(): files.digest_file(Path(spec.root) / path) for path in training.code_files(spec)}
     return {
         "data": manifest.digest,
-        "settings": files.digest_json({"plan": asdict(plan), "spec": asdict(spec)}),
-        "code": files.digest_tree(code, ["**/*.py"]),
+        "settings": files.digest_json({"plan": asdict(plan), "spec": spec.to_json()}),
+        "code": files.digest_json({"house": files.digest_tree(house, ["**/*.py"]), "own": own}),
+        "pretrained": files.digest_file(pretrained) if pretrained else "none",
     }
 
 
-def _follow(events: Iterator[Any], run: Any, watch: Watch) -> Any:
+def _ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
+    """The samples of a batch, by the ids that the index and the user's files have."""
+    from tasks.evaluate import split_ids
+
+    ids = split_ids(workspace, "train")
+    return ", ".join(ids[row] for row in rows)
+
+
+@contextlib.contextmanager
+def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curves | None]":
+    """TensorBoard's files, where they are asked for."""
+    if not params.tracking.tensorboard:
+        yield None
+        return
+    from tasks.curves import Curves
+
+    with Curves(workspace.mlruns / "tensorboard" / run.key, run.journal) as curves:
+        yield curves
+
+
+def _follow(
+    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None"
+) -> "training.Finished":
     """Hand every event to the journal and to whoever watches; the Finished one comes back."""
     from ratchet import training
+    from tasks.machine import MachineUse
 
-    total, last_epoch = 0, ""
+    total, last_epoch, machine = 0, "", MachineUse()
     for event in events:
         match event:
             case training.Started():
-                total = event.total_steps
-                watch.say(f"{event.device}; {event.precision}; {event.parameters:,} parameters")
+                total, machine = event.total_steps, MachineUse(event.device)
+                watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
                 if event.resumed_from:
                     watch.say(f"continues at step {event.step:,} of {total:,}, from {event.resumed_from.name}")
                 watch.progress(event.step, total)
-                run.tags({"ratchet.device": event.device, "ratchet.precision": event.precision})
+                run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
             case training.Points():
-                run.metrics(event.values, step=event.step)
-                run.metrics(event.rates, step=event.step)
+                run.metrics(event.values, step=event.step, attempt=event.attempt)
+                run.metrics(event.rates, step=event.step, attempt=event.attempt)
                 watch.progress(event.step, total, last_epoch or f"loss {event.values['step/loss']:.4f}")
             case training.Epoch():
-                run.metrics(event.values, step=event.epoch)
-                run.metrics(event.rates, step=event.epoch)
+                run.metrics(event.values, step=event.epoch, attempt=event.attempt)
+                run.metrics({**event.rates, **machine.figures()}, step=event.epoch, attempt=event.attempt)
                 last_epoch = _epoch_words(event)
                 watch.progress(event.step, total, last_epoch)
             case training.Checkpointed():
                 run.journal.sync()
+                if curves is not None:
+                    curves.update()
             case training.Notice():
+                watch.say(event.text)
+            case training.Trouble():
+                run.trouble(event.step, event.kind, event.text)
                 watch.say(event.text)
             case training.Stopped():
                 raise TrainingStopped(f"stopped at step {event.step:,} of {total:,}: the same command continues there")
@@ -181,12 +251,20 @@ def _follow(events: Iterator[Any], run: Any, watch: Watch) -> Any:
     raise AssertionError("training ended without a last word")
 
 
-def _epoch_words(event: Any) -> str:
+def _epoch_words(event: "training.Epoch") -> str:
     accuracy, loss = event.values["validation/accuracy"], event.values["validation/loss"]
     return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
 
 
-def _leave(workspace: Workspace, running: Path, finished: Any, spec: Any, *, key: str, best_metric: str) -> None:
+def _leave(
+    workspace: Workspace,
+    running: Path,
+    finished: "training.Finished",
+    spec: "training.ModelSpec",
+    *,
+    key: str,
+    best_metric: str,
+) -> None:
     """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
     from ratchet import training
 
@@ -201,8 +279,8 @@ def _leave(workspace: Workspace, running: Path, finished: Any, spec: Any, *, key
         training.save_model(draft, finished.weights, spec, about={"training": about})
         files.write_json(draft / "history.json", finished.history)
         columns = list(finished.history[0])
-        lines = [columns, *([row[name] for name in columns] for row in finished.history)]
-        files.write_text(draft / "history.csv", "".join(",".join(map(str, line)) + "\n" for line in lines))
+        lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]
+        files.write_text(draft / "history.csv", "".join(",".join(line) + "\n" for line in lines))
     with files.draft_directory(workspace.checkpoints) as draft:
         for path in running.glob("step-*.safetensors"):
             os.link(path, draft / path.name)

@@ -118,10 +118,9 @@ def modules(room: str) -> list[str]:
 
 @pytest.mark.parametrize("name", modules("ratchet.training"))
 def test_public_names_are_what_all_says(name: str) -> None:
-    """Every name in __all__ is there once, in order."""
+    """Every name in __all__ is there, once."""
     module = importlib.import_module(name)
     assert len(module.__all__) == len(set(module.__all__))
-    assert list(module.__all__) == sorted(module.__all__)
     missing = [public for public in module.__all__ if not hasattr(module, public)]
     assert not missing
 

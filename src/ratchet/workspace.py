@@ -76,6 +76,11 @@ class Workspace:
         return self.root / "data" / "quarantine.parquet"
 
     @property
+    def pretrained(self) -> Path:
+        """Weights that a training may begin with."""
+        return self.root / "data" / "pretrained"
+
+    @property
     def running(self) -> Path:
         """Training under way: checkpoints that DVC does not yet own."""
         return self.root / "data" / "running"

@@ -1,11 +1,16 @@
 """Augmentation and order: pixels against a plain loop over the images, chance against what it must reach."""
 
+import threading
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
+from ratchet.training import Plan
 from ratchet.training.augment import augment, epoch_order, sample_bits
-from ratchet.training.batches import step_rows
+from ratchet.training.batches import ahead, step_rows
 
 KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
 
@@ -15,28 +20,29 @@ def pictures(count: int, *, height: int = 5, width: int = 6, channels: int = 2) 
     return torch.from_numpy(values.astype(np.uint8))  # no zero: what was filled in can be told apart
 
 
-def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool) -> np.ndarray:
-    """One image moved up by `down` and left by `across` (negative: the other way), zeros drawn in."""
-    if mirrored:
-        image = image[:, ::-1]
-    result = np.zeros_like(image)
+def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: str) -> np.ndarray:
+    """One image moved up by `down` and left by `across` (negative: the other way), then mirrored."""
+    mode = {"mode": "constant"} if fill == "zeros" else {"mode": "reflect"}
+    reach = max(abs(down), abs(across))
+    padded = np.pad(image, ((reach, reach), (reach, reach), (0, 0)), **mode)
     height, width = image.shape[:2]
-    for row in range(height):
-        for column in range(width):
-            if 0 <= row + down < height and 0 <= column + across < width:
-                result[row, column] = image[row + down, column + across]
-    return result
+    window = padded[reach + down : reach + down + height, reach + across : reach + across + width]
+    return window[:, ::-1] if mirrored else window
 
 
-@pytest.mark.parametrize(("flip", "padding"), [(True, 0), (False, 1), (True, 2)])
-def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: bool, padding: int) -> None:
+@pytest.mark.parametrize("fill", ["zeros", "reflect"])
+@pytest.mark.parametrize(("flip", "padding"), [("random", 0), ("none", 1), ("alternating", 2), ("random", 2)])
+def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: str, padding: int, fill: str) -> None:
     images = pictures(600)
-    changed = augment(images, KEYS[:600], seed=3, epoch=2, flip=flip, padding=padding).numpy()
+    plan = Plan(seed=3, flip=flip, crop_padding=padding, crop_fill=fill)
+    changed = augment(images, KEYS[:600], plan, epoch=2).numpy()
     span = range(-padding, padding + 1)
-    allowed = [(down, across, mirrored) for down in span for across in span for mirrored in ({False, flip})]
+    allowed = [(down, across, mirrored) for down in span for across in span for mirrored in {False, flip != "none"}]
     seen: dict[tuple[int, int, bool], int] = dict.fromkeys(allowed, 0)
     for image, result in zip(images.numpy(), changed, strict=True):
-        matching = [how for how in allowed if np.array_equal(shifted(image, how[0], how[1], mirrored=how[2]), result)]
+        matching = [
+            how for how in allowed if np.array_equal(shifted(image, *how[:2], mirrored=how[2], fill=fill), result)
+        ]
         assert len(matching) == 1
         seen[matching[0]] += 1
     expected = 600 / len(allowed)
@@ -45,20 +51,45 @@ def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: bo
 
 def test_nothing_switched_on_changes_nothing() -> None:
     images = pictures(4)
-    assert augment(images, KEYS[:4], seed=0, epoch=0, flip=False, padding=0) is images
+    assert augment(images, KEYS[:4], Plan(flip="none", crop_padding=0), epoch=0) is images
+
+
+def test_alternating_flips_show_every_image_both_ways_in_any_two_epochs() -> None:
+    images = pictures(200)
+    plan = Plan(flip="alternating", crop_padding=0, seed=5)
+    shown = [augment(images, KEYS[:200], plan, epoch=epoch) for epoch in range(4)]
+    for before, after in pairwise(shown):
+        assert torch.equal(after, before.flip(2))
+    share = (shown[0] != images).flatten(1).any(1).float().mean().item()
+    assert 0.35 < share < 0.65
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 50])
+def test_cutout_blanks_one_square_that_may_hang_over_the_edge(side: int) -> None:
+    images = pictures(500)
+    plan = Plan(flip="none", crop_padding=0, cutout=side)
+    blank = (augment(images, KEYS[:500], plan, epoch=1) == 0).all(3).numpy()
+    squares = set()
+    for row in range(5):
+        for column in range(6):
+            square = np.zeros((5, 6), bool)
+            top, left = row - side // 2, column - side // 2
+            square[max(0, top) : max(0, top + side), max(0, left) : max(0, left + side)] = True
+            squares.add(square.tobytes())
+    assert {one.tobytes() for one in blank} == squares
 
 
 def test_what_happens_to_a_sample_depends_on_seed_epoch_and_key_alone() -> None:
     images, keys = pictures(64), KEYS[:64]
-    settings = {"flip": True, "padding": 2}
-    whole = augment(images, keys, seed=1, epoch=4, **settings)
+    plan = Plan(seed=1, flip="random", crop_padding=2, cutout=2)
+    whole = augment(images, keys, plan, epoch=4)
     order = np.random.default_rng(1).permutation(64)
-    moved = augment(images[order], keys[order], seed=1, epoch=4, **settings)
+    moved = augment(images[order], keys[order], plan, epoch=4)
     assert torch.equal(moved, whole[order])
-    micro = [augment(images[i : i + 7], keys[i : i + 7], seed=1, epoch=4, **settings) for i in range(0, 64, 7)]
+    micro = [augment(images[i : i + 7], keys[i : i + 7], plan, epoch=4) for i in range(0, 64, 7)]
     assert torch.equal(torch.cat(micro), whole)
-    for other in ({"seed": 2, "epoch": 4}, {"seed": 1, "epoch": 5}):
-        assert not torch.equal(augment(images, keys, **other, **settings), whole)
+    assert not torch.equal(augment(images, keys, plan, epoch=5), whole)
+    assert not torch.equal(augment(images, keys, replace(plan, seed=2), epoch=4), whole)
 
 
 def test_a_sample_is_not_treated_alike_in_all_epochs() -> None:
@@ -77,7 +108,7 @@ def test_bits_are_even_and_differ_between_samples() -> None:
 def test_labels_and_pictures_of_a_batch_stay_together(lab) -> None:
     rows = np.array([17, 3, 29, 3])
     plain, labels = lab.train.batch(rows, torch.device("cpu"))
-    changed, same_labels = lab.train.batch(rows, torch.device("cpu"), lab.plan(crop_padding=0), epoch=1)
+    changed, same_labels = lab.train.batch(rows, torch.device("cpu"), plan=lab.plan(crop_padding=0), epoch=1)
     assert labels.tolist() == same_labels.tolist() == lab.train.labels[rows].tolist()
     assert plain.shape == changed.shape == (4, 1, 8, 8)
     for before, after in zip(plain, changed, strict=True):
@@ -116,3 +147,37 @@ def test_rows_come_from_the_shard_that_holds_them(lab) -> None:
     assert len(three.shards) == 3
     assert np.array_equal(three.gather(rows), one.gather(rows))
     assert np.array_equal(three.gather(rows), np.concatenate(three.shards)[rows])
+
+
+def test_a_feed_is_its_batches_one_by_one_ahead_of_the_taker_or_not(lab) -> None:
+    pieces = [np.array([3, 1]), np.array([7]), np.arange(20, 28)]
+    device, plan = torch.device("cpu"), lab.plan()
+    one_by_one = [lab.train.batch(rows, device, plan=plan, epoch=2) for rows in pieces]
+    for fed in (lab.train.feed(pieces, device, plan=plan, epoch=2), ahead(iter(one_by_one))):
+        for (images, labels), (expected, expected_labels) in zip(fed, one_by_one, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, expected_labels)
+
+
+def test_what_is_made_ahead_ends_with_its_taker_and_passes_errors_on() -> None:
+    made = []
+
+    def endless():
+        number = 0
+        while True:
+            made.append(number)
+            yield number
+            number += 1
+
+    taken = ahead(endless(), depth=2)
+    assert [next(taken), next(taken)] == [0, 1]
+    taken.close()
+    assert len(made) <= 6
+    assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
+
+    def failing():
+        yield 1
+        raise ValueError("the third shelf is empty")
+
+    with pytest.raises(ValueError, match="third shelf"):
+        list(ahead(failing()))

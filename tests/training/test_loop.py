@@ -39,7 +39,8 @@ def test_events_come_in_order_and_tell_the_whole_course(lab) -> None:
     started, finished = events[0], events[-1]
     assert isinstance(started, Started)
     assert (started.step, started.total_steps, started.steps_per_epoch, started.resumed_from) == (0, 12, 4, None)
-    assert "CPU" in started.device
+    assert started.device == "cpu"
+    assert "CPU" in started.described
     assert [point.step for point in lab.every(events, Points)] == list(range(1, 13))
     assert [(epoch.epoch, epoch.step) for epoch in lab.every(events, Epoch)] == [(1, 4), (2, 8), (3, 12)]
     assert [event.step for event in lab.every(events, Checkpointed)] == [3, 4, 6, 8, 9, 12, 12]

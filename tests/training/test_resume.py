@@ -18,6 +18,15 @@ PLANS = {
     "contiguous": {"channels_last": False},
     "contiguous sgd bf16": {"channels_last": False, "optimizer": "sgd", "precision": "bf16", "accumulation": 2},
     "cut short": {"max_steps": 7},
+    "average": {"ema_decay": 0.9, "optimizer": "sgd", "learning_rate": 0.05},
+    "average bf16 accumulation": {"ema_decay": 0.9, "precision": "bf16", "accumulation": 2},
+    "muon": {"optimizer": "muon", "decay_all": False},
+    "one-cycle": {"schedule": "one-cycle", "optimizer": "adam", "betas": (0.8, 0.9)},
+    "plateau": {"schedule": "plateau", "plateau_patience": 0, "learning_rate": 0.1, "rate_factor": 0.5},
+    "early stopping": {"epochs": 6, "patience": 1, "min_delta": 0.2},
+    "thawing": {"frozen_epochs": 1, "unfreeze_epochs": 1, "layer_decay": 0.5},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "weights and cutout": {"class_weights": "balanced", "cutout": 3, "flip": "alternating", "crop_fill": "reflect"},
 }
 
 

@@ -31,7 +31,7 @@ def weights(training: _Training) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in training.state.model.parameters()])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("pieces", [2, 3, 8])
 def test_accumulated_micro_batches_equal_the_large_batch(lab, optimizer: str, pieces: int) -> None:
     """Over two epochs, whose last batches have 6 rows of 8: groups of unequal size, and fewer rows than pieces."""
@@ -59,8 +59,13 @@ def test_accumulated_micro_batches_equal_the_large_batch(lab, optimizer: str, pi
             lambda own: torch.optim.SGD(own, lr=0, weight_decay=0.01),
         ),
         ({"optimizer": "adamw"}, lambda own: torch.optim.AdamW(own, lr=0, weight_decay=0.01)),
+        (
+            {"optimizer": "adamw", "betas": (0.8, 0.95), "epsilon": 1e-3},
+            lambda own: torch.optim.AdamW(own, lr=0, weight_decay=0.01, betas=(0.8, 0.95), eps=1e-3),
+        ),
+        ({"optimizer": "adam"}, lambda own: torch.optim.Adam(own, lr=0, weight_decay=0.01)),
     ],
-    ids=["nesterov", "plain", "adamw"],
+    ids=["nesterov", "plain", "adamw", "adamw other betas", "adam"],
 )
 def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -> None:
     plan = lab.plan(
@@ -77,7 +82,7 @@ def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -
         optimizer.param_groups[0]["lr"] = 0.05
         optimizer.zero_grad()
         images, labels = lab.train.batch(rows, torch.device("cpu"))
-        cross_entropy(by_hand(images).float(), labels, label_smoothing=smoothing).backward()
+        cross_entropy(by_hand(images), labels, label_smoothing=smoothing).backward()
         optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in by_hand.parameters()])
     torch.testing.assert_close(weights(training), expected, rtol=1e-7, atol=1e-9)

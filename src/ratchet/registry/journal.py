@@ -123,7 +123,8 @@ class Journal:
     @staticmethod
     def _identity(kind: str, content: dict[str, Any]) -> str:
         if kind == "metrics":
-            return f"metrics {content['step']} {' '.join(sorted(content['values']))}"
+            # A step that was made again, after the run was sent back to a checkpoint, is told again.
+            return f"metrics {content['step']} {content.get('attempt', 0)} {' '.join(sorted(content['values']))}"
         if kind == "params":
             return kind  # MLflow's parameters are immutable: the first word stands
         return f"{kind} {json.dumps(content, sort_keys=True)}"

@@ -64,10 +64,15 @@ class Run:
     def tags(self, values: dict[str, str]) -> None:
         self._tell("tags", {"values": {key: value[:5000] for key, value in values.items()}}, again=True)
 
-    def metrics(self, values: dict[str, float], *, step: int) -> None:
-        """Points of one step; a repetition by a resumed training is dropped."""
+    def metrics(self, values: dict[str, float], *, step: int, attempt: int = 0) -> None:
+        """Points of one step; a repetition by a resumed training is dropped, one of another `attempt` is not."""
         if values:
-            self._tell("metrics", {"step": step, "values": values})
+            again = {"attempt": attempt} if attempt else {}
+            self._tell("metrics", {"step": step, "values": values, **again})
+
+    def trouble(self, step: int, kind: str, text: str) -> None:
+        """What went wrong at a step and how it was mended, for whoever looks at the run later."""
+        self.tags({f"ratchet.trouble.{step}": f"{kind}: {text}"})
 
     def dataset(self, *, name: str, digest: str, source: str, profile: dict[str, Any]) -> None:
         """The data set that went in, by its DVC hash."""

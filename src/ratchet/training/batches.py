@@ -37,10 +37,17 @@ class Split:
     _resident: dict[torch.device, torch.Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, packed: Path, name: str) -> "Split":
-        """Map split `name` (train, validation or test) of the set in folder `packed`."""
+    def open(cls, packed: Path, name: str, *, workers: int = 0) -> "Split":
+        """Map split `name` (train, validation or test) of the set in folder `packed`.
+
+        Where the images stayed with a user's own Dataset, `workers` processes will read them from it (0: this one).
+        """
         try:
             manifest = json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
+            if manifest.get("factory"):
+                from ratchet.training.dataset import DatasetSplit
+
+                return DatasetSplit.open_rows(packed, name, manifest, workers=workers)
             listed = manifest["splits"][name]["shards"]
             shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
             labels = np.load(packed / name / "labels.npy", mmap_mode="r")

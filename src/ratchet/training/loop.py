@@ -123,11 +123,12 @@ class _Training:
         plan = self.plan
         torch.manual_seed(plan.seed)
         model = build(self.spec)
-        if hasattr(model.network, "initialise"):
+        initialise = getattr(model.network, "initialise", None)
+        if callable(initialise):
             rows = epoch_order(len(self.train), seed=plan.seed, epoch=0)[:_INITIAL_IMAGES]
             images, _ = self.train.batch(rows, torch.device("cpu"))
             with torch.no_grad():
-                model.network.initialise(model.normalised(images))
+                initialise(model.normalised(images))
         if self.pretrained is not None:
             self.notices.append(load_pretrained(model, self.pretrained).words)
         if warning := without_pretrained(plan, self.pretrained):
@@ -154,7 +155,8 @@ class _Training:
         said = [self.precision.why, *(self.notices if resumed is None else [])]
         yield from (Notice(sentence) for sentence in said if sentence)
         yield Started(
-            device=describe(self.device),
+            device=str(self.device),
+            described=describe(self.device),
             precision=self.precision.name,
             parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
             step=self.state.step,
@@ -264,8 +266,8 @@ class _Training:
         return Trouble(
             self.state.step,
             "out of memory",
-            f"memory did not suffice for a micro-batch of {before} at step {self.state.step + 1}: going on with {after}, "
-            f"in a step of the same {rows} samples; training.accumulation={self.state.accumulation} begins that way",
+            f"memory did not suffice for a micro-batch of {before} at step {self.state.step + 1}: going on with "
+            f"{after}, in a step of the same {rows} samples; training.accumulation={self.state.accumulation} begins that way",
         )
 
     def _rate(self, step: int) -> float:
@@ -354,7 +356,7 @@ class _Training:
     def _end_epoch(self, order: Rows) -> Iterator[Event]:
         state, plan = self.state, self.plan
         speed, waited = self.epoch_clock.lap()
-        rates = {"train/samples_per_second": speed, "train/data_wait": waited, **self._memory()}
+        rates = {"train/samples_per_second": speed, "train/data_wait": waited}
         seen = self.train.labels[order[: self.steps[state.batch - 1][1]]]
         values = {
             "train/loss": state.sums.loss.item() / (self.objective.weight(seen) or 1.0),
@@ -391,12 +393,6 @@ class _Training:
             device=self.device,
             batch_size=max(1, 2 * self.plan.batch_size // self.state.accumulation),
         )
-
-    def _memory(self) -> dict[str, float]:
-        """The device's memory in use at its highest, MiB, where the device says."""
-        if self.device.type != "cuda":
-            return {}
-        return {"train/device_memory_mib": torch.cuda.max_memory_allocated(self.device) / 2**20}
 
     def _checkpoint(self) -> Iterator[Event]:
         yield from self._fetch()  # what a checkpoint has behind it must have been reported

@@ -1,5 +1,7 @@
 """Losses, summed over samples so that micro-batches add up to exactly what the whole batch would have given."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from ratchet.training.plan import Plan
 
 __all__ = ["Objective", "class_weights"]
 
-_ELEMENTWISE = {
+_ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "binary-cross-entropy": functional.binary_cross_entropy_with_logits,
     "mse": functional.mse_loss,
     "l1": functional.l1_loss,

@@ -146,7 +146,7 @@ class Reader(Generic[Result]):
         """
         self._reading += 1
         mine, self._pieces.coming = self._reading, iter(pieces)
-        results = iter(self._open())
+        results = self._begin()
         while True:
             assert mine == self._reading, "two are reading at once"
             try:
@@ -172,26 +172,30 @@ class Reader(Generic[Result]):
         if workers is not None:
             workers._shutdown_workers()  # PyTorch ends them only with the last reference, which a traceback may hold
 
-    def _open(self) -> "DataLoader[Result]":
-        if self._loader is None:
-            if self.workers:
-                module = self._samples.factory.function.partition(":")[0]
-                # The server process imports these once, for all workers; it has no effect once the server runs.
-                multiprocessing.set_forkserver_preload([__name__, module])
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-                self._loader = DataLoader(
-                    self._samples,
-                    batch_sampler=self._pieces,
-                    collate_fn=self.combine,
-                    num_workers=self.workers,
-                    multiprocessing_context="forkserver" if self.workers else None,
-                    persistent_workers=self.workers > 0,
-                    worker_init_fn=_leave_signals_to_parent if self.workers else None,
-                    pin_memory=torch.cuda.is_available(),
-                    generator=torch.Generator(),  # or every pass would draw from the global one
-                )
-        return self._loader
+    def _begin(self) -> Iterator[Result]:
+        """The loader's next pass."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+            if self._loader is None:
+                self._loader = self._make_loader()
+            return iter(self._loader)
+
+    def _make_loader(self) -> "DataLoader[Result]":
+        if self.workers:
+            module = self._samples.factory.function.partition(":")[0]
+            # The server process imports these once, for all workers; it has no effect once the server runs.
+            multiprocessing.set_forkserver_preload([__name__, module])
+        return DataLoader(
+            self._samples,
+            batch_sampler=self._pieces,
+            collate_fn=self.combine,
+            num_workers=self.workers,
+            multiprocessing_context="forkserver" if self.workers else None,
+            persistent_workers=self.workers > 0,
+            worker_init_fn=_leave_signals_to_parent if self.workers else None,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # or every pass would draw from the global one
+        )
 
 
 class _Pieces:
@@ -215,13 +219,13 @@ class _Samples(Dataset[Any]):
 
     def open(self, split: str) -> Any:
         if split not in self._opened:
-            with _random_states_kept():
+            with _as_in_a_worker():
                 self._opened[split] = self.factory.open(split)
         return self._opened[split]
 
     def __getitems__(self, piece: Piece) -> list[Sample | Faulty]:
         """All samples of a piece; one that cannot be had is told, not raised."""
-        with _random_states_kept():
+        with _as_in_a_worker():
             dataset = self.open(piece.split)
             ids = getattr(dataset, "ids", None)
             samples: list[Sample | Faulty] = []
@@ -253,11 +257,16 @@ class _Samples(Dataset[Any]):
 
 
 @contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
+def _as_in_a_worker() -> Iterator[None]:
+    """One thread, for a sum over pixels depends on how many share it; what this process draws from stays as it is."""
     python, numpy, own = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        yield
+        with torch.inference_mode(mode=False):  # a tensor that the Dataset keeps is an ordinary one
+            yield
     finally:
+        torch.set_num_threads(threads)
         random.setstate(python)
         np.random.set_state(numpy)
         torch.default_generator.set_state(own)

@@ -1,0 +1,99 @@
+"""Disk and memory: what the run will need, and whether it is there."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ratchet.training.doctor.findings import Finding
+from ratchet.training.plan import Plan
+
+__all__ = ["available_memory", "examine_disk", "examine_memory"]
+
+_SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
+_HALF = ("bf16", "fp16")
+_GIB = 2**30
+
+
+def examine_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:
+    """Compare the checkpoints to be kept, and the one that is being written, with what is free in `folder`."""
+    size, kept = _checkpoint(model, plan), plan.keep_last + plan.keep_best + 1
+    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if size * kept > free:
+        yield Finding(
+            "disk",
+            f"{kept:,} checkpoints of {size / 2**20:,.1f} MiB need {size * kept / _GIB:,.1f} GiB, and {folder} has "
+            f"{free / _GIB:,.1f} GiB free",
+            "free some space, or lower training.keep_last and training.keep_best",
+        )
+
+
+def examine_memory(
+    model: nn.Module, plan: Plan, *, device: torch.device, precision: str, rows: int, activations: int
+) -> Iterator[Finding]:
+    """Compare what training needs beside the model with what is there.
+
+    Args:
+        rows: of the training split.
+        activations: bytes, in fp32, that the backward pass of one sample needs; 0 where they are not known.
+    """
+    weights = _bytes(model)
+    samples = -(-min(plan.batch_size, rows) // plan.accumulation)
+    batch = samples * activations // (2 if precision in _HALF else 1)
+    optimizer = _SLOTS[plan.optimizer] * weights
+    on_device = weights + optimizer + bool(plan.ema_decay) * weights + batch
+    on_host = weights + 2 * _checkpoint(model, plan)  # the best weights; a snapshot, and its bytes to be written
+    parts = (
+        f"{weights / _GIB:.2f} GiB of weights, gradients and optimizer {(weights + optimizer) / _GIB:.2f} GiB, "
+        f"{samples:,} samples at a time {batch / _GIB:.2f} GiB"
+    )
+    needs = {"memory": on_device + on_host} if device.type != "cuda" else {"GPU memory": on_device, "memory": on_host}
+    for name, need in needs.items():
+        free = _gpu_memory(device) if name == "GPU memory" else available_memory()
+        if need > free:
+            yield Finding(
+                "memory",
+                f"training needs about {need / _GIB:,.1f} GiB more {name} ({parts}), and {free / _GIB:,.1f} GiB are "
+                "there",
+                "raise training.accumulation, lower training.batch_size or data.image_size, set "
+                "training.gradient_checkpointing, or take a smaller model",
+            )
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the machine has, or less where a limit is set."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = [page * os.sysconf("SC_PHYS_PAGES")]
+    meminfo, statm, group = Path("/proc/meminfo"), Path("/proc/self/statm"), Path("/sys/fs/cgroup")
+    if meminfo.exists():
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    if (group / "memory.max").exists():
+        highest = (group / "memory.max").read_text().strip()
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        if highest.isdecimal():
+            used = int((group / "memory.current").read_text()) - int(cached["inactive_file"])
+            free.append(int(highest) - used)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and statm.exists():
+        free.append(limit - page * int(statm.read_text().split()[0]))
+    return max(0, min(free))
+
+
+def _gpu_memory(device: torch.device) -> int:
+    kept_by_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept_by_torch
+
+
+def _checkpoint(model: nn.Module, plan: Plan) -> int:
+    """Bytes of a checkpoint: weights, the best weights, the optimizer's tensors, the moving average."""
+    return (2 + _SLOTS[plan.optimizer] + bool(plan.ema_decay)) * _bytes(model)
+
+
+def _bytes(model: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

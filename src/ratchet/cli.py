@@ -73,6 +73,18 @@ def train(assignments: Assignments = None) -> None:
 
 
 @app.command()
+def verify_resume(
+    steps: Annotated[int | None, typer.Option(min=2, help="Optimizer steps; as many as cross an epoch's end.")] = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often to kill it.")] = 5,
+) -> None:
+    """Prove that a killed training ends as one that never was: train, kill, compare bit for bit, certify."""
+    workspace = Workspace.find()
+    asked = [f"--kills={kills}", *([f"--steps={steps}"] if steps else [])]
+    os.chdir(workspace.root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.verify", *asked])
+
+
+@app.command()
 def sync() -> None:
     """Send MLflow what it missed while it was away."""
     from ratchet import settings

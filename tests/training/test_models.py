@@ -18,7 +18,7 @@ def test_reference_convnet_has_its_published_parameter_count(lab) -> None:
     assert parameters(build(lab.make_spec("convnet", size=32, channels=3, classes=10))) == 1_147_914
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet"])
+@pytest.mark.parametrize("name", ["convnet", "resnet", "fastnet"])
 @pytest.mark.parametrize("size", [8, 28, 32, 64, 224])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_own_models_take_any_size_and_learn_in_every_layer(lab, name: str, size: int, channels: int) -> None:

@@ -35,6 +35,7 @@ def learning(model: Classifier) -> set[str]:
     [
         ("convnet", ["features.0", "features.4", "features.8", "head.2", "head.5"]),
         ("resnet", ["stem", "blocks.0", "blocks.1", "blocks.2", "head"]),
+        ("fastnet", ["groups.0", "groups.1", "groups.2", "head"]),
         ("resnet18", ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"]),
         ("mobilenet_v3_small", [*(f"features.{number}" for number in range(13)), "classifier.0", "classifier.3"]),
         ("shufflenet_v2_x0_5", ["conv1", "stage2", "stage3", "stage4", "conv5", "fc"]),
@@ -194,7 +195,7 @@ def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-@pytest.mark.parametrize("name", ["noisy", "convnet", "resnet", "resnet18", "densenet121"])
+@pytest.mark.parametrize("name", ["noisy", "convnet", "resnet", "fastnet", "resnet18", "densenet121"])
 def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab, monkeypatch, name, frozen) -> None:
     monkeypatch.setitem(build.__globals__["_OWN"], "noisy", noisy)
     model = build(lab.make_spec(name, size=32, channels=3)).train()

@@ -16,6 +16,7 @@ from ratchet.errors import TrainingError
 from ratchet.training.models.classifier import Classifier, ModelSpec
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.factory import files_of, load_factory
+from ratchet.training.models.fastnet import FastNet
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
 from ratchet.training.models.vision import torchvision_model, torchvision_names
@@ -34,7 +35,7 @@ __all__ = [
     "save_model",
 ]
 
-_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet}
+_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet}
 _CODE = "code"  # the copy of a factory's code in a saved model's folder
 
 

@@ -1,0 +1,49 @@
+"""The pages in docs/ keep up with the product."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ratchet import faults
+from ratchet.params import TrainingSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+ENTRY = re.compile(r"^\*\*`(\w+)`\*\* \((.+?)\)\. (.*?)(?=\n\n(?:\*\*`|#)|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (DOCS / "training.md").read_text(encoding="utf-8")
+
+
+def test_every_training_setting_is_explained_once_with_its_default_in_the_file_s_order(page: str) -> None:
+    told = [(name, default) for name, default, _ in ENTRY.findall(page)]
+    assert told == [(name, faults.spell(field.default)) for name, field in TrainingSettings.model_fields.items()]
+
+
+def test_an_explanation_says_more_than_the_comment_in_the_file(page: str) -> None:
+    for name, _, text in ENTRY.findall(page):
+        assert len(text) > len(TrainingSettings.model_fields[name].description or ""), name
+
+
+def test_settings_are_grouped_as_in_the_file(page: str) -> None:
+    headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    assert headings[: len(TrainingSettings.captions)] == list(TrainingSettings.captions.values())
+    for first, caption in TrainingSettings.captions.items():
+        below = page.partition(f"## {caption}\n")[2]
+        assert ENTRY.findall(below)[0][0] == first
+
+
+def test_every_choice_of_a_setting_is_named(page: str) -> None:
+    texts = {name: text for name, _, text in ENTRY.findall(page)}
+    for name in ("loss", "optimizer", "schedule", "flip", "crop_fill", "precision", "compile", "best", "doctor"):
+        for choice in TrainingSettings.model_json_schema()["properties"][name]["enum"]:
+            known = choice in texts[name] or choice == TrainingSettings.model_fields[name].default
+            assert known, f"{name}: {choice}"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_every_training_setting_that_a_page_names_exists(path: Path) -> None:
+    named = set(re.findall(r"`training\.(\w+)", path.read_text(encoding="utf-8")))
+    assert named <= TrainingSettings.model_fields.keys()

@@ -1,0 +1,103 @@
+"""`ratchet verify-resume` as a person runs it: processes really killed, and a training that is really wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ratchet import files, settings
+
+SETTINGS = {"training.batch_size": 128, "training.epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def trained(new_project):
+    """A project whose training has been run, and is in MLflow."""
+    project = new_project("certified")
+    settings.override(project.workspace.params, SETTINGS)
+    project.good(*project.stage("ingest"))
+    project.good(*project.stage("train"))
+    return project
+
+
+def certificate(project) -> dict:
+    [path] = project.workspace.mlruns.glob("certificates/*/resume.json")
+    return files.read_json(path)
+
+
+def test_a_training_that_resumes_exactly_is_certified_in_its_mlflow_run(trained) -> None:
+    from mlflow import MlflowClient
+
+    before = trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))
+    said = trained.good("ratchet", "verify-resume", "--steps=24", "--kills=2")
+    assert (trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))) == before
+    assert not list(trained.workspace.state.glob("verify*"))
+
+    proof = certificate(trained)
+    assert proof["identical"] is True
+    assert proof["differences"] == []
+    assert proof["verdict"] in said
+    assert proof["verdict"].startswith(f"identical: after {len(proof['kills'])} SIGKILL")
+    assert all(kill["checkpoint"] <= kill["step"] <= 24 for kill in proof["kills"])
+    assert proof["sha256"]["undisturbed"] == proof["sha256"]["killed"]
+    assert any(name.startswith("checkpoints/") for name in proof["sha256"]["killed"])
+    assert proof["settings"] == settings.load(trained.workspace.params).digest
+    assert proof["training"] == files.read_json(trained.workspace.model / "model.json")["training"]["key"]
+
+    client = MlflowClient(f"sqlite:///{trained.root}/mlruns/mlflow.db")
+    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert run.data.tags["ratchet.resume"] == proof["verdict"]
+    attached = client.download_artifacts(run.info.run_id, "provenance/resume.json")
+    with open(attached, encoding="utf-8") as file:
+        assert json.load(file) == proof
+
+
+def test_a_training_that_does_not_resume_exactly_is_refused_one_and_told_where(trained, new_project) -> None:
+    """The bug: dropout that depends on the process, as it does where a checkpoint forgets a generator's state."""
+    project = new_project("inexact")
+    settings.override(project.workspace.params, SETTINGS)
+    subprocess.run(["cp", "-r", trained.workspace.packed, project.workspace.packed], check=True)
+    device = project.root / "src" / "ratchet" / "training" / "device.py"
+    right = "np.random.SeedSequence([seed, step])"
+    text = device.read_text()
+    assert text.count(right) == 1
+    device.write_text(text.replace(right, "np.random.SeedSequence([seed, step, os.getpid()])"))
+
+    done = project.run("ratchet", "verify-resume", "--steps=8", "--kills=1")
+    assert done.returncode == 1, done.stdout
+    assert "different: after one SIGKILL in 8 steps: last checkpoint: tensor " in done.stdout
+    assert "logged points: " in done.stdout
+    assert "no training of these settings" in done.stdout
+    proof = certificate(project)
+    assert proof["identical"] is False
+    assert proof["sha256"]["undisturbed"] != proof["sha256"]["killed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_proof_that_is_cut_off_leaves_nothing_behind(trained, number: signal.Signals) -> None:
+    def under_way() -> bool:
+        return any(trained.workspace.state.glob("verify*/*/mlruns/journal/*/events.jsonl"))
+
+    before = trained.digests("data")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.verify", "--steps=100"], cwd=trained.root, env=trained.environment
+    )
+    try:
+        while not under_way():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    finally:
+        process.kill()
+    assert not list(trained.workspace.state.glob("verify*"))
+    assert trained.digests("data") == before
+
+
+def test_without_packed_data_it_says_what_to_do(new_project) -> None:
+    said = new_project("empty").refused("ratchet", "verify-resume")
+    assert said.startswith("verify-resume: ")
+    assert "ingest" in said

@@ -37,8 +37,8 @@ class Dataset:
         return f"{self.name}: {self.classes} classes, {rows}{bad}"
 
 
-def ingest(params: Params, workspace: Workspace, *, watch: Watch) -> Dataset:
-    """Read, validate, split and pack the source that `params.data` names."""
+def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool = False) -> Dataset:
+    """Read, validate, split and pack the source that `params.data` names, or only a `sample` of it."""
     from ratchet.data.ingest import ingest as read_and_pack
 
     read_and_pack(
@@ -47,6 +47,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch) -> Dataset:
         quarantine=workspace.quarantine,
         root=workspace.root,
         report=watch.progress,
+        sample=sample,
     )
     _name_trouble(workspace, watch)
     return Dataset.load(workspace)

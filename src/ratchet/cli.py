@@ -85,6 +85,13 @@ def verify_resume(
 
 
 @app.command()
+def preflight() -> None:
+    """Try the whole pipeline on a few samples, and look for silent bugs. Leaves nothing behind."""
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.preflight"])
+
+
+@app.command()
 def sync() -> None:
     """Send MLflow what it missed while it was away."""
     from ratchet import settings

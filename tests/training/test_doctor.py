@@ -437,7 +437,7 @@ def test_the_same_training_gets_the_same_findings(look: Callable[..., list[Findi
 
 SHIPPED = {"convnet": 8, "resnet": 8, "fastnet": 32}
 SAMPLE = {  # of torchvision's classifiers, each at a size it can take
-    "resnet18": 32, "mobilenet_v3_small": 32, "efficientnet_b0": 32, "densenet121": 32, "squeezenet1_0": 32,
+    "resnet18": 32, "mobilenet_v3_small": 32, "efficientnet_b0": 32, "densenet121": 32, "squeezenet1_0": 64,
     "shufflenet_v2_x0_5": 32, "mnasnet0_5": 32, "regnet_y_400mf": 32, "googlenet": 32,
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from ratchet import files
 from ratchet.data import contract, pack, pictures, pool, quarantine, split
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, packed_pixels, profile
+from ratchet.data.sample import sampled
 from ratchet.data.sources import Sample, Source, open_source
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
@@ -31,7 +32,9 @@ _SURVEY_CHUNK = 128  # samples per piece of work
 _DECODE_BYTES = 4 << 20  # packed bytes per piece of work
 
 
-def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report) -> Manifest:
+def ingest(
+    settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report, sample: bool = False
+) -> Manifest:
     """Read the source, keep out what is bad, split, and pack the rest into folder `packed`.
 
     Equal input gives equal bytes, whatever the number of workers, the machine or the order in a folder.
@@ -42,6 +45,7 @@ def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path
         quarantine: the Parquet table of what was kept out; written even if empty, and when too much is bad.
         root: the project folder.
         report: called with (done, total) as work goes on.
+        sample: take only a few samples of each class, from all over the source.
 
     Raises:
         SettingsError: the source's name is not known.
@@ -52,21 +56,23 @@ def ingest(settings: DataSettings, *, packed: Path, quarantine: Path, root: Path
         from ratchet.data.unpacked import ingest_own  # imports torch
 
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            return ingest_own(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report)
+            return ingest_own(
+                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample
+            )
     with pictures.patient_pillow():
         source = open_source(settings, root=root)
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            return _Ingest(settings, source, quarantine, report).into(draft)
+            return _Ingest(settings, source, quarantine, report, sample=sample).into(draft)
 
 
 class _Ingest:
     """One ingest under way."""
 
-    def __init__(self, settings: DataSettings, source: Source, table: Path, report: Report) -> None:
+    def __init__(self, settings: DataSettings, source: Source, table: Path, report: Report, *, sample: bool) -> None:
         self.settings = settings
         self.source = source
         self.table = table
-        self.samples = list(source.samples())
+        self.samples = sampled(source) if sample else list(source.samples())
         self.workers = pool.threads(settings.workers)
         self._report = report
         self._done = self._told = 0

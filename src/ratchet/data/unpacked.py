@@ -17,6 +17,7 @@ from ratchet import files
 from ratchet.data import contract, pack, quarantine
 from ratchet.data.manifest import FORMAT, Manifest, OwnDataset, OwnRows, SplitFiles
 from ratchet.data.profile import profile
+from ratchet.data.sample import spread
 from ratchet.data.sources.factory import Measures, OwnSource
 from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError
@@ -35,11 +36,18 @@ _FACTS = {
 
 
 def ingest_own(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Callable[[int, int], None]
+    settings: DataSettings,
+    *,
+    draft: Path,
+    packed: Path,
+    table: Path,
+    root: Path,
+    report: Callable[[int, int], None],
+    sample: bool = False,
 ) -> Manifest:
     """Fill the folder `draft`, which is to become `packed`, and the quarantine table; see `ratchet.data.ingest`."""
     source = OwnSource(settings, root=root)
-    facts = _survey(source, report)
+    facts = _survey(source, report, sample=sample)
     total = facts.height
     bad = pl.concat([contract.check_samples(facts, classes=len(source.classes)), contract.duplicate_ids(facts)])
     good = quarantine.without(facts, bad)
@@ -77,11 +85,16 @@ def ingest_own(
     return manifest
 
 
-def _survey(source: OwnSource, report: Callable[[int, int], None]) -> pl.DataFrame:
+def _survey(source: OwnSource, report: Callable[[int, int], None], *, sample: bool) -> pl.DataFrame:
     """One row per sample, in the order of the splits and of the Dataset in each."""
-    total = sum(map(len, source.ids.values()))
+    classes = len(source.classes)
+    chosen = {
+        split: spread(len(ids), classes=classes, of=classes) if sample else range(len(ids))
+        for split, ids in source.ids.items()
+    }
+    total = sum(map(len, chosen.values()))
     frames, done = [], 0
-    for split, places, found in source.read():
+    for split, places, found in source.read(chosen):
         facts = [_facts(one) for one in found]
         columns = {name: pl.Series([fact.get(name) for fact in facts], dtype=kind) for name, kind in _FACTS.items()}
         place = pl.Series(places, dtype=pl.Int64)

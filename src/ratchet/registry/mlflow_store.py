@@ -36,6 +36,7 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
     _be_brief()
     from mlflow import MlflowClient
 
+    _be_quiet()
     uri = address(workspace, settings)
     with reachable(uri):
         make_database(uri)
@@ -130,5 +131,9 @@ def _be_brief() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
+
+def _be_quiet() -> None:
+    """MLflow sets its loggers as it is imported, so this comes after."""
     for name in ("mlflow", "alembic"):  # the making of tables is no news
         logging.getLogger(name).setLevel(logging.WARNING)

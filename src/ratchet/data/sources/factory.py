@@ -1,7 +1,7 @@
 """A user's own torch Dataset as a source: what it calls itself, what it holds, and every sample's facts."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,12 +67,14 @@ class OwnSource:
                 )
         self.ids: dict[SplitName, list[str]] = {split: _ids(dataset, split) for split, dataset in opened.items()}
 
-    def read(self) -> Iterator[tuple[SplitName, list[int], list[Measures | Faulty]]]:
-        """Every sample once, a few at a time, split by split: (split, indices in the Dataset, what was found)."""
+    def read(
+        self, chosen: Mapping[SplitName, Sequence[int]]
+    ) -> Iterator[tuple[SplitName, list[int], list[Measures | Faulty]]]:
+        """The samples with these indices in the Datasets, a few at a time: (split, indices, what was found)."""
         pieces = [
-            (split, range(start, min(start + _PIECE, len(ids))))
-            for split, ids in self.ids.items()
-            for start in range(0, len(ids), _PIECE)
+            (split, places[start : start + _PIECE])
+            for split, places in chosen.items()
+            for start in range(0, len(places), _PIECE)
         ]
         wanted = (
             Piece(split, np.array(places), sample_bits(keys([self.ids[split][i] for i in places]), seed=0, epoch=0))

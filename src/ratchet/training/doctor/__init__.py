@@ -4,12 +4,12 @@ Every check works on copies and on a few rows, leaves random state, model, data 
 where all is well.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from ratchet.training.batches import Split
+from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.course import examine_course
 from ratchet.training.doctor.findings import Finding
@@ -21,7 +21,8 @@ from ratchet.training.plan import Plan
 
 __all__ = ["Finding", "examine"]
 
-_TRIED = 16  # samples the model is tried on
+_TRIED, _TRIED_LARGE = 16, 8  # samples the model is tried on; fewer where all together have more values than
+_LARGE = 1 << 20
 
 
 def examine(
@@ -35,6 +36,7 @@ def examine(
     precision: str,
     pretrained: Path | None,
     checkpoints: Path,
+    rows: int | None = None,
 ) -> list[Finding]:
     """Everything that is wrong with a training as it is about to begin.
 
@@ -44,40 +46,26 @@ def examine(
         device, precision: as chosen for the run.
         pretrained: the file that weights were brought from, if any.
         checkpoints: the folder they will be written to; need not exist.
+        rows: of the training data, where `train` is only a sample of them.
     """
+    rows = len(train) if rows is None else rows
     with reproducible(plan.seed, deterministic=plan.deterministic):
         findings = [
             *examine_rows(train, validation, spec.classes, plan),
-            *examine_course(model, plan, rows=len(train), pretrained=pretrained),
+            *examine_course(model, plan, rows=rows, pretrained=pretrained),
             *examine_disk(model, plan, checkpoints),
         ]
-        return findings + list(
-            _examine_model(
-                train, plan, model=model, device=device, precision=precision, pretrained=pretrained,
-                labelled=not any(finding.check == "labels" for finding in findings),
-            )
-        )  # fmt: skip
+        memory = partial(examine_memory, model, plan, device=device, precision=precision, rows=rows)
+        if any(finding.check == "labels" for finding in findings):
+            return findings
+        if without_batch := list(memory(activations=0)):
+            return findings + without_batch
+        patient = Patient(model, *_sample(train, spec, plan, device), plan, pretrained=pretrained is not None)
+        return [*findings, *patient.examine(), *memory(activations=patient.activations)]
 
 
-def _examine_model(
-    train: Split,
-    plan: Plan,
-    *,
-    model: Classifier,
-    device: torch.device,
-    precision: str,
-    pretrained: Path | None,
-    labelled: bool,
-) -> Iterator[Finding]:
-    """Memory, and a trial of the model where there is memory and there are labels for one."""
-    room = list(examine_memory(model, plan, device=device, precision=precision, rows=len(train), activations=0))
-    if room or not labelled:
-        yield from room
-        return
-    pieces = [balanced_rows(train, _TRIED, plan)]
-    images, labels = next(train.feed(pieces, device))
-    patient = Patient(model, images, labels, plan, pretrained=pretrained is not None)
-    yield from patient.examine()
-    yield from examine_memory(
-        model, plan, device=device, precision=precision, rows=len(train), activations=patient.activations
-    )
+def _sample(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
+    """The batch a model is tried on, not augmented."""
+    values = _TRIED * spec.channels * spec.height * spec.width
+    rows = balanced_rows(train, _TRIED if values <= _LARGE else _TRIED_LARGE, plan)
+    return next(train.feed([rows], device))

@@ -1,0 +1,301 @@
+"""preflight: the whole pipeline on a few samples, down to an answer of the registered model; nothing of it stays.
+
+The project is the real one (its settings, code, data source and pretrained weights); what the stages write, MLflow's
+store included, lies in a temporary folder.
+"""
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from ratchet import settings
+from ratchet.data.manifest import Manifest
+from ratchet.data.sample import PER_CLASS
+from ratchet.errors import DataError, RatchetError, RegistryError
+from ratchet.params import Params
+from ratchet.workspace import Workspace
+from tasks.command import INTERRUPTED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ratchet.training.doctor import Finding
+
+__all__ = ["Preflight", "Scratch", "preflight"]
+
+Result = TypeVar("Result")
+
+_STEPS = 2
+_TINY = {
+    "data.max_bad_fraction": 1.0,  # of a few samples, one bad one is a large share
+    "data.download": False,
+    "training.epochs": 1,
+    "training.max_steps": _STEPS,
+    "training.checkpoint_steps": 1,
+    "training.log_every": 1,
+    "training.profile": 0,
+    "training.doctor": "never",  # it is asked here, about the real settings
+    "evaluation.resamples": 100,
+    "gate.minimum_accuracy": 0.0,
+    "tracking.tensorboard": False,
+}
+
+
+@dataclass(frozen=True)
+class Scratch(Workspace):
+    """The project as it is, but for the settings and for everything that a stage writes: they lie in `folder`."""
+
+    folder: Path
+
+    @property
+    def params(self) -> Path:
+        return self.folder / "params.yaml"
+
+    @property
+    def packed(self) -> Path:
+        return self.folder / "packed"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / "quarantine.parquet"
+
+    @property
+    def running(self) -> Path:
+        return self.folder / "running"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
+
+    @property
+    def registration(self) -> Path:
+        return self.folder / "registration.json"
+
+    @property
+    def mlruns(self) -> Path:
+        return self.folder / "mlruns"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+
+@dataclass
+class Preflight:
+    """One preflight and what it found. As a watch of the stages it shows what they say, below their step."""
+
+    workspace: Workspace
+    console: "Console"
+    findings: "list[Finding]" = field(default_factory=list)
+    failed: bool = False
+    _said: list[str] = field(default_factory=list)
+
+    def run(self, params: Params, scratch: Scratch) -> None:
+        """Every step, until one fails."""
+        tiny = self._tiny(params, scratch)
+        self.step("ingest", lambda: self._ingest(params, tiny, scratch))
+        self.step("doctor", lambda: self._examine(params, scratch))
+        self.step("train", lambda: self._train(tiny, scratch))
+        self.step("evaluate", lambda: self._evaluate(tiny, scratch))
+        self.step("register", lambda: self._register(tiny, scratch))
+        self.step("predict", lambda: self._predict(tiny, scratch))
+
+    def step(self, name: str, act: Callable[[], str]) -> None:
+        """Do it, and show how it went."""
+        self._said.clear()
+        begun, before = time.perf_counter(), len(self.findings)
+        try:
+            with self.console.status(f"{name} ..."):
+                words = act()
+        except BaseException as error:
+            self.failed = True
+            self._show("red", "✗", name, "interrupted" if isinstance(error, KeyboardInterrupt) else "", begun)
+            raise
+        if len(self.findings) > before:
+            self._show("yellow", "!", name, words, begun)
+        else:
+            self._show("green", "✓", name, words, begun)
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Steps are short: the time of each is shown when it is over."""
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+
+    def _show(self, colour: str, mark: str, name: str, words: str, begun: float) -> None:
+        self.console.print(f"  [{colour}]{mark}[/] [bold]{name:<9}[/] {time.perf_counter() - begun:5.1f} s  ", end="")
+        self.console.print(words, markup=False)
+        for sentence in self._said:
+            self.console.print(f"{'':23}{sentence}", markup=False, style="dim")
+
+    def _tiny(self, params: Params, scratch: Scratch) -> Params:
+        shutil.copyfile(self.workspace.params, scratch.params)
+        elsewhere = {"tracking.uri": f"sqlite:///{scratch.mlruns / 'mlflow.db'}"}
+        tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
+        # Below what the file allows: which classes a few samples are of is chance.
+        return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})
+
+    def _ingest(self, params: Params, tiny: Params, scratch: Scratch) -> str:
+        from tasks.ingest import ingest
+
+        try:
+            return ingest(tiny, scratch, watch=self, sample=True).words
+        except DataError as error:
+            if params.data.download and "no usable copy" in str(error):
+                raise DataError(
+                    f"data.source: {params.data.source} is not in {params.data.path} yet, and preflight downloads "
+                    "nothing: fetch it with `python -m tasks.ingest`"
+                ) from error
+            raise
+
+    def _examine(self, params: Params, scratch: Scratch) -> str:
+        """The doctor, on the sample, with the real settings."""
+        from ratchet.training import Split, find_pretrained
+        from ratchet.training.device import choose_device, reproducible
+        from ratchet.training.doctor import examine
+        from ratchet.training.fresh import fresh_model
+        from ratchet.training.precision import choose_precision
+        from tasks.train import plan_of, spec_of
+
+        plan, spec = plan_of(params), spec_of(params, self.workspace, Manifest.read(scratch.packed))
+        train, validation = (Split.open(scratch.packed, name) for name in ("train", "validation"))
+        device = choose_device(plan.device)
+        pretrained = find_pretrained(self.workspace.pretrained, params.model.pretrained)
+        with reproducible(plan.seed, deterministic=plan.deterministic):
+            model, _ = fresh_model(spec, plan, train, pretrained)
+        self.findings += examine(
+            train,
+            validation,
+            spec,
+            plan,
+            model=model.to(device),
+            device=device,
+            precision=choose_precision(plan, device, side=min(spec.height, spec.width)).name,
+            pretrained=pretrained,
+            checkpoints=self.workspace.running,
+            rows=self._rows(params, len(train), plan.batch_size),
+        )
+        return f"{len(self.findings)} findings, see below" if self.findings else "no silent bug found"
+
+    def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
+        """Training rows of the whole set: of the packed one where it is of this source; else enough for a batch."""
+        with contextlib.suppress(DataError):
+            manifest = Manifest.read(self.workspace.packed)
+            if manifest.source == params.data.source:
+                return manifest.splits["train"].rows
+        return max(sampled, batch_size)
+
+    def _train(self, tiny: Params, scratch: Scratch) -> str:
+        from tasks.train import train
+
+        trained = train(tiny, scratch, watch=self)
+        return f"{trained.name}: {trained.steps} steps, checkpoints, the best model saved"
+
+    def _evaluate(self, tiny: Params, scratch: Scratch) -> str:
+        from tasks.evaluate import evaluate
+
+        return f"{evaluate(tiny, scratch, watch=self).rows} test pictures answered and measured"
+
+    def _register(self, tiny: Params, scratch: Scratch) -> str:
+        from tasks.register import register
+
+        registered = register(tiny, scratch, watch=self)
+        if registered.version is None:  # the gate stands open, so only the stored model can have been refused
+            raise RegistryError(registered.words)
+        return f"{registered.model} version {registered.version}, through a gate that was held open"
+
+    def _predict(self, tiny: Params, scratch: Scratch) -> str:
+        """Load the registered model as any MLflow user does, and show it a test picture."""
+        import numpy as np
+
+        from ratchet.registry.models import ModelRegistry
+        from ratchet.training import Split
+        from tasks.register import Registration
+
+        registered = Registration.load(scratch)
+        uri = f"models:/{registered.model}/{registered.version}"
+        picture = Split.open(scratch.packed, "test").gather(np.arange(1))
+        answer = np.asarray(ModelRegistry(scratch, tiny).load(uri).predict(picture))[0]
+        best = int(answer.argmax())
+        name = Manifest.read(scratch.packed).classes[best]
+        return f"{uri}, loaded by mlflow.pyfunc, sees {name!r} in a test picture ({answer[best]:.0%})"
+
+
+def preflight(workspace: Workspace, console: "Console") -> int:
+    """Try everything and tell it; the exit code: 0 where all is well, else 1.
+
+    Raises:
+        RatchetError: as the step that fails says it.
+    """
+    params = settings.load(workspace.params)
+    console.print(
+        f"[bold]Preflight[/] of {params.data.source} and {params.model.name}: "
+        f"about {PER_CLASS} samples of each class, {_STEPS} steps\n"
+    )
+    begun = time.perf_counter()
+    flight = Preflight(workspace, console)
+    with tempfile.TemporaryDirectory(prefix="ratchet-preflight-") as folder, _temporary_files_in(Path(folder)):
+        flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
+    console.print()
+    for number, finding in enumerate(flight.findings, 1):
+        console.print(f"  [yellow]{number}. {finding.check}[/]")
+        console.print(f"     {finding.told}", markup=False)
+        console.print(f"     -> {finding.way_out}\n", markup=False)
+    took = f"{time.perf_counter() - begun:.0f} s; nothing of it was left behind"
+    if flight.findings:
+        console.print(f"The pipeline works, and something is wrong all the same: see above ({took})")
+        return 1
+    console.print(f"[green]All is well[/] ({took}). Next: [bold]ratchet train[/]")
+    return 0
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Let whatever any library makes as a temporary file be made, and removed, with the rest."""
+    before = tempfile.tempdir
+    (folder / "tmp").mkdir()
+    tempfile.tempdir = str(folder / "tmp")
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _main() -> int:
+    from rich.console import Console
+
+    from tasks.train import TrainingStopped
+
+    signal.signal(signal.SIGTERM, _interrupt)  # what is open is closed and removed, as on Ctrl-C
+    try:
+        return preflight(Workspace.find(), Console(highlight=False, soft_wrap=True))
+    except (KeyboardInterrupt, TrainingStopped):
+        print("preflight: interrupted; nothing was left behind", file=sys.stderr)
+        return INTERRUPTED
+    except RatchetError as error:
+        print(f"\npreflight: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -37,6 +37,11 @@ def refusal(file: Path) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def meaning(name: str) -> str:
+    """What the file says a training setting means."""
+    return str(TrainingSettings.model_fields[name].description)
+
+
 def test_the_shipped_file_is_the_template_byte_for_byte() -> None:
     assert (REPOSITORY / "params.yaml").read_text(encoding="utf-8") == settings.template()
 
@@ -106,13 +111,19 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
         ),
         (
             "optimizer: adamw",
-            "optimizer: adam",
-            "training.optimizer: found 'adam'; allowed: sgd or adamw (sgd (with momentum) or adamw)",
+            "optimizer: adagrad",
+            f"training.optimizer: found 'adagrad'; allowed: sgd, adam, adamw or muon ({meaning('optimizer')})",
         ),
         (
-            "flip: false",
-            "flip: no",
-            "training.flip: found 'no'; allowed: true or false (augment by mirroring left to right)",
+            "nesterov: true",
+            "nesterov: no",
+            "training.nesterov: found 'no'; allowed: true or false (Nesterov momentum, of sgd and muon)",
+        ),
+        (
+            "class_weights: none",
+            "class_weights: [1.0, 0.0]",
+            "training.class_weights: found 0.0; allowed: none or balanced or a list, not empty, of a finite number, "
+            f"above 0.0 ({meaning('class_weights')})",
         ),
         (
             "formats: [jpeg, png, webp, bmp, tiff]",
@@ -126,6 +137,12 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
             "data.image_size: found 4; allowed: auto or a whole number, at least 8 and at most 4096 (side of the "
             "packed square images, pixels; auto: as they are if alike and <= 64, else 64)",
         ),
+        (
+            "betas: [0.9, 0.999]",
+            "betas: [0.9]",
+            "training.betas: found [0.9]; allowed: a list, 2 long, of a finite number, at least 0.0 and below 1.0 "
+            f"({meaning('betas')})",
+        ),
         ("device: auto", "device: gpu", "training.device: found 'gpu'; allowed: auto, cpu, mps, cuda or cuda:N"),
         (
             "max_aspect: 10.0",
@@ -136,7 +153,7 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
         (
             "source: digits",
             "source:",
-            "data.source: found null; allowed: text, not empty (digits, image-folder, or a torchvision.datasets class)",
+            "data.source: found null; allowed: text, not empty (digits, image-folder, factory, or a torchvision set)",
         ),
         (
             "validation_fraction: 0.15",
@@ -268,10 +285,10 @@ def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
         return settings.flatten(Overrides.model_validate(content))
 
     assert chosen() == {}
-    assert chosen(training={"epochs": 3, "flip": False}, seed=0) == {
+    assert chosen(training={"epochs": 3, "nesterov": False}, seed=0) == {
         "seed": 0,
         "training.epochs": 3,
-        "training.flip": False,
+        "training.nesterov": False,
     }
     assert chosen(data={"formats": ["png"]}) == {"data.formats": ("png",)}
     for bad in ({"training": {"epochs": 0}}, {"training": {"epoch": 1}}, {"training": {"epochs": "3"}}):

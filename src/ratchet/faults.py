@@ -44,17 +44,23 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
 def explain(model: type[BaseModel], faults: Iterable[Mapping[str, Any]]) -> list[str]:
     """One sentence for each fault that pydantic found (`ValidationError.errors()`); a union's branches make one."""
     known = dotted_keys(model)
-    sentences = []
+    sentences: dict[str, tuple[int, list[str]]] = {}  # by key: how deep inside the value the fault lies, what is said
     for fault in faults:
         parts = [str(part) for part in fault["loc"]]
+        depth = len(parts)
         if fault["type"] == "extra_forbidden":
-            sentences.append(unknown(model, ".".join(parts), fault["input"]))
+            sentences[".".join(parts)] = depth, [unknown(model, ".".join(parts), fault["input"])]
             continue
         # A union's branch and a list's position are part of pydantic's place; the key ends where the settings end.
         while len(parts) > 1 and ".".join(parts) not in known and not _begins(known, ".".join(parts)):
             parts.pop()
-        sentences.append(_refusal(model, ".".join(parts), fault["input"]))
-    return list(dict.fromkeys(sentences))
+        key = ".".join(parts)
+        deepest, told = sentences.get(key, (depth, []))
+        # The branch of a union that gets furthest into the value is the one that was meant.
+        if depth >= deepest:
+            kept = told if depth == deepest else []
+            sentences[key] = depth, [*kept, _refusal(model, key, fault["input"])]
+    return [sentence for _, told in sentences.values() for sentence in dict.fromkeys(told)]
 
 
 def missing(key: str, default: object) -> str:
@@ -124,7 +130,8 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     ]
     bounds = f", {' and '.join(limits)}" if limits else ""
     if origin is tuple:
-        return f"a list, not empty, of {_allowed(arguments[0])}"
+        length = "not empty," if Ellipsis in arguments else f"{len(arguments)} long,"
+        return f"a list, {length} of {_allowed(arguments[0])}"
     names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text, not empty"}
     return names[annotation] + bounds
 

@@ -49,6 +49,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.training import Split, load_model, predict_logits
 
     model, spec = load_model(workspace.model)
+    model.flip_average = params.evaluation.flip_average
     test = Split.open(workspace.packed, "test")
     logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
     temperature = 1.0
@@ -60,7 +61,8 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation)
 
     write_predictions(workspace.reports / "predictions.parquet", predictions)
-    files.write_json(workspace.reports / "metrics.json", {**figures.numbers(), "temperature": temperature})
+    how = {"temperature": temperature, "flip_average": int(model.flip_average)}
+    files.write_json(workspace.reports / "metrics.json", {**figures.numbers(), **how})
     files.write_json(workspace.reports / "figures.json", figures.to_json())
     plots.write_confusion(workspace.reports / "confusion.csv", predictions)
     plots.write_reliability(workspace.reports / "reliability.csv", figures.reliability)

@@ -1,7 +1,7 @@
 """register: the model and its figures -> a verdict, and if it passes a registered version. A refusal is a result."""
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,14 +109,15 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
-    """The folder of the model to store: with the temperature that evaluation fitted, where it fitted one."""
+    """The folder of the model to store: one that answers as evaluation had it answer."""
     from ratchet.training import load_model, save_model
 
     model, spec = load_model(workspace.model)
-    temperature = files.read_json(workspace.reports / "metrics.json")["temperature"]
-    if temperature == 1.0:
+    measured = files.read_json(workspace.reports / "metrics.json")
+    if measured["temperature"] == 1.0 and not measured["flip_average"]:
         return workspace.model, spec
-    model.temperature.fill_(temperature)
+    model.temperature.fill_(measured["temperature"])
+    spec = replace(spec, flip_average=bool(measured["flip_average"]))
     save_model(
         folder,
         model.state_dict(),

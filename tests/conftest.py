@@ -156,6 +156,7 @@ def project(tmp_path: Path) -> Project:
 
 # Set once in a process, by libraries as they are imported or by us on their behalf, and never set back.
 ADOPTED = (
+    "_TORCHINDUCTOR_",
     "CUBLAS_",
     "GIT_PYTHON_REFRESH",
     "KINETO_",

@@ -151,6 +151,9 @@ class TrainingSettings(Section):
     )
     crop_padding: Count = Field(1, description="shift by up to so many pixels")
     crop_fill: Literal["zeros", "reflect"] = Field("zeros", description="what a shift brings in")
+    progressive_sizes: (
+        Literal["none"] | Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(strict=False, min_length=1)]
+    ) = Field("none", description="side of the images in each epoch, pixels, the last for the rest; none: as packed")
     cutout: Count = Field(0, description="side of a square that is blanked out, pixels; 0: none")
 
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -209,3 +210,21 @@ def test_a_training_that_is_left_in_the_middle_puts_the_random_state_back(lab) -
     events.close()
     assert torch.equal(torch.get_rng_state(), expected)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_compiled_training_resumed_inside_an_epoch_equals_the_undisturbed_run(lab) -> None:
+    """Each batch size is compiled for itself, so that which one comes first in a process makes no difference."""
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("torch.compile needs a C++ compiler, and there is none on this machine")
+    plan = lab.plan(epochs=2, compile="default", deterministic=False)
+    events = list(lab.events(plan, name="undisturbed"))
+    assert any("compiled by torch.compile" in notice.text for notice in lab.every(events, Notice))
+    lab.stop_at(3, plan)  # the next batch is the short one
+    torch.compiler.reset()
+    lab.assert_same(lab.run(plan).weights, events[-1].weights)
+
+
+def test_without_a_compiler_training_goes_on_and_says_so(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    said = [notice.text for notice in lab.every(lab.events(lab.plan(compile="default")), Notice)]
+    assert said == ["training.compile: no C++ compiler is on this machine, so the model is not compiled"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ratchet.training.plan import Plan
 
-__all__ = ["augment", "epoch_order", "sample_bits"]
+__all__ = ["augment", "epoch_order", "resized", "sample_bits"]
 
 Keys = NDArray[np.uint64]
 
@@ -59,6 +59,23 @@ def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torc
     if plan.cutout:
         images = _blanked(images, bits, side=plan.cutout)
     return images
+
+
+def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
+    """The images at the size that `plan.progressive_sizes` has for `epoch`: (n, channels, height, width) of any dtype.
+
+    Small images first: an epoch costs what its pixels cost, and early on a net learns from few of them as well (Howard
+    2018). Made smaller with an antialiasing filter, as float32; as they are where the size is theirs.
+    """
+    if isinstance(plan.progressive_sizes, str):
+        return images
+    side = plan.progressive_sizes[min(epoch, len(plan.progressive_sizes) - 1)]
+    height, width = images.shape[2:]
+    scale = side / min(height, width)
+    if scale == 1.0:
+        return images
+    size = round(height * scale), round(width * scale)
+    return torch.nn.functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
 
 
 def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> torch.Tensor:

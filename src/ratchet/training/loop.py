@@ -16,9 +16,10 @@ from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.clock import Clock, waiting
 from ratchet.training.device import choose_device, describe, ran_out_of_memory, reproducible
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
+from ratchet.training.fresh import fresh_model
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
-from ratchet.training.models import ModelSpec, build, load_pretrained
+from ratchet.training.models import ModelSpec
 from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
 from ratchet.training.precision import choose_precision
@@ -32,7 +33,7 @@ from ratchet.training.validation import validate
 __all__ = ["fit"]
 
 _LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
-_INITIAL_IMAGES = 4096  # that a network may look at to choose its first weights
+_LONG = 1000  # steps from which on a few seconds of the doctor's are well spent
 
 
 def fit(
@@ -111,7 +112,7 @@ class _Training:
             self.total_steps = min(self.total_steps, plan.max_steps)
 
         # What learns
-        self.notices: list[str] = []
+        self.notices: list[str]
         self.begin()
 
         # Figures not yet fetched from the device, and the clocks they are timed by
@@ -121,16 +122,7 @@ class _Training:
     def begin(self) -> None:
         """The state before the first step: the seed decides it."""
         plan = self.plan
-        torch.manual_seed(plan.seed)
-        model = build(self.spec)
-        initialise = getattr(model.network, "initialise", None)
-        if callable(initialise):
-            rows = epoch_order(len(self.train), seed=plan.seed, epoch=0)[:_INITIAL_IMAGES]
-            images, _ = self.train.batch(rows, torch.device("cpu"))
-            with torch.no_grad():
-                initialise(model.normalised(images))
-        if self.pretrained is not None:
-            self.notices.append(load_pretrained(model, self.pretrained).words)
+        model, self.notices = fresh_model(self.spec, plan, self.train, self.pretrained)
         if warning := without_pretrained(plan, self.pretrained):
             self.notices.append(warning)
         model = model.to(self.device)
@@ -154,6 +146,8 @@ class _Training:
         yield from self._problems()
         said = [self.precision.why, *(self.notices if resumed is None else [])]
         yield from (Notice(sentence) for sentence in said if sentence)
+        if resumed is None:
+            yield from self._examine()
         yield Started(
             device=str(self.device),
             described=describe(self.device),
@@ -197,6 +191,26 @@ class _Training:
             raise CheckpointError(f"checkpoint {path} is of other data, settings or code: move it away")
         self.state.restore(snapshot)
         return path
+
+    def _examine(self) -> Iterator[Event]:
+        """What the doctor finds, where it is asked for, before the first step."""
+        if self.plan.doctor == "never" or (self.plan.doctor == "auto" and self.total_steps < _LONG):
+            return
+        from ratchet.training.doctor import examine
+
+        findings = examine(
+            self.train,
+            self.validation,
+            self.spec,
+            self.plan,
+            model=self.state.model,
+            device=self.device,
+            precision=self.precision.name,
+            pretrained=self.pretrained,
+            checkpoints=self.store.folder,
+        )
+        for finding in findings:
+            yield Notice(f"doctor: {finding.words}")
 
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
@@ -267,7 +281,7 @@ class _Training:
             self.state.step,
             "out of memory",
             f"memory did not suffice for a micro-batch of {before} at step {self.state.step + 1}: going on with "
-            f"{after}, in a step of the same {rows} samples; training.accumulation={self.state.accumulation} begins that way",
+            f"{after}, in a step of the same {rows} samples; training.accumulation={self.state.accumulation} begins so",
         )
 
     def _rate(self, step: int) -> float:

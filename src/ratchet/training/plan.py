@@ -54,6 +54,7 @@ class Plan:
     flip: str = "none"
     crop_padding: int = 1
     crop_fill: str = "zeros"
+    progressive_sizes: str | tuple[int, ...] = "none"
     cutout: int = 0
 
     # The machine

@@ -40,6 +40,6 @@ def overfitting(state: TrainingState, plan: Plan, values: dict[str, float]) -> s
     state.overfit_said = True
     return (
         f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, validation {held_out:.3f}, a gap "
-        f"above training.overfit_gap {plan.overfit_gap}: more data, augmentation (training.flip, training.crop_padding) "
-        "or weight decay help"
+        f"above training.overfit_gap {plan.overfit_gap}: more data, augmentation (training.flip, "
+        "training.crop_padding) or weight decay help"
     )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ratchet.training.augment import resized
 from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.device import seed_step
 from ratchet.training.losses import Objective
@@ -68,6 +69,7 @@ class Stepper:
         state.optimizer.zero_grad(set_to_none=True)
         for _ in micro_batches(rows, state.accumulation):
             images, labels = next(feed)
+            images = resized(images, plan, epoch=state.epoch)
             with self.precision.autocast(self.device):
                 logits = self.network(images)
             loss = objective(logits, labels)

@@ -22,6 +22,7 @@ class ModelSpec:
     std: tuple[float, ...]
     factory: str = "none"  # package.module:function, which takes the place of `name`
     code: str = "none"  # file or folder of the factory's code
+    flip_average: bool = False  # answer an image with the mean of its logits and its mirror image's
     root: str = "."  # the folder that `code` lies in now; no part of what the model is
 
     @property
@@ -57,6 +58,8 @@ class Classifier(nn.Module):
             whole = per_channel.expand(-1, -1, spec.height, spec.width).contiguous(memory_format=torch.channels_last)
             self.register_buffer(name, whole, persistent=False)
 
+        self.flip_average = spec.flip_average
+
         # What `transfer` goes by
         self.order: tuple[str, ...] = ()  # names of the modules as they first ran, where that has been watched
         self.fixed = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
@@ -64,7 +67,11 @@ class Classifier(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Pixels 0..255, uint8 or float (n, channels, height, width) -> logits (n, classes)."""
         logits: torch.Tensor = self.network(self.normalised(images))
-        return logits if self.training else logits / self.temperature
+        if self.training:
+            return logits
+        if self.flip_average:
+            logits = (logits + self.network(self.normalised(images.flip(3)))) / 2
+        return logits / self.temperature
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Pixels 0..255, uint8 or float (n, channels, height, width) -> what the network sees: float, scaled."""

@@ -1,0 +1,111 @@
+"""Losses against torch.nn's own, taken over the whole batch at once; micro-batches against the whole."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ratchet.errors import TrainingError
+from ratchet.training import Plan
+from ratchet.training.losses import Objective, class_weights
+
+CLASSES = 4
+LABELS = np.array([0, 2, 1, 3, 3, 0, 2], np.int64)
+WEIGHTS = np.array([0.5, 1.0, 2.0, 3.0], np.float32)
+CPU = torch.device("cpu")
+
+
+def logits(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(len(LABELS), CLASSES, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def mean(objective: Objective, answers: torch.Tensor, labels: np.ndarray) -> float:
+    return (objective(answers, torch.from_numpy(labels)) / objective.weight(labels)).item()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_cross_entropy_is_torchs(smoothing: float, weights: np.ndarray | None, ignored: int) -> None:
+    objective = Objective(Plan(label_smoothing=smoothing, ignore_index=ignored), weights, CPU)
+    own = nn.CrossEntropyLoss(
+        weight=None if weights is None else torch.from_numpy(weights).double(),
+        ignore_index=ignored,
+        label_smoothing=smoothing,
+    )
+    assert mean(objective, logits(), LABELS) == pytest.approx(own(logits(), torch.from_numpy(LABELS)).item(), rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("binary-cross-entropy", nn.BCEWithLogitsLoss()),
+        ("mse", nn.MSELoss()),
+        ("l1", nn.L1Loss()),
+        ("smooth-l1", nn.SmoothL1Loss()),
+    ],
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_losses_on_one_hot_targets_are_torchs(kind: str, own: nn.Module, smoothing: float) -> None:
+    targets = torch.zeros(len(LABELS), CLASSES, dtype=torch.float64)
+    targets[torch.arange(len(LABELS)), torch.from_numpy(LABELS)] = 1.0
+    targets = targets * (1 - smoothing) + smoothing / CLASSES
+    objective = Objective(Plan(loss=kind, label_smoothing=smoothing), None, CPU)
+    assert mean(objective, logits(), LABELS) == pytest.approx(own(logits(), targets).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_parts_of_a_batch_add_up_to_the_whole_and_ignored_rows_are_as_if_absent(kind: str, weights) -> None:
+    objective = Objective(Plan(loss=kind, ignore_index=2), weights, CPU)
+    whole = mean(objective, logits(), LABELS)
+    parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
+    total = sum(objective(logits()[part], torch.from_numpy(LABELS[part])).item() for part in parts)
+    assert total / objective.weight(LABELS) == pytest.approx(whole, rel=1e-12)
+    there = LABELS != 2
+    assert mean(objective, logits()[torch.from_numpy(there)], LABELS[there]) == pytest.approx(whole, rel=1e-12)
+    assert objective.counted(LABELS) == there.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
+    objective = Objective(Plan(), None, CPU)
+    assert objective(logits(dtype), torch.from_numpy(LABELS)).dtype == torch.float32
+    assert objective(logits(), torch.from_numpy(LABELS)).dtype == torch.float64
+
+
+def test_balanced_weights_are_scikit_learns() -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
+    found = class_weights(Plan(class_weights="balanced"), LABELS, CLASSES)
+    expected = compute_class_weight("balanced", classes=np.arange(CLASSES), y=LABELS)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert found[LABELS].mean() == pytest.approx(1.0)
+    assert class_weights(Plan(), LABELS, CLASSES) is None
+
+
+def test_a_list_of_weights_has_one_for_each_class() -> None:
+    assert class_weights(Plan(class_weights=(0.5, 1.0, 2.0, 3.0)), LABELS, CLASSES).tolist() == WEIGHTS.tolist()
+    with pytest.raises(TrainingError, match=r"training\.class_weights: found 2 weights; the data have 4 classes"):
+        class_weights(Plan(class_weights=(1.0, 2.0)), LABELS, CLASSES)
+
+
+@pytest.mark.parametrize("changes", [{"loss": "mse"}, {"class_weights": "balanced"}, {"ignore_index": 1}])
+def test_a_training_learns_by_it_and_resumes_exactly(lab, changes) -> None:
+    plan = lab.plan(epochs=12, learning_rate=0.02, crop_padding=0, **changes)
+    finished = lab.run(plan)
+    assert finished.history[-1]["train/loss"] < finished.history[0]["train/loss"]
+    lab.stop_at(6, plan, name="stopped")
+    lab.assert_same(lab.run(plan, name="stopped").weights, finished.weights)
+
+
+def test_validation_is_measured_without_what_only_teaches(lab) -> None:
+    """Two trainings of one course whose losses differ only in a constant factor of the weights: the same figure."""
+    plain = lab.plan(epochs=1, optimizer="sgd", learning_rate=1e-30, label_smoothing=0.0)
+    taught = lab.plan(
+        epochs=1, optimizer="sgd", learning_rate=1e-30, label_smoothing=0.3, class_weights=(9.0, 1.0, 1.0)
+    )
+    figures = [lab.run(plan, name=name).history[0] for name, plan in (("plain", plain), ("taught", taught))]
+    assert figures[0]["validation/loss"] == figures[1]["validation/loss"]
+    assert figures[0]["train/loss"] != figures[1]["train/loss"]

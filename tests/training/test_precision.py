@@ -1,0 +1,108 @@
+"""Which arithmetic is chosen and what is said of it; what the device has is put in, what is chosen is used for real."""
+
+import pytest
+import torch
+
+from ratchet.training import Notice, Points, Started
+from ratchet.training.precision import choose_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch):
+    """Let the device have the arithmetic named, and fp32."""
+
+    def only(*names: str) -> None:
+        monkeypatch.setattr("ratchet.training.precision._has", lambda name, _device: name in ("fp32", *names))
+
+    return only
+
+
+@pytest.mark.parametrize(
+    ("there", "side", "name", "words"),
+    [
+        (("bf16",), 32, "bf16", "multiplies bf16 fastest"),
+        (("bf16", "fp16"), 224, "bf16", "multiplies bf16 fastest"),
+        (("bf16",), 8, "fp32", "does not pay on images of 8 pixels"),
+        ((), 32, "fp32", "has no bf16 arithmetic"),
+        (("fp16",), 32, "fp32", "has no bf16 arithmetic"),  # fp16 may overflow: never unasked
+    ],
+)
+def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, side: int, name: str, words: str) -> None:
+    has(*there)
+    chosen = choose_precision(lab.plan(precision="auto", channels_last="auto"), CPU, side=side)
+    assert chosen.name == name
+    assert chosen.channels_last == (name == "bf16")
+    assert chosen.why.startswith(f"precision auto: {name}")
+    assert words in chosen.why
+
+
+@pytest.mark.parametrize("name", ["tf32", "bf16", "fp16"])
+def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> None:
+    has()
+    chosen = choose_precision(lab.plan(precision=name), CPU, side=32)
+    assert chosen.name == "fp32"
+    assert f"no {name} arithmetic: training in fp32 instead" in chosen.why
+
+
+def test_a_memory_layout_that_is_asked_for_is_taken(lab, has) -> None:
+    has("bf16")
+    for wanted in (True, False):
+        assert choose_precision(lab.plan(precision="bf16", channels_last=wanted), CPU, side=32).channels_last is wanted
+
+
+def test_tf32_is_in_force_only_where_it_was_chosen(lab, has) -> None:
+    has("tf32")
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for name, precision, allowed in (("tf32", "high", True), ("fp32", "highest", False)):
+        with choose_precision(lab.plan(precision=name), CPU, side=32).in_force():
+            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, allowed)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_fp16_scales_its_loss_tells_the_scale_and_resumes_exactly(lab, has) -> None:
+    """PyTorch computes fp16 on any CPU, slowly where the CPU has none; its loss scaler is the one CUDA uses."""
+    has("fp16")
+    plan = lab.plan(precision="fp16", learning_rate=0.01, clip_norm=0.5)
+    events = list(lab.events(plan))
+    assert lab.every(events, Started)[0].precision == "fp16"
+    points = lab.every(events, Points)
+    scales = [point.values["step/loss_scale"] for point in points]
+    assert scales[0] in (65536.0, 32768.0)  # the first may be passed over
+    assert len(set(scales)) == 1
+    assert all(point.values["step/gradient_norm"] < 1000 for point in points)  # unscaled before it is clipped
+    _, end = lab.store(plan).newest()
+    assert end.state["scaler"]["_growth_tracker"] in (11, 12)
+    for step in (2, 7):
+        lab.stop_at(step, plan, name=f"stopped at {step}")
+        lab.assert_same(lab.run(plan, name=f"stopped at {step}").weights, events[-1].weights)
+        _, again = lab.store(plan, f"stopped at {step}").newest()
+        assert again.state == end.state
+
+
+def test_a_scale_that_overflows_is_halved_and_the_step_passed_over(lab, has) -> None:
+    """A loss so large that 65,536 times it is beyond fp16: such steps change nothing, and the run goes on."""
+    has("fp16")
+    lab.spec = lab.make_spec("tiny", classes=3)
+    plan = lab.plan(precision="fp16", loss="mse", learning_rate=1e-3, optimizer="sgd", clip_norm=0.0)
+    import ratchet.training.losses as losses
+
+    whole = losses.Objective.__call__
+    try:
+        losses.Objective.__call__ = lambda self, logits, labels: whole(self, logits, labels) * 1e4
+        points = lab.every(lab.events(plan), Points)
+    finally:
+        losses.Objective.__call__ = whole
+    scales = [point.values["step/loss_scale"] for point in points]
+    assert scales[0] == 32768.0
+    assert scales == sorted(scales, reverse=True)
+    assert len(points) == 12
+
+
+def test_what_was_picked_is_told_before_the_first_step(lab, has) -> None:
+    has("bf16")
+    events = list(lab.events(lab.plan(precision="auto")))
+    assert isinstance(events[0], Notice)
+    assert events[0].text.startswith("precision auto: fp32")  # these images have 8 pixels
+    assert lab.every(events, Started)[0].precision == "fp32"

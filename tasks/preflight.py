@@ -166,17 +166,17 @@ class Preflight:
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
         """The doctor, on the sample, with the real settings."""
-        from ratchet.training import Split, find_pretrained
+        from ratchet.training import Split
         from ratchet.training.device import choose_device, reproducible
         from ratchet.training.doctor import examine
         from ratchet.training.fresh import fresh_model
         from ratchet.training.precision import choose_precision
-        from tasks.train import plan_of, spec_of
+        from tasks.course import Course
 
-        plan, spec = plan_of(params), spec_of(params, self.workspace, Manifest.read(scratch.packed))
+        course = Course.of(params, self.workspace, Manifest.read(scratch.packed))
+        plan, spec, pretrained = course.plan, course.spec, course.pretrained
         train, validation = (Split.open(scratch.packed, name) for name in ("train", "validation"))
         device = choose_device(plan.device)
-        pretrained = find_pretrained(self.workspace.pretrained, params.model.pretrained)
         with reproducible(plan.seed, deterministic=plan.deterministic):
             model, _ = fresh_model(spec, plan, train, pretrained)
         self.findings += examine(

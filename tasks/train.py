@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.params import Params
 from ratchet.workspace import Workspace
+from tasks.course import Course
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ratchet.registry.runs import Run
     from tasks.curves import Curves
 
-__all__ = ["TrainedModel", "TrainingStopped", "plan_of", "spec_of", "tell_training", "train"]
+__all__ = ["TrainedModel", "TrainingStopped", "tell_training", "train"]
 
 
 class TrainingStopped(TrainingError):
@@ -69,24 +70,23 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     from ratchet.registry.runs import Run
 
     manifest = Manifest.read(workspace.packed)
-    plan, spec = plan_of(params), spec_of(params, workspace, manifest)
-    pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
+    course = Course.of(params, workspace, manifest)
     train_split, validation_split = (
-        training.Split.open(workspace.packed, name, workers=plan.workers) for name in ("train", "validation")
+        training.Split.open(workspace.packed, name, workers=course.plan.workers) for name in ("train", "validation")
     )
-    identity = _identity(manifest, plan, spec, pretrained)
-    key = files.digest_json(identity)[:16]
-    store = training.CheckpointStore(workspace.running / key, keep_last=plan.keep_last, keep_best=plan.keep_best)
-    with Run(workspace, params, key) as run, _on_request() as asked_to_stop:
+    store = training.CheckpointStore(
+        workspace.running / course.key, keep_last=course.plan.keep_last, keep_best=course.plan.keep_best
+    )
+    with Run(workspace, params, course.key) as run, _on_request() as asked_to_stop:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
         events = training.fit(
             train_split,
             validation_split,
-            spec,
-            plan,
+            course.spec,
+            course.plan,
             store=store,
-            identity=identity,
-            pretrained=pretrained,
+            identity=course.identity,
+            pretrained=course.pretrained,
             profile_to=run.journal.folder / "profile",
             stop=asked_to_stop,
         )
@@ -105,7 +105,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         run.status("FINISHED")
     if run.away:
         watch.say(run.away)
-    _leave(workspace, store.folder, finished, spec, key=key, best_metric=plan.best)
+    _leave(workspace, store.folder, finished, course)
     return TrainedModel.load(workspace)
 
 
@@ -140,53 +140,6 @@ def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Mani
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")
-
-
-def plan_of(params: Params) -> "training.Plan":
-    """What the loop is told."""
-    from ratchet import training
-
-    return training.Plan(seed=params.seed, **params.training.model_dump())
-
-
-def spec_of(params: Params, workspace: Workspace, manifest: Manifest) -> "training.ModelSpec":
-    """The model that the settings name, for the data at hand.
-
-    Raises:
-        TrainingError: there is no such model.
-    """
-    from ratchet import training
-
-    model, root = params.model, str(workspace.root)
-    own = {"factory": model.factory, "code": model.code} if model.factory != "none" else {}
-    training.require(model.name, **own, root=root)
-    return training.ModelSpec(
-        name=model.name,
-        classes=manifest.classes,
-        channels=manifest.channels,
-        height=manifest.height,
-        width=manifest.width,
-        mean=manifest.mean,
-        std=manifest.std,
-        root=root,
-        **own,
-    )
-
-
-def _identity(
-    manifest: Manifest, plan: "training.Plan", spec: "training.ModelSpec", pretrained: Path | None
-) -> dict[str, str]:
-    """What decides the result: a checkpoint of another of these is no place to go on from."""
-    from ratchet import training
-
-    house = Path(training.__file__).parent
-    own = {path.as_posix(): files.digest_file(Path(spec.root) / path) for path in training.code_files(spec)}
-    return {
-        "data": manifest.digest,
-        "settings": files.digest_json({"plan": asdict(plan), "spec": spec.to_json()}),
-        "code": files.digest_json({"house": files.digest_tree(house, ["**/*.py"]), "own": own}),
-        "pretrained": files.digest_file(pretrained) if pretrained else "none",
-    }
 
 
 def _ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
@@ -256,27 +209,19 @@ def _epoch_words(event: "training.Epoch") -> str:
     return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
 
 
-def _leave(
-    workspace: Workspace,
-    running: Path,
-    finished: "training.Finished",
-    spec: "training.ModelSpec",
-    *,
-    key: str,
-    best_metric: str,
-) -> None:
+def _leave(workspace: Workspace, running: Path, finished: "training.Finished", course: Course) -> None:
     """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
     from ratchet import training
 
     about = {
-        "key": key,
+        "key": course.key,
         "best_epoch": finished.best_epoch,
-        "best_metric": best_metric,
+        "best_metric": course.plan.best,
         "best_value": finished.best_value,
         "steps": finished.step,
     }
     with files.draft_directory(workspace.model) as draft:
-        training.save_model(draft, finished.weights, spec, about={"training": about})
+        training.save_model(draft, finished.weights, course.spec, about={"training": about})
         files.write_json(draft / "history.json", finished.history)
         columns = list(finished.history[0])
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]

@@ -19,6 +19,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingAway, TrainingError
 from ratchet.params import Params
 from ratchet.workspace import Workspace, disk_errors
+from tasks.course import Course
 from tasks.difference import differences
 from tasks.trial import Trial
 from tasks.watch import Terminal, Watch
@@ -167,17 +168,16 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
 
 def _prove(steps: int | None, kills: int) -> bool:
     """What the command does; whether the two trainings were the same."""
-    from tasks.train import training_key
-
     workspace = Workspace.find()
     params = settings.load(workspace.params)
+    key = Course.of(params, workspace, Manifest.read(workspace.packed)).key
     with (
         disk_errors(workspace.root),
         workspace.hold("ratchet verify-resume"),
         Terminal("verify-resume", unit="steps") as watch,
     ):
         certificate = verify(params, workspace, steps=steps, kills=kills, watch=watch)
-        path, words = attach(certificate, params, workspace, training_key(params, workspace))
+        path, words = attach(certificate, params, workspace, key)
         watch.say(certificate["verdict"])
         watch.say(f"certificate: {path}; {words}")
     return bool(certificate["identical"])

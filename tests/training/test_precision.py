@@ -71,7 +71,8 @@ def test_fp16_scales_its_loss_tells_the_scale_and_resumes_exactly(lab, has) -> N
     scales = [point.values["step/loss_scale"] for point in points]
     assert scales[0] in (65536.0, 32768.0)  # the first may be passed over
     assert len(set(scales)) == 1
-    assert all(point.values["step/gradient_norm"] < 1000 for point in points)  # unscaled before it is clipped
+    norms = [point.values.get("step/gradient_norm", 0.0) for point in points]  # none where a step was passed over
+    assert 0 < max(norms) < 1000  # unscaled before it is clipped
     _, end = lab.store(plan).newest()
     assert end.state["scaler"]["_growth_tracker"] in (11, 12)
     for step in (2, 7):

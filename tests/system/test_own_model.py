@@ -1,0 +1,127 @@
+"""A user's own model and weights to begin with, through the whole pipeline: by params.yaml alone, seen by DVC."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+NET = """
+from torch import nn
+
+from mynets.parts import block
+
+
+def net(*, classes, channels, height, width):
+    features = nn.Sequential(block(channels, 8), nn.MaxPool2d(2), block(8, 8), block(8, 16), nn.AdaptiveAvgPool2d(2))
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(16 * 4, classes))
+"""
+PARTS = """
+from torch import nn
+
+
+def block(inside, outside):
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU())
+"""
+SERVE = """
+import json, os, sys
+os.chdir(sys.argv[3])
+import mlflow, numpy as np
+
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(f"models:/digits/{sys.argv[2]}")
+print(json.dumps(model.predict(np.zeros((1, 8, 8, 1), np.uint8)).shape))
+print(sys.modules["mynets.parts"].__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(new_project: Callable[[str], Any]) -> Any:
+    """A project whose model is the user's, all stages done by `dvc repro`."""
+    project = new_project("own-model")
+    folder = project.root / "mynets"
+    folder.mkdir()
+    (folder / "net.py").write_text(NET)
+    (folder / "parts.py").write_text(PARTS)
+    project.good("ratchet", "set", "model.factory=mynets.net:net", "model.code=mynets", "gate.minimum_accuracy=0.0")
+    project.good("dvc", "repro")
+    return project
+
+
+def shapes(path: Path) -> dict[str, list[int]]:
+    with safe_open(path, "pt") as file:
+        return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def served(project: Any, version: int, elsewhere: Path) -> list[str]:
+    """What a process that knows nothing of the project prints: the answer's shape, and where the model's code lay."""
+    elsewhere.mkdir()
+    shutil.copytree(project.root / "src", elsewhere / "src")
+    uri = f"sqlite:///{project.root}/mlruns/mlflow.db"
+    command = (sys.executable, "-c", SERVE, uri, str(version), str(elsewhere))
+    return project.good(*command, PYTHONPATH=str(elsewhere / "src")).splitlines()[-2:]
+
+
+def test_a_users_model_is_trained_registered_and_named_by_its_factory(own) -> None:
+    described = json.loads((own.root / "data" / "model" / "model.json").read_text())
+    assert described["spec"]["factory"] == "mynets.net:net"
+    assert str(own.root) not in json.dumps(described)
+    assert own.good("dvc", "status").strip() == "Data and pipelines are up to date."
+    assert "Nothing to do" in own.good("ratchet", "train")
+
+
+def test_mlflow_loads_the_users_model_where_the_project_is_not(own, tmp_path) -> None:
+    shape, code = served(own, 1, tmp_path / "elsewhere")
+    assert json.loads(shape) == [1, 10]
+    assert Path(code).is_relative_to(own.root / "mlruns")
+
+
+def test_a_change_of_the_users_file_is_another_training_and_the_old_version_keeps_its_code(own, tmp_path) -> None:
+    (own.root / "mynets" / "net.py").write_text(NET.replace("block(8, 16)", "block(8, 12)").replace("16 * 4", "12 * 4"))
+    status = own.good("dvc", "status", "train")
+    assert "modified:           mynets" in status
+    said = own.good("ratchet", "train", "--set", "registry.promotion=manual")
+    assert "mynets.net:net" in said
+    assert shapes(own.root / "data" / "model" / "model.safetensors")["network.2.weight"] == [10, 48]
+    assert json.loads(served(own, 1, tmp_path / "elsewhere")[0]) == [1, 10]
+    assert own.good("dvc", "status").strip() == "Data and pipelines are up to date."
+
+
+def test_a_model_whose_code_dvc_would_not_see_is_refused(own) -> None:
+    own.good("ratchet", "set", "model.code=mynets/net.py")
+    said = own.refused(*own.stage("train"))
+    assert "mynets.parts (mynets/parts.py) lies outside model.code (mynets/net.py)" in said
+    assert "set model.code to mynets" in said
+
+
+def test_weights_of_one_training_begin_another_layer_by_layer(project) -> None:
+    """A net learns the digits; another, of the same net, begins with its weights: first its head, then the rest."""
+    project.good(*project.stage("ingest"))
+    project.good("ratchet", "set", "model.name=resnet", "training.max_steps=20")
+    project.good(*project.stage("train"))
+    weights = project.root / "data" / "pretrained" / "digits.safetensors"
+    shutil.copy(project.root / "data" / "model" / "model.safetensors", weights)
+    assert "data/pretrained" not in project.good("git", "status", "--short")
+
+    transfer = ("training.frozen_epochs=1", "training.unfreeze_epochs=1", "training.layer_decay=0.7")
+    project.good("ratchet", "set", "training.max_steps=0", "training.epochs=2", *transfer)
+    without = project.good(*project.stage("train"))
+    assert (
+        "no pretrained weights were found: training.frozen_epochs, training.unfreeze_epochs, training.layer" in without
+    )
+    begun_at_random = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
+
+    project.good("ratchet", "set", "model.pretrained=digits.safetensors")
+    said = project.good(*project.stage("train"))
+    assert "pretrained weights of digits.safetensors: 44 of the network's 44 tensors loaded" in said
+    assert "no pretrained weights" not in said
+    begun_with_weights = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
+    assert begun_with_weights["train/loss"] < begun_at_random["train/loss"]
+
+    project.good("ratchet", "set", "model.pretrained=mistyped.pt")
+    assert "there is no file mistyped.pt" in (refused := project.refused(*project.stage("train")))
+    assert "there are: digits.safetensors" in refused

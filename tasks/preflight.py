@@ -23,6 +23,7 @@ from ratchet.errors import DataError, RatchetError, RegistryError
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.command import INTERRUPTED
+from tasks.train import TrainingStopped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,7 @@ _STEPS = 2
 _TINY = {
     "data.max_bad_fraction": 1.0,  # of a few samples, one bad one is a large share
     "data.download": False,
-    "training.epochs": 1,
+    "training.epochs": 2,
     "training.max_steps": _STEPS,
     "training.checkpoint_steps": 1,
     "training.log_every": 1,
@@ -103,34 +104,39 @@ class Preflight:
     workspace: Workspace
     console: "Console"
     findings: "list[Finding]" = field(default_factory=list)
-    failed: bool = False
     _said: list[str] = field(default_factory=list)
 
-    def run(self, params: Params, scratch: Scratch) -> None:
-        """Every step, until one fails."""
+    def run(self, params: Params, scratch: Scratch) -> bool:
+        """Every step; False where one fails and the rest is left out."""
         tiny = self._tiny(params, scratch)
-        self.step("ingest", lambda: self._ingest(params, tiny, scratch))
-        self.step("doctor", lambda: self._examine(params, scratch))
-        self.step("train", lambda: self._train(tiny, scratch))
-        self.step("evaluate", lambda: self._evaluate(tiny, scratch))
-        self.step("register", lambda: self._register(tiny, scratch))
-        self.step("predict", lambda: self._predict(tiny, scratch))
+        steps = {
+            "ingest": lambda: self._ingest(params, tiny, scratch),
+            "doctor": lambda: self._examine(params, scratch),
+            "train": lambda: self._train(tiny, scratch),
+            "evaluate": lambda: self._evaluate(tiny, scratch),
+            "register": lambda: self._register(tiny, scratch),
+            "predict": lambda: self._predict(tiny, scratch),
+        }
+        return all(self.step(name, act) for name, act in steps.items())
 
-    def step(self, name: str, act: Callable[[], str]) -> None:
+    def step(self, name: str, act: Callable[[], str]) -> bool:
         """Do it, and show how it went."""
         self._said.clear()
         begun, before = time.perf_counter(), len(self.findings)
         try:
             with self.console.status(f"{name} ..."):
                 words = act()
-        except BaseException as error:
-            self.failed = True
-            self._show("red", "✗", name, "interrupted" if isinstance(error, KeyboardInterrupt) else "", begun)
+        except TrainingStopped:
+            raise KeyboardInterrupt from None  # the loop takes Ctrl-C for itself
+        except RatchetError as error:
+            self._show("red", "✗", name, str(error), begun)
+            return False
+        except Exception:
+            self._show("red", "✗", name, "not a mistake that was foreseen:", begun)
             raise
-        if len(self.findings) > before:
-            self._show("yellow", "!", name, words, begun)
-        else:
-            self._show("green", "✓", name, words, begun)
+        wrong = len(self.findings) > before
+        self._show("yellow" if wrong else "green", "!" if wrong else "✓", name, words, begun)
+        return True
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Steps are short: the time of each is shown when it is over."""
@@ -241,25 +247,26 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     """Try everything and tell it; the exit code: 0 where all is well, else 1.
 
     Raises:
-        RatchetError: as the step that fails says it.
+        SettingsError: params.yaml is not sound.
     """
     params = settings.load(workspace.params)
     console.print(
-        f"[bold]Preflight[/] of {params.data.source} and {params.model.name}: "
-        f"about {PER_CLASS} samples of each class, {_STEPS} steps\n"
+        f"[bold]Preflight[/]: {params.data.source}, about {PER_CLASS} samples of each class; "
+        f"{params.model.name if params.model.factory == 'none' else params.model.factory}, {_STEPS} steps\n"
     )
     begun = time.perf_counter()
     flight = Preflight(workspace, console)
     with tempfile.TemporaryDirectory(prefix="ratchet-preflight-") as folder, _temporary_files_in(Path(folder)):
-        flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
+        works = flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
         console.print(f"  [yellow]{number}. {finding.check}[/]")
         console.print(f"     {finding.told}", markup=False)
         console.print(f"     -> {finding.way_out}\n", markup=False)
     took = f"{time.perf_counter() - begun:.0f} s; nothing of it was left behind"
-    if flight.findings:
-        console.print(f"The pipeline works, and something is wrong all the same: see above ({took})")
+    if not works or flight.findings:
+        told = "The pipeline works, and something is wrong all the same" if works else "The pipeline does not work yet"
+        console.print(f"[red]{told}[/]: see above ({took})")
         return 1
     console.print(f"[green]All is well[/] ({took}). Next: [bold]ratchet train[/]")
     return 0
@@ -284,16 +291,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _main() -> int:
     from rich.console import Console
 
-    from tasks.train import TrainingStopped
-
     signal.signal(signal.SIGTERM, _interrupt)  # what is open is closed and removed, as on Ctrl-C
     try:
         return preflight(Workspace.find(), Console(highlight=False, soft_wrap=True))
-    except (KeyboardInterrupt, TrainingStopped):
+    except KeyboardInterrupt:
         print("preflight: interrupted; nothing was left behind", file=sys.stderr)
         return INTERRUPTED
     except RatchetError as error:
-        print(f"\npreflight: {error}", file=sys.stderr)
+        print(f"preflight: {error}", file=sys.stderr)
         return 1
 
 

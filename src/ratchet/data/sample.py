@@ -8,8 +8,8 @@ from ratchet.data.sources import Label, Sample, Source, SplitName
 __all__ = ["PER_CLASS", "sampled", "spread"]
 
 
-PER_CLASS = 20  # samples, ...
-_MOST = 2_000  # ... or fewer where there are so many classes that all would be more than this
+PER_CLASS = 30  # samples, so that of two classes, too, each split has some; ...
+_MOST = 3_000  # ... or fewer where there are so many classes that all would be more than this
 _FEWEST = 2
 
 

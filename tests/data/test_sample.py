@@ -1,0 +1,91 @@
+"""A few samples in place of all: enough of each class, from all over the source, and the rest is not even read."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ratchet.data.ingest import ingest
+from ratchet.data.manifest import Manifest
+from ratchet.data.sample import PER_CLASS, sampled, spread
+from ratchet.data.sources.image_folder import ImageFolder
+from ratchet.params import DataSettings
+
+OWN = """
+import torch
+
+class Counting:
+    classes = ["even", "odd"]
+
+    def __init__(self, split):
+        self.first = ["train", "validation", "test"].index(split)
+
+    def __len__(self):
+        return 3_000_000
+
+    def __getitem__(self, index):
+        if index % 50_000:
+            raise ValueError("read without need")
+        return torch.full((1, 8, 8), index // 50_000 + 70 * self.first, dtype=torch.uint8), index // 50_000 % 2
+
+def make(split):
+    return Counting(split)
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A common class and a rare one."""
+    for name, count in (("common", 200), ("rare", 35)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng([number, count]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number:03d}.png")
+    return tmp_path / "pictures"
+
+
+def take(settings: DataSettings, root: Path) -> Manifest:
+    return ingest(
+        settings,
+        packed=root / "packed",
+        quarantine=root / "bad.parquet",
+        root=root,
+        report=lambda *_: None,
+        sample=True,
+    )
+
+
+def test_each_class_has_its_share_from_its_first_to_its_last(pictures: Path) -> None:
+    chosen = sampled(ImageFolder(pictures))
+    assert Counter(sample.label for sample in chosen) == {0: PER_CLASS, 1: PER_CLASS}
+    ids = [sample.id for sample in chosen]
+    assert ids == sorted(ids)
+    assert ids[0] == "common/000.png"
+    assert ids[PER_CLASS - 1] > "common/190"
+
+
+def test_what_is_not_of_the_sample_is_not_read(pictures: Path) -> None:
+    kept = {sample.id for sample in sampled(ImageFolder(pictures))}
+    for path in pictures.rglob("*.png"):
+        if path.relative_to(pictures).as_posix() not in kept:
+            path.write_bytes(b"not a picture")
+    manifest = take(DataSettings(source="image-folder", path=str(pictures), workers=1), pictures.parent)
+    assert manifest.quarantined == 0
+    assert sum(split.rows for split in manifest.splits.values()) == 2 * PER_CLASS
+
+
+def test_of_a_dataset_of_ones_own_a_few_places_are_read(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(OWN)
+    settings = DataSettings(source="factory", factory="counting:make", code="counting.py", workers=1)
+    manifest = take(settings, tmp_path)
+    assert manifest.quarantined_by_rule == {}
+    assert manifest.splits["train"].rows == 2 * PER_CLASS
+
+
+@pytest.mark.parametrize(("classes", "each"), [(2, 30), (100, 30), (1000, 3), (10**6, 2)])
+def test_of_many_classes_fewer_each(classes: int, each: int) -> None:
+    assert len(spread(10**7, classes=1, of=classes)) == each
+    assert len(spread(1, classes=1, of=classes)) == 1
+    assert list(spread(100, classes=2, of=50))[:3] == [0, 1, 3]

@@ -1,5 +1,6 @@
 """TensorBoard's event files: what the journal tells of a run, once more, for those who read curves there."""
 
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
@@ -41,7 +42,9 @@ class Curves:
                 continue
             step = entry.content["step"]
             for name, value in entry.content["values"].items():
-                if (name, step) not in self._shown:
+                if self._shown[name, step]:
+                    self._shown[name, step] -= 1
+                else:
                     self._writer.add_scalar(name, value, step, walltime=entry.time / 1000)
 
     def close(self) -> None:
@@ -50,13 +53,16 @@ class Curves:
         self._writer.close()
 
 
-def _shown(folder: Path) -> set[tuple[str, int]]:
-    """The points in the folder's files, up to where a killed process broke each off."""
+def _shown(folder: Path) -> Counter[tuple[str, int]]:
+    """The points in the folder's files, up to where a killed process broke each off.
+
+    A step that was made again, after a loss that was not finite, has two.
+    """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    return {
+    return Counter(
         (value.tag, event.step)
         for path in folder.glob("events.out.tfevents.*")
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
-    }
+    )

@@ -17,38 +17,12 @@ from typing import Any
 from ratchet import settings
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.workspace import ROOT_VARIABLE, Workspace
+from tasks.scratch import Scratch
 
-__all__ = ["Elsewhere", "Kill", "Trial"]
+__all__ = ["Kill", "Trial"]
 
 _GLANCE = 0.005  # seconds between looks at a training under way
 _SAID = 2000  # characters of what a failed training said that are shown
-
-
-@dataclass(frozen=True)
-class Elsewhere(Workspace):
-    """The project as it is, but for the settings of the stage train and what it makes: they lie in `folder`."""
-
-    folder: Path
-
-    @property
-    def params(self) -> Path:
-        return self.folder / "params.yaml"
-
-    @property
-    def running(self) -> Path:
-        return self.folder / "running"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def mlruns(self) -> Path:
-        return self.folder / "mlruns"
 
 
 @dataclass(frozen=True)
@@ -63,7 +37,7 @@ class Kill:
 class Trial:
     """One training in processes of its own."""
 
-    workspace: Elsewhere
+    workspace: Scratch
     tell: Callable[[int], None]  # is called now and then with the steps that are done
     kills: list[Kill] = field(default_factory=list)
 
@@ -73,11 +47,12 @@ class Trial:
     ) -> "Trial":
         """A training by the workspace's settings with `changes` (by dotted key), told to an MLflow of its own."""
         folder.mkdir()
-        elsewhere = Elsewhere(workspace.root, folder)
-        shutil.copyfile(workspace.params, elsewhere.params)
-        database = f"sqlite:///{elsewhere.mlruns / 'mlflow.db'}"
-        settings.override(elsewhere.params, {**changes, "tracking.uri": database})
-        return cls(elsewhere, tell)
+        scratch = Scratch(workspace.root, folder)
+        scratch.packed.symlink_to(workspace.packed)
+        shutil.copyfile(workspace.params, scratch.params)
+        database = f"sqlite:///{scratch.mlruns / 'mlflow.db'}"
+        settings.override(scratch.params, {**changes, "tracking.uri": database})
+        return cls(scratch, tell)
 
     def finish(self) -> None:
         """Train, or go on, to the end.
@@ -160,7 +135,7 @@ def _train(folder: Path) -> None:
     from tasks.train import train
     from tasks.watch import Terminal
 
-    workspace = Elsewhere(Workspace.find().root, folder)
+    workspace = Scratch(Workspace.find().root, folder)
     with Terminal("train", unit="steps") as watch:
         train(settings.load(workspace.params), workspace, watch=watch)
 

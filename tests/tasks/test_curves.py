@@ -98,3 +98,17 @@ def test_a_page_that_is_open_reads_on_after_a_resume(journal, folder) -> None:
     told.close()
     page.Reload()
     assert [point.step for point in page.Scalars("step/loss")] == [1, 2, 3, 4, 5]
+
+
+def test_a_step_that_was_made_again_is_shown_twice_and_no_more(journal, folder) -> None:
+    """After a loss that is not finite the run goes back to a checkpoint: both attempts are told, and both are shown."""
+    for _ in range(2):
+        told = journal()
+        for attempt in (0, 1):
+            told.write("metrics", {"step": 3, "values": {"step/loss": 2.0 - attempt}, "attempt": attempt})
+        with Curves(folder, told):
+            told.close()
+    assert [(name, step, value) for name, step, value, _ in shown(folder)] == [
+        ("step/loss", 3, 2.0),
+        ("step/loss", 3, 1.0),
+    ]

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from ratchet.training import CheckpointStore
 from ratchet.training.checkpoint import Snapshot
 from tasks.difference import differences
-from tasks.trial import Elsewhere, Trial
+from tasks.scratch import Scratch
+from tasks.trial import Trial
 
 SNAPSHOT = Snapshot(
     step=4,
@@ -36,7 +37,7 @@ def left(tmp_path: Path) -> Make:
         history: tuple[dict[str, Any], ...] = ({"epoch": 1, "train/loss": 0.5},),
         points: list[tuple[int, str, float]] = POINTS,
     ) -> Trial:
-        trial = Trial(Elsewhere(tmp_path, tmp_path / str(next(count))), tell=lambda done: None)
+        trial = Trial(Scratch(tmp_path, tmp_path / str(next(count))), tell=lambda done: None)
         journal = trial.workspace.mlruns / "journal" / "key"
         for folder in (journal, trial.workspace.model):
             folder.mkdir(parents=True)

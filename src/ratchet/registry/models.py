@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import platform
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,10 @@ class ModelRegistry:
 
 def _environment() -> dict[str, Any]:
     """What the model needs, said outright: MLflow's own guess imports everything and takes eighteen seconds."""
-    needs = [f"{name}=={importlib.metadata.version(name)}" for name in ("mlflow", "numpy", "safetensors", "torch")]
+    # Whoever builds one of torchvision's models, or one of the user's that needs it, has imported it.
+    vision = ["torchvision"] if "torchvision" in sys.modules else []
+    packages = ["mlflow", "numpy", "safetensors", "torch", *vision]
+    needs = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
     return {
         "name": "ratchet",
         "channels": ["conda-forge"],

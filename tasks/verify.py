@@ -50,7 +50,7 @@ def verify(
     manifest = Manifest.read(workspace.packed)
     begun, clock = datetime.now(UTC), time.monotonic()
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)
-    asked = steps or _enough(per_epoch)
+    asked = min(steps or _enough(per_epoch), params.training.epochs * per_epoch)
     changes = _changes(params, asked)
     with _scratch(workspace) as folder:
         undisturbed = Trial.make(

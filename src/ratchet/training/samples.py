@@ -3,11 +3,14 @@
 import contextlib
 import multiprocessing
 import operator
+import os
 import random
 import re
 import signal
+import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +122,7 @@ class Reader(Generic[Result]):
 
     Workers come with the first `read` and stay until `close`. They are forked from a server process without threads,
     so no lock of this process can be caught in them, and each calls the user's function itself, so open files are never
-    shared. They end by themselves within seconds when this process is killed.
+    shared. They end by themselves when this process is killed.
     """
 
     def __init__(self, factory: Factory, combine: Callable[[list[Sample | Faulty]], Result], *, workers: int) -> None:
@@ -167,10 +170,9 @@ class Reader(Generic[Result]):
 
     def close(self) -> None:
         """End the workers, if there are any."""
-        loader, self._loader = self._loader, None
-        workers = getattr(loader, "_iterator", None)
-        if workers is not None:
-            workers._shutdown_workers()  # PyTorch ends them only with the last reference, which a traceback may hold
+        if self._loader is not None:
+            self._loader = None
+            self._end_workers()
 
     def _begin(self) -> Iterator[Result]:
         """The loader's next pass."""
@@ -178,6 +180,8 @@ class Reader(Generic[Result]):
             warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
             if self._loader is None:
                 self._loader = self._make_loader()
+                # PyTorch ends the workers with the last reference, which a traceback may hold, and not at exit.
+                self._end_workers = weakref.finalize(self, _end_workers, self._loader)
             return iter(self._loader)
 
     def _make_loader(self) -> "DataLoader[Result]":
@@ -192,10 +196,16 @@ class Reader(Generic[Result]):
             num_workers=self.workers,
             multiprocessing_context="forkserver" if self.workers else None,
             persistent_workers=self.workers > 0,
-            worker_init_fn=_leave_signals_to_parent if self.workers else None,
+            worker_init_fn=_answer_to_parent if self.workers else None,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # or every pass would draw from the global one
         )
+
+
+def _end_workers(loader: "DataLoader[Any]") -> None:
+    workers = getattr(loader, "_iterator", None)
+    if workers is not None:
+        workers._shutdown_workers()
 
 
 class _Pieces:
@@ -278,14 +288,26 @@ def _seed(bits: int) -> None:
     torch.default_generator.manual_seed(bits)
 
 
-def _leave_signals_to_parent(_worker: int) -> None:
-    """Ctrl-C, and a SIGTERM to the whole process group, ask the parent to leave in good order: it still needs us."""
+def _answer_to_parent(_worker: int) -> None:
+    """End when the parent does, and not before.
+
+    PyTorch's own watch is on the process that forked this one, which here is the server; and the server waits for us.
+    Ctrl-C, and a SIGTERM to the whole process group, ask the parent to leave in good order: it still needs us.
+    """
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _pass_over_once)
 
 
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _pass_over_once(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)  # it is also how the parent ends a worker that hangs, and it asks twice
+    signal.signal(number, signal.SIG_DFL)  # at exit the parent ends a worker that hangs by SIGTERM too, twice
 
 
 @contextlib.contextmanager

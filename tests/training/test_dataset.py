@@ -1,0 +1,368 @@
+"""A user's own Dataset, read for training: the same bits from any number of workers, and every trouble in words.
+
+The truth is the Dataset itself, called by hand after seeding by hand.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from ratchet.data.ingest import ingest
+from ratchet.errors import TrainingError
+from ratchet.params import DataSettings
+from ratchet.training import CheckpointStore, Finished, Plan, Stopped, fit
+from ratchet.training.augment import sample_bits
+from ratchet.training.dataset import DatasetSplit
+
+CPU = torch.device("cpu")
+ROWS = {"train": 30, "validation": 12, "test": 12}
+MODULE = """
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+ROWS = {"train": 30, "validation": 12, "test": 12}
+
+
+class Noise:
+    classes = ["circle", "cross", "square"]
+
+    def __init__(self, split):
+        self.split = split
+        self.ids = [f"{split}-{row}" for row in range(ROWS[split])]
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, row):
+        label = row % 3
+        image = torch.rand(1, 8, 8) * random.uniform(0.5, 1.0) + label * 0.3 + np.random.rand() * 0.1
+        with (HERE / "read.txt").open("a") as log:
+            log.write(f"{self.split} {row} {os.getpid()}\\n")
+        return image, label
+
+
+def photos(split):
+    return Noise(split)
+"""
+UINT8 = MODULE.replace("return image, label", "return (image * 100).to(torch.uint8), label")
+MEAN = MODULE.replace("torch.rand(1, 8, 8)", "torch.randn(1, 300, 301)").replace(
+    "return image, label", "return image - image.mean(), label"
+)
+
+
+class Home:
+    """A project folder with own.py, and what ingest made of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packed = root / "data" / "packed"
+        self.opened: list[DatasetSplit] = []
+
+    def ingest(self, source: str) -> "Home":
+        self.write(source)
+        own = {"source": "factory", "factory": "own:photos", "code": "own.py", "workers": 1}
+        defaults = {name: field.default for name, field in DataSettings.model_fields.items()}
+        settings = DataSettings(**{**defaults, **own})
+        ingest(
+            settings,
+            packed=self.packed,
+            quarantine=self.root / "data" / "quarantine.parquet",
+            root=self.root,
+            report=lambda done, total: None,
+        )
+        (self.root / "read.txt").unlink(missing_ok=True)
+        return self
+
+    def write(self, source: str) -> None:
+        (self.root / "own.py").write_text(source)
+
+    def open(self, split: str = "train", *, workers: int = 0) -> DatasetSplit:
+        manifest = json.loads((self.packed / "manifest.json").read_text())
+        self.opened.append(DatasetSplit.open_rows(self.packed, split, manifest, workers=workers))
+        return self.opened[-1]
+
+    def pretend_ingested(self) -> None:
+        """Let the manifest name the code as it stands, as if only the data had changed."""
+        path = self.packed / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["factory"]["code_digest"] = self.open_factory_digest()
+        path.write_text(json.dumps(manifest))
+
+    def open_factory_digest(self) -> str:
+        from ratchet.training.samples import Factory
+
+        return Factory("own:photos", self.root, "own.py").digest()
+
+    def read(self) -> list[tuple[str, int, int]]:
+        """(split, row, process) of every read since the last question."""
+        log = self.root / "read.txt"
+        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [(split, int(row), int(process)) for split, row, process in lines]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    for split in home.opened:
+        split.close()
+
+
+def pieces(size: int, rows: int = 30) -> list[np.ndarray]:
+    order = np.random.default_rng(0).permutation(rows)
+    return [order[start : start + size] for start in range(0, rows, size)]
+
+
+def together(split: DatasetSplit, size: int, **how: Any) -> torch.Tensor:
+    """Every training image in one order, fed `size` at a time."""
+    return torch.cat([images for images, _ in split.feed(pieces(size), CPU, **how)])
+
+
+def test_every_sample_is_what_the_dataset_gives_after_seeding_by_seed_epoch_and_key(home: Home) -> None:
+    split = home.ingest(MODULE).open()
+    namespace: dict[str, Any] = {"__file__": str(home.root / "own.py")}
+    exec(MODULE, namespace)
+    dataset = namespace["photos"]("train")
+    bits = sample_bits(split.keys, seed=5, epoch=3).tolist()
+    plan = Plan(seed=5, flip="none", crop_padding=0)
+    images, labels = split.batch(np.arange(30), CPU, plan=plan, epoch=3)
+    for row in range(30):
+        random.seed(bits[row])
+        np.random.seed([bits[row] & 0xFFFFFFFF, bits[row] >> 32])
+        torch.manual_seed(bits[row])
+        image, label = dataset[row]
+        assert torch.equal(images[row], image)
+        assert labels[row] == label
+
+
+@pytest.mark.parametrize("source", [MODULE, UINT8, MEAN])
+def test_the_bits_are_the_same_from_any_number_of_workers_and_in_batches_of_any_size(home: Home, source: str) -> None:
+    torch.set_num_threads(2)  # put back by the room; a worker has one
+    home.ingest(source)
+    plan = Plan(seed=3, flip="random", crop_padding=2, cutout=2)
+    for epoch in (0, 1):
+        expected = together(home.open(), 30, plan=plan, epoch=epoch)
+        for workers, size in ((0, 4), (1, 7), (4, 4)):
+            assert torch.equal(together(home.open(workers=workers), size, plan=plan, epoch=epoch), expected)
+    assert expected.dtype == (torch.uint8 if source == UINT8 else torch.float32)
+
+
+def test_another_epoch_or_seed_gives_other_samples_and_no_plan_always_the_same(home: Home) -> None:
+    split = home.ingest(MODULE).open()
+    plan = Plan(flip="none", crop_padding=0)
+    first = together(split, 10, plan=plan, epoch=1)
+    assert not (first == together(split, 10, plan=plan, epoch=2)).flatten(1).any(1).any()
+    assert not (first == together(split, 10, plan=Plan(seed=1, flip="none", crop_padding=0), epoch=1)).all()
+    assert torch.equal(together(split, 10), together(split, 30))
+
+
+def test_augmentation_is_done_to_whole_batches_of_either_type(home: Home) -> None:
+    for source in (MODULE, UINT8):
+        split = home.ingest(source).open()
+        plain = together(split, 10, plan=Plan(flip="none", crop_padding=0))
+        flipped = together(split, 10, plan=Plan(flip="random", crop_padding=0))
+        mirrored = [not torch.equal(one, other) for one, other in zip(plain, flipped, strict=True)]
+        assert 5 < sum(mirrored) < 25
+        expected = [one.flip(2) if turned else one for one, turned in zip(plain, mirrored, strict=True)]
+        assert torch.equal(flipped, torch.stack(expected))
+
+
+def test_reading_in_this_process_draws_nothing_from_its_random_states(home: Home) -> None:
+    split = home.ingest(MODULE).open()
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    together(split, 10)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_only_what_is_asked_for_is_read(home: Home, workers: int) -> None:
+    split = home.ingest(MODULE).open(workers=workers)
+    list(split.feed(pieces(4)[5:], CPU))
+    assert {row for _, row, _ in home.read()} == set(np.concatenate(pieces(4)[5:]).tolist())
+
+
+def test_workers_are_processes_of_their_own_that_stay_from_epoch_to_epoch_until_closed(home: Home) -> None:
+    split = home.ingest(MODULE).open(workers=2)
+    by_epoch = []
+    for epoch in range(3):
+        together(split, 3, plan=Plan(), epoch=epoch)
+        by_epoch.append({process for _, _, process in home.read()})
+    assert by_epoch[0] == by_epoch[1] == by_epoch[2]
+    assert len(by_epoch[0]) == 2
+    assert os.getpid() not in by_epoch[0]
+    split.close()
+    assert not any(psutil.pid_exists(process) for process in by_epoch[0])
+
+
+def test_a_feed_left_half_read_does_not_disturb_the_next(home: Home) -> None:
+    split = home.ingest(MODULE).open(workers=2)
+    expected = together(split, 4, plan=Plan(), epoch=1)
+    for taken in (1, 3):
+        left = split.feed(pieces(4), CPU, plan=Plan(), epoch=0)
+        for _ in range(taken):
+            next(left)
+        assert torch.equal(together(split, 4, plan=Plan(), epoch=1), expected)
+
+
+def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
+    split = home.ingest(MODULE).open()
+    images = split.batch(np.arange(30), CPU)[0].permute(0, 2, 3, 1).numpy()
+    shown = split.gather(np.arange(30))
+    assert (shown.dtype, shown.shape) == (np.uint8, (30, 8, 8, 1))
+    low, high = images.min(), images.max()
+    assert (shown.min(), shown.max()) == (0, 255)
+    np.testing.assert_array_equal(shown, np.rint((images - low) / (high - low) * 255))
+    assert split.gather(np.arange(0)).shape == (0, 8, 8, 1)
+    split = home.ingest(UINT8).open()
+    np.testing.assert_array_equal(split.gather(np.arange(30)), split.batch(np.arange(30), CPU)[0].permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('raise OSError("gone")', r"sample train-7 of split train cannot be used \(raised: OSError: gone \(line"),
+        ("return image[:, 1:], label", r"train-7 .*other-shape: float32 1 x 7 x 8, where all others are .* 8 x 8"),
+        ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
+        ("os._exit(3)" , r"a worker process of training.workers ended .*unexpectedly.*the same command continues"),
+    ],
+)  # fmt: skip
+def test_a_sample_that_is_no_longer_good_ends_training_in_words(
+    home: Home, line: str, words: str, workers: int
+) -> None:
+    if "_exit" in line and not workers:
+        pytest.skip("would end this process")
+    home.ingest(MODULE)
+    home.write(MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + later(line)))
+    home.pretend_ingested()
+    split = home.open(workers=workers)
+    with pytest.raises(TrainingError, match=words) as refusal:
+        together(split, 4)
+    assert "\n" not in str(refusal.value)
+
+
+def later(line: str) -> str:
+    """The line, for one sample of the training split."""
+    image = "        image = torch.rand(1, 8, 8)\n"
+    return f'{image}        if self.split == "train" and row == 7:\n            {line}\n'
+
+
+def test_data_or_code_that_changed_since_ingest_is_refused_before_anything_is_read(home: Home) -> None:
+    home.ingest(MODULE)
+    home.write(MODULE + "# another word\n")
+    with pytest.raises(TrainingError, match=r"data.code: own.py is not as it was when the data was ingested"):
+        home.open()
+    home.write(MODULE.replace('"train": 30', '"train": 31'))
+    home.pretend_ingested()
+    with pytest.raises(TrainingError, match=r"own:photos\('train'\) has 31 samples and had 30"):
+        home.open()
+    home.write(MODULE)
+    home.pretend_ingested()
+    (home.packed / "train" / "places.npy").unlink()
+    with pytest.raises(TrainingError, match="split train cannot be read"):
+        home.open()
+    assert home.read() == []
+
+
+def test_a_worker_that_cannot_open_the_dataset_says_why(home: Home) -> None:
+    home.ingest(MODULE)
+    alone = f'    if os.getpid() != {os.getpid()}:\n        raise OSError("locked by another process")\n'
+    home.write(MODULE.replace("def photos(split):\n", "def photos(split):\n" + alone))
+    home.pretend_ingested()
+    with pytest.raises(TrainingError, match=r"^data.factory: own:photos\('train'\) fails with OSError: locked by"):
+        together(home.open(workers=1), 4)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_resumed_run_equals_uninterrupted_run_with_another_number_of_workers(
+    home: Home, lab: Any, before: int, after: int
+) -> None:
+    home.ingest(MODULE)
+    lab.spec = lab.make_spec(classes=3)
+    plan = lab.plan(epochs=2)
+
+    def run(name: str, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Any]:
+        lab.train, lab.validation = home.open("train", workers=workers), home.open("validation", workers=workers)
+        store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
+        events = fit(lab.train, lab.validation, lab.spec, plan, store=store, identity={"data": "d"}, stop=stop)
+        return list(events)
+
+    whole = run("whole", 0)[-1]
+    asked = iter(range(100))
+    assert isinstance(run("halved", before, lambda: next(asked) == 2)[-1], Stopped)
+    home.read()
+    resumed = run("halved", after)[-1]
+    assert isinstance(whole, Finished)
+    assert isinstance(resumed, Finished)
+    lab.assert_same(resumed.weights, whole.weights)
+    assert resumed.history == whole.history
+    train = [row for split, row, _ in home.read() if split == "train"]
+    assert len(train) == 30 + 30 - 2 * plan.batch_size  # of the epoch it was stopped in only what was left
+
+
+KILLED = """
+import json, signal, sys
+from pathlib import Path
+import numpy as np, torch
+from ratchet.training.dataset import DatasetSplit
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
+    packed = Path(sys.argv[1])
+    split = DatasetSplit.open_rows(packed, "train", json.loads((packed / "manifest.json").read_text()), workers=2)
+    for epoch in range(1_000_000):
+        for images, labels in split.feed([np.arange(n, n + 10) for n in (0, 10, 20)], torch.device("cpu"), epoch=epoch):
+            print(len(labels), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_a_killed_parent(home: Home, tmp_path: Path, number: signal.Signals) -> None:
+    home.ingest(MODULE)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(home.packed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    for _ in range(6):
+        assert parent.stdout.readline() == b"10\n"
+    below = psutil.Process(parent.pid).children(recursive=True)
+    assert {process for _, _, process in home.read()} <= {process.pid for process in below}
+    parent.send_signal(number)
+    parent.stdout.read()  # until the last process that could write to it has ended
+    parent.wait()
+    parent.stdout.close()
+    assert not psutil.wait_procs(below)[1]
+
+
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_their_parent(home: Home) -> None:
+    split = home.ingest(MODULE).open(workers=2)
+    expected = together(split, 3)
+    for process in {process for _, _, process in home.read()}:
+        os.kill(process, signal.SIGINT)
+        os.kill(process, signal.SIGTERM)
+    assert torch.equal(together(split, 3), expected)

@@ -159,7 +159,7 @@ class Reader(Generic[Result]):
             except TrainingError as error:  # PyTorch puts the worker's traceback around it
                 self.close()
                 raise TrainingError(str(error).strip().rpartition("TrainingError: ")[2]) from error
-            except RuntimeError as error:
+            except (RuntimeError, EOFError, OSError) as error:  # PyTorch's words, or a connection that breaks first
                 self.close()
                 raise TrainingError(
                     f"a worker process of training.workers ended ({error}): the same command continues; if it happens "

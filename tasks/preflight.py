@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,9 +132,10 @@ class Preflight:
         except RatchetError as error:
             self._show("red", "✗", name, str(error), begun)
             return False
-        except Exception:
-            self._show("red", "✗", name, "not a mistake that was foreseen:", begun)
-            raise
+        except Exception:  # of the user's own code, or ours: what the doctor found is told all the same
+            self._show("red", "✗", name, "an error that was not foreseen", begun)
+            traceback.print_exc()
+            return False
         wrong = len(self.findings) > before
         self._show("yellow" if wrong else "green", "!" if wrong else "✓", name, words, begun)
         return True

@@ -143,7 +143,7 @@ class Patient:
                 torch.autograd.backward(self._loss(logits))
                 adam.step()
             told.append(f"{rate:g}")
-        constant = int(self.labels.bincount().max()) / len(self.labels)
+        constant = int(self.labels.cpu().bincount().max()) / len(self.labels)
         if best > constant + _LEARNED * (1.0 - constant):
             return
         yield Finding(

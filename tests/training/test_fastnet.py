@@ -91,7 +91,9 @@ def test_norms_have_a_bias_and_no_scale() -> None:
     assert all(norm.weight is None and norm.bias is not None for norm in norms)
 
 
-def test_convolutions_begin_by_handing_their_inputs_on() -> None:
+def test_convolutions_begin_by_handing_their_inputs_on_with_filters_of_norm_one() -> None:
     images = torch.rand(2, 24, 9, 9)
     convolution = net().groups[0].first
-    assert torch.equal(convolution(images)[:, :24], images)
+    handed_on = convolution(images)[:, :24]
+    torch.testing.assert_close(handed_on, images * (handed_on.norm() / images.norm()))
+    assert convolution.weight.flatten(1).norm(dim=1).square().mean().item() == pytest.approx(1, abs=1e-5)

@@ -86,8 +86,13 @@ class _Norm(nn.BatchNorm2d):
 
 
 def _convolution(inside: int, outside: int) -> nn.Conv2d:
-    """3x3; as many of its filters as there are inputs begin by handing them on unchanged."""
+    """3x3; as many of its filters as there are inputs begin by handing them on; the filters' norms are about 1.
+
+    That is about where Muon's steps and the weight decay balance. The batch norm behind makes the norm immaterial to
+    what the net computes, but not to how far a step turns the filters.
+    """
     layer = nn.Conv2d(inside, outside, 3, padding=1, bias=False)
     with torch.no_grad():
         nn.init.dirac_(layer.weight[:inside])
+        layer.weight.mul_(outside**0.5 / layer.weight.norm())
     return layer

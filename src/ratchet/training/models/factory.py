@@ -119,7 +119,7 @@ def _import(module: str, root: Path, code: str) -> ModuleType:
 
 
 def _new(before: dict[str, ModuleType]) -> list[str]:
-    return sorted(name for name, module in sys.modules.items() if before.get(name) is not module)
+    return sorted(name for name, module in list(sys.modules.items()) if before.get(name) is not module)  # another thread may import too
 
 
 @contextmanager

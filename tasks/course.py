@@ -66,6 +66,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest) -> "training
         width=manifest.width,
         mean=manifest.mean,
         std=manifest.std,
+        dtype=manifest.dtype,
         factory=model.factory,
         code=code,
         root=root,

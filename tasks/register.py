@@ -165,7 +165,8 @@ def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -
         model, spec = load_model(champion.folder)
     test = Split.open(workspace.packed, "test")
     shape = (spec.height, spec.width, spec.channels)
-    fits = test.shards[0].shape[1:] == shape
+    packed = Manifest.read(workspace.packed)
+    fits = (packed.height, packed.width, packed.channels) == shape and packed.dtype == spec.dtype
     logits = predict_logits(model, test) if fits else None
     return ChampionRows(
         name=f"{name} version {champion.version.number}",
@@ -181,6 +182,7 @@ def _answers(
 ) -> "RuleResult":
     """Load the model as MLflow's users will and compare its answers with the evaluation's."""
     import numpy as np
+    import torch
 
     from ratchet.evaluation.calibration import log_softmax
     from ratchet.registry.gate import answers_rule
@@ -188,7 +190,8 @@ def _answers(
 
     served = registry.load(model_uri)
     rows = np.arange(min(_ANSWERED_ROWS, len(predictions.ids)))
-    answered = served.predict(Split.open(workspace.packed, "test").gather(rows))
+    images, _ = Split.open(workspace.packed, "test").batch(rows, torch.device("cpu"))
+    answered = served.predict(images.permute(0, 2, 3, 1).numpy())
     measured = np.exp(log_softmax(predictions.logits[rows]))
     difference = float(np.abs(answered - measured).max())
     return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE)

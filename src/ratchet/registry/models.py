@@ -69,7 +69,7 @@ class ModelRegistry:
             if known:
                 return known
             signature = ModelSignature(
-                inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, spec.height, spec.width, spec.channels))]),
+                inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
                 outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
             )
             with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):

@@ -1,6 +1,7 @@
 """How MLflow loads a registered model: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here. No pickle is involved."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ class ServedClassifier:
     def __init__(self, model: Classifier, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
 
-    def predict(self, images: NDArray[np.uint8], params: dict[str, object] | None = None) -> NDArray[np.float32]:
-        """Pixels uint8 (n, height, width, channels) -> class probabilities float32 (n, classes)."""
+    def predict(self, images: NDArray[Any], params: dict[str, object] | None = None) -> NDArray[np.float32]:
+        """Pixels of the model's `dtype` (n, height, width, channels) -> class probabilities float32 (n, classes)."""
         with torch.inference_mode():
-            logits = self.model(torch.from_numpy(np.array(images, np.uint8)).permute(0, 3, 1, 2))
+            logits = self.model(torch.from_numpy(np.array(images, self.spec.dtype)).permute(0, 3, 1, 2))
         probabilities: NDArray[np.float32] = torch.softmax(logits, 1).numpy()
         return probabilities
 

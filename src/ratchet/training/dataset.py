@@ -66,13 +66,6 @@ class DatasetSplit(Split):
         low, high = (np.array(told[end], np.float32) for end in ("low", "high"))
         return cls(name, [], np.zeros(0, np.int64), labels, keys, reader=reader, places=places, low=low, high=high)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of an image."""
-        stack = self.reader.combine
-        assert isinstance(stack, _Stack)
-        return stack.shape
-
     def gather(self, rows: Rows) -> NDArray[np.uint8]:
         """The images of `rows` to be looked at: uint8 (n, height, width, channels).
 

@@ -20,6 +20,7 @@ class ModelSpec:
     width: int
     mean: tuple[float, ...]  # per channel, of pixels 0..255
     std: tuple[float, ...]
+    dtype: str = "uint8"  # of the pixels; or float32, as a user's own Dataset may give them
     factory: str = "none"  # package.module:function, which takes the place of `name`
     code: str = "none"  # file or folder of the factory's code
     flip_average: bool = False  # answer an image with the mean of its logits and its mirror image's

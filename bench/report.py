@@ -1,0 +1,81 @@
+"""What a measurement says: rows of one table, and the machine they hold for."""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Row", "machine", "options", "ratio", "show", "spread"]
+
+_PACKAGES = ("torch", "numpy", "mlflow", "prefect", "dvc")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure; `met` says whether it keeps what is claimed, None where nothing is."""
+
+    measured: str
+    condition: str
+    figure: str
+    claim: str = ""
+    met: bool | None = None
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' ratios: the two of a round ran one after the other, so the machine's moods cancel."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def spread(values: Sequence[float], *, form: str = ",.0f") -> str:
+    """Median, least and greatest."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def machine() -> str:
+    """What the figures hold for: processor, threads, how busy it is, versions."""
+    import torch
+
+    from ratchet.training.device import choose_device, describe
+
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        listed = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":")[1].strip() for line in listed if line.startswith("model name")), name)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES)
+    return (
+        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {load} before the start; "
+        f"trains on {describe(choose_device('auto'))}; Python {platform.python_version()}, {versions}"
+    )
+
+
+def options(about: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
+    """A command line with what every measurement takes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    return parser
+
+
+def show(rows: Sequence[Row], *, described: str, to: Path | None = None) -> None:
+    """Print the table, and write it with the machine to the file `to`."""
+    table = [("measured", "condition", "figure", "claim", "met"), *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(5)]
+    print()
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(f"\n{described}")
+    if to is not None:
+        to.write_text(json.dumps({"machine": described, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    met = "" if row.met is None else "yes" if row.met else "NO"
+    return row.measured, row.condition, row.figure, row.claim, met

@@ -28,7 +28,7 @@ __all__ = ["ingest_own"]
 
 Floats = NDArray[np.float64]
 _FIGURES = ("mean", "variance", "low", "high")
-_FACTS = {
+_FACTS: dict[str, Any] = {
     "returned": pl.Boolean, "proper": pl.Boolean, "problem": pl.String, "image": pl.String, "dtype": pl.String,
     "channels": pl.Int64, "height": pl.Int64, "width": pl.Int64, "finite": pl.Boolean, "label": pl.Int64,
     "pixels": pl.String, **dict.fromkeys(_FIGURES, pl.List(pl.Float64)),

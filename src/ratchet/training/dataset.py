@@ -5,7 +5,7 @@ is the same whichever process reads it, in whichever batch, and a resumed epoch 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class DatasetSplit(Split):
 
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch]:
         """A batch for each piece of rows, in order, read ahead by the workers, which stay for the next call.
 
         Returns:

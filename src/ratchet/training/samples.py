@@ -72,9 +72,13 @@ class Factory:
     def _check(dataset: Any, call: str) -> None:
         if len(dataset) == 0:
             raise TrainingError(f"{call} has no samples: all three splits need some")
-        classes = getattr(dataset, "classes", None)
-        named = isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes)
-        if not named or isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
+        classes: Any = getattr(dataset, "classes", None)
+        is_list = isinstance(classes, Sequence) and not isinstance(classes, str)
+        if (
+            not is_list
+            or not all(isinstance(name, str) for name in classes)
+            or not 2 <= len(classes) == len({*classes})
+        ):
             raise TrainingError(
                 f"{call} has classes {classes!r}: give the Dataset an attribute classes, a list of two or more "
                 "different names in the order of their labels"

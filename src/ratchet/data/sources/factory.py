@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class OwnSource:
             self._reader.close()
 
 
-def _ids(dataset: object, split: str) -> list[str]:
+def _ids(dataset: Any, split: str) -> list[str]:
     ids = getattr(dataset, "ids", None)
     return [f"{split}/{place:08d}" for place in range(len(dataset))] if ids is None else [str(one) for one in ids]
 

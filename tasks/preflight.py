@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ratchet import settings
 from ratchet.data.manifest import Manifest
@@ -24,6 +24,7 @@ from ratchet.errors import DataError, RatchetError, RegistryError
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.command import INTERRUPTED
+from tasks.scratch import Scratch
 from tasks.train import TrainingStopped
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
     from ratchet.training.doctor import Finding
 
-__all__ = ["Preflight", "Scratch", "preflight"]
-
-Result = TypeVar("Result")
+__all__ = ["Preflight", "preflight"]
 
 _STEPS = 2
 _TINY = {
@@ -49,53 +48,6 @@ _TINY = {
     "gate.minimum_accuracy": 0.0,
     "tracking.tensorboard": False,
 }
-
-
-@dataclass(frozen=True)
-class Scratch(Workspace):
-    """The project as it is, but for the settings and for everything that a stage writes: they lie in `folder`."""
-
-    folder: Path
-
-    @property
-    def params(self) -> Path:
-        return self.folder / "params.yaml"
-
-    @property
-    def packed(self) -> Path:
-        return self.folder / "packed"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / "quarantine.parquet"
-
-    @property
-    def running(self) -> Path:
-        return self.folder / "running"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def reports(self) -> Path:
-        return self.folder / "reports"
-
-    @property
-    def registration(self) -> Path:
-        return self.folder / "registration.json"
-
-    @property
-    def mlruns(self) -> Path:
-        return self.folder / "mlruns"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
 
 
 @dataclass

@@ -281,6 +281,18 @@ def test_a_setting_nobody_means_is_named_with_the_way_out(
     assert way_out in finding.way_out
 
 
+@pytest.mark.parametrize("loss", ["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+def test_a_sound_model_is_left_in_peace_with_any_loss_and_optimizer(
+    look: Callable[..., list[Finding]], loss: str, optimizer: str
+) -> None:
+    assert look(plan=replace(PLAN, loss=loss, optimizer=optimizer, ema_decay=0.9, class_weights="balanced")) == []
+
+
+def test_a_softmax_that_the_loss_does_not_take_itself_is_no_bug(look: Callable[..., list[Finding]]) -> None:
+    assert look(Softmax(), plan=replace(PLAN, loss="mse")) == []
+
+
 def test_weights_from_a_file_may_be_frozen_and_spared(look: Callable[..., list[Finding]], tmp_path: Path) -> None:
     plan = replace(PLAN, frozen_epochs=3, layer_decay=0.7)
     assert look(Frozen(), plan=plan, pretrained=tmp_path / "weights.safetensors") == []

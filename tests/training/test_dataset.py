@@ -236,6 +236,14 @@ def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
     np.testing.assert_array_equal(split.gather(np.arange(30)), split.batch(np.arange(30), CPU)[0].permute(0, 2, 3, 1))
 
 
+@pytest.mark.parametrize(("channels", "shown"), [(2, 1), (5, 3)])
+def test_of_channels_that_no_picture_has_the_first_are_shown(home: Home, channels: int, shown: int) -> None:
+    split = home.ingest(UINT8.replace("torch.rand(1,", f"torch.rand({channels},")).open()
+    images = split.batch(np.arange(4), CPU)[0].permute(0, 2, 3, 1).numpy()
+    assert images.shape == (4, 8, 8, channels)
+    np.testing.assert_array_equal(split.gather(np.arange(4)), images[..., :shown])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("line", "words"),

@@ -67,15 +67,18 @@ class DatasetSplit(Split):
         return cls(name, [], np.zeros(0, np.int64), labels, keys, reader=reader, places=places, low=low, high=high)
 
     def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """The images of `rows` to be looked at: uint8 (n, height, width, channels).
+        """The images of `rows` to be looked at: uint8 (n, height, width, 1 or 3).
 
-        Floating-point values are shown on the range that each channel has in the training images.
+        Floating-point values are shown on the range that each channel has in the training images; of four channels or
+        more the first three, of two the first.
         """
-        images = self.batch(rows, torch.device("cpu"))[0].permute(0, 2, 3, 1).numpy()
+        seen = slice(3 if len(self.low) >= 3 else 1)
+        images = self.batch(rows, torch.device("cpu"))[0].permute(0, 2, 3, 1).numpy()[..., seen]
         if images.dtype == np.uint8:
             return np.ascontiguousarray(images)
-        span = np.where(self.high > self.low, self.high - self.low, 1)
-        return np.clip(np.rint((images - self.low) / span * 255), 0, 255).astype(np.uint8)
+        low, high = self.low[seen], self.high[seen]
+        span = np.where(high > low, high - low, 1)
+        return np.clip(np.rint((images - low) / span * 255), 0, 255).astype(np.uint8)
 
     def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
         """One batch, read by this process: see `feed`."""

@@ -119,7 +119,8 @@ def _import(module: str, root: Path, code: str) -> ModuleType:
 
 
 def _new(before: dict[str, ModuleType]) -> list[str]:
-    return sorted(name for name, module in list(sys.modules.items()) if before.get(name) is not module)  # another thread may import too
+    now = list(sys.modules.items())  # another thread may import meanwhile
+    return sorted(name for name, module in now if before.get(name) is not module)
 
 
 @contextmanager

@@ -60,11 +60,11 @@ class CheckpointError(TrainingError):
 
 
 class NotFinite(TrainingError):
-    """The loss is infinite or not a number, and going back did not help; `rows` are the batch's, of the train split."""
+    """The loss of `step` is infinite or not a number, and going back did not help; `rows` are its batch's."""
 
-    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, *, step: int, rows: tuple[int, ...] = ()) -> None:
         super().__init__(message)
-        self.rows = rows
+        self.step, self.rows = step, rows  # rows of the train split
 
 
 class RegistryError(RatchetError):

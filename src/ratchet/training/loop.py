@@ -13,12 +13,13 @@ from ratchet.training import selection
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, Split, step_rows
 from ratchet.training.checkpoint import CheckpointStore
-from ratchet.training.clock import Clock, waiting
+from ratchet.training.clock import waiting
 from ratchet.training.device import choose_device, describe, ran_out_of_memory, reproducible
-from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
+from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.fresh import fresh_model
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
+from ratchet.training.meter import Meter, require_finite
 from ratchet.training.models import ModelSpec
 from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
@@ -26,13 +27,12 @@ from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import Sums, TrainingState
-from ratchet.training.step import Figures, Stepper, compiled, micro_batches
+from ratchet.training.step import Stepper, compiled, micro_batches
 from ratchet.training.transfer import learn, without_pretrained
 from ratchet.training.validation import validate
 
 __all__ = ["fit"]
 
-_LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
 _LONG = 1000  # steps from which on a few seconds of the doctor's are well spent
 
 
@@ -114,10 +114,7 @@ class _Training:
         # What learns
         self.notices: list[str]
         self.begin()
-
-        # Figures not yet fetched from the device, and the clocks they are timed by
-        self.pending: list[Figures] = []
-        self.step_clock, self.epoch_clock = Clock(), Clock()
+        self.meter = Meter(plan, self.device)
 
     def begin(self) -> None:
         """The state before the first step: the seed decides it."""
@@ -158,7 +155,7 @@ class _Training:
             steps_per_epoch=len(self.steps),
             resumed_from=resumed,
         )
-        self.step_clock, self.epoch_clock = Clock(), Clock()
+        self.meter = Meter(self.plan, self.device)  # its clocks start here
         while not self.state.finished:
             fault = None
             try:
@@ -236,8 +233,8 @@ class _Training:
 
                 # once in a while:
                 self.profiler.step()
-                if self.device.type == "cpu" or self.step_clock.seconds > _LONGEST_SILENCE:
-                    yield from self._fetch()  # a CPU does not run ahead, so there fetching costs nothing
+                if self.meter.is_due:
+                    yield from self._fetch()
                 if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
                     yield from self._checkpoint()
         finally:
@@ -250,12 +247,12 @@ class _Training:
         left = self.steps[self.state.batch :][: self.total_steps - self.state.step]
         pieces = [piece for start, end in left for piece in micro_batches(order[start:end], self.state.accumulation)]
         batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
-        return waiting(batches, self.step_clock, self.epoch_clock)
+        return waiting(batches, self.meter.step_clock, self.meter.epoch_clock)
 
     def _step(self, rows: Rows, feed: Iterator[Batch]) -> bool:
         """Make one step; False when memory did not suffice for it."""
         try:
-            self.pending.append(self.stepper.step(rows, feed, rate=self._rate(self.state.step)))
+            self.meter.add(self.stepper.step(rows, feed, rate=self._rate(self.state.step)), samples=len(rows))
         except Exception as error:  # what else it may be is raised again
             if not ran_out_of_memory(error):
                 raise
@@ -265,8 +262,6 @@ class _Training:
                     "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model"
                 ) from error
             return False
-        self.step_clock.samples += len(rows)
-        self.epoch_clock.samples += len(rows)
         return True
 
     def _halve(self, rows: int) -> Trouble:
@@ -295,44 +290,7 @@ class _Training:
         return rate * self.plan.rollback_factor**self.state.rollbacks
 
     def _fetch(self) -> Iterator[Event]:
-        """Bring the waiting figures of all steps from the device at once; refuse to go on when one is not finite."""
-        if not self.pending:
-            return
-        steps, self.pending = self.pending, []
-        fetched = torch.stack([torch.stack([one.loss, one.norm]) for one in steps]).tolist()
-        for one, (loss, norm) in zip(steps, fetched, strict=True):
-            figures = {"loss": loss}
-            if one.loss_scale is None and not self.state.scaler.is_enabled():
-                figures["gradient norm"] = norm  # loss scaling overflows on purpose and passes such a step over
-            self._refuse_if_not_finite(figures, step=one.step, rate=one.rate)
-        logged = [(one, *pair) for one, pair in zip(steps, fetched, strict=True) if one.parameter_norm is not None]
-        if not logged:
-            return
-        speed, waited = self.step_clock.lap()
-        rates = {"step/samples_per_second": speed, "step/data_wait": waited}
-        for one, loss, norm in logged:
-            assert one.parameter_norm is not None
-            values = {
-                "step/loss": loss,
-                "step/gradient_norm": norm,
-                "step/parameter_norm": one.parameter_norm.item(),
-                "step/learning_rate": one.rate,
-            }
-            if one.loss_scale is not None:
-                values["step/loss_scale"] = one.loss_scale
-            values = {name: value for name, value in values.items() if math.isfinite(value)}
-            last = one is logged[-1][0]
-            yield Points(one.step, self.state.epoch + 1, values, rates if last else {}, attempt=self.state.rollbacks)
-
-    def _refuse_if_not_finite(self, figures: dict[str, float], *, step: int, rate: float) -> None:
-        for name, value in figures.items():
-            if not math.isfinite(value):
-                order = epoch_order(len(self.train), seed=self.plan.seed, epoch=self.state.epoch)
-                start, end = self.steps[(step - 1) % len(self.steps)]
-                raise NotFinite(
-                    f"the {name} is {value} at step {step} (epoch {self.state.epoch + 1}, learning rate {rate:.3g})",
-                    rows=tuple(map(int, order[start:end])),
-                )
+        return self.meter.fetch(epoch=self.state.epoch + 1, attempt=self.state.rollbacks)
 
     def _roll_back(self, fault: NotFinite) -> Iterator[Event]:
         """Go back to a checkpoint from before the fault, with a lower rate; or stop, when that was done often enough.
@@ -346,9 +304,10 @@ class _Training:
             raise NotFinite(
                 f"{fault}{tried}: lower training.learning_rate, lengthen training.warmup_epochs, set "
                 "training.clip_norm or look at that batch's samples",
-                rows=fault.rows,
+                step=fault.step,
+                rows=self._rows_of(fault.step),
             )
-        self.pending.clear()
+        self.meter.forget()
         self.store.wait()
         newest = self.store.newest()
         if newest is not None and newest[1].step == before:
@@ -367,9 +326,15 @@ class _Training:
             f"(return {done + 1} of {plan.max_rollbacks} that training.max_rollbacks allows)",
         )
 
+    def _rows_of(self, step: int) -> tuple[int, ...]:
+        """The rows of the train split that optimizer step `step` (counted from 1) was made on."""
+        epoch, batch = divmod(step - 1, len(self.steps))
+        start, end = self.steps[batch]
+        return tuple(map(int, epoch_order(len(self.train), seed=self.plan.seed, epoch=epoch)[start:end]))
+
     def _end_epoch(self, order: Rows) -> Iterator[Event]:
         state, plan = self.state, self.plan
-        speed, waited = self.epoch_clock.lap()
+        speed, waited = self.meter.epoch_clock.lap()
         rates = {"train/samples_per_second": speed, "train/data_wait": waited}
         seen = self.train.labels[order[: self.steps[state.batch - 1][1]]]
         values = {
@@ -381,12 +346,12 @@ class _Training:
         }
         if state.scaler.is_enabled():
             values = {name: value for name, value in values.items() if name != "train/gradient_norm"}
-        self._refuse_if_not_finite(values, step=state.step, rate=values["train/learning_rate"])
+        require_finite(values, step=state.step, epoch=state.epoch + 1, rate=values["train/learning_rate"])
         selection.judge(state, plan, values)
         epoch = state.epoch + 1
         state.history.append({"epoch": epoch, "step": state.step, **values})
         yield Epoch(epoch, state.step, values, rates, best=state.best_epoch == epoch, attempt=state.rollbacks)
-        self.epoch_clock.lap()
+        self.meter.epoch_clock.lap()
         if warning := selection.overfitting(state, plan, values):
             yield Notice(warning)
 

@@ -28,6 +28,7 @@ class Figures:
     rate: float
     loss: torch.Tensor
     norm: torch.Tensor  # of the gradients, before clipping
+    is_scaled: bool  # by a loss scale, whose overflows pass a step over and are no fault
     parameter_norm: torch.Tensor | None = None  # worked out where it is logged alone, with the loss scale
     loss_scale: float | None = None
 
@@ -88,12 +89,13 @@ class Stepper:
         state.sums.correct += correct
         state.sums.norm += norm
         state.step, state.batch = state.step + 1, state.batch + 1
+        scaled = state.scaler.is_enabled()
         if state.step % plan.log_every:
-            return Figures(state.step, rate, total / weight, norm)
+            return Figures(state.step, rate, total / weight, norm, scaled)
         with torch.no_grad():
             parameter_norm = nn.utils.get_total_norm(list(state.model.parameters()))
-        scale = state.scaler.get_scale() if state.scaler.is_enabled() else None
-        return Figures(state.step, rate, total / weight, norm, parameter_norm, scale)
+        scale = state.scaler.get_scale() if scaled else None
+        return Figures(state.step, rate, total / weight, norm, scaled, parameter_norm, scale)
 
     def undo(self) -> None:
         """After a step that ran out of memory: what its forward passes changed, and its gradients, are taken back."""

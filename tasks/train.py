@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     from ratchet import training
     from ratchet.registry.runs import Run
 
+    for left in workspace.running.glob(".draft-*"):
+        shutil.rmtree(left)  # a killed training's, which had handed over all of it
     manifest = Manifest.read(workspace.packed)
     course = Course.of(params, workspace, manifest)
     train_split, validation_split = (
@@ -229,7 +232,10 @@ def _leave(workspace: Workspace, running: Path, finished: "training.Finished", c
     with files.draft_directory(workspace.checkpoints) as draft:
         for path in running.glob("step-*.safetensors"):
             os.link(path, draft / path.name)
-    shutil.rmtree(running)
+    # All of it goes at once: of half of it, the same command would make outputs with a checkpoint missing.
+    gone = tempfile.mkdtemp(prefix=".draft-", dir=workspace.running)
+    os.replace(running, gone)
+    shutil.rmtree(gone)
 
 
 @contextlib.contextmanager

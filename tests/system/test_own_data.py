@@ -88,7 +88,7 @@ def fill(folder: Path) -> None:
             continue
         for number in range(60):
             pixels = np.random.default_rng([label, number]).integers(0, 128, (40, 50, 3), dtype=np.uint8)
-            pixels[..., label] += 100
+            pixels[..., label ^ (number % 6 == 0)] += 100  # a few look like the other class: errors for the report
             Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg")
     (folder / "ants" / "broken.jpg").write_bytes(b"not a photo")
 

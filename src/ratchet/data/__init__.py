@@ -9,4 +9,5 @@ pack.py        typed arrays in shards
 profile.py     what the packed set looks like
 manifest.py    the packed set's own description
 ingest.py      all of it, in order
+unpacked.py    all of it for a user's own Dataset, whose pixels are not packed
 """

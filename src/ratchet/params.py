@@ -108,12 +108,13 @@ class TrainingSettings(Section):
     )
     label_smoothing: Fraction = Field(0.1, description="share of each target spread over all classes")
     class_weights: (
-        Literal["none", "balanced"] | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False)]
+        Literal["none", "balanced"]
+        | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
     ) = Field("none", description="none, balanced (the rarer the heavier), or one weight per class")
     ignore_index: int = Field(-100, description="label number whose rows count nothing in the loss")
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = Field(
-        "adamw", description="sgd, adam, adamw, or muon (sgd for what is not a matrix)"
+        "adamw", description="sgd, adam, adamw, or muon (adamw for norms and biases)"
     )
     learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
     momentum: Fraction = Field(0.9, description="of sgd and muon")

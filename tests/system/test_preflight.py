@@ -121,7 +121,6 @@ def test_a_set_that_would_have_to_be_downloaded_is_not(project: Any, tmp_path: P
     ("moment", "number"),
     [
         ("params.yaml", signal.SIGINT),
-        ("packed", signal.SIGINT),
         ("running", signal.SIGINT),
         ("running", signal.SIGTERM),
         ("reports", signal.SIGINT),

@@ -6,6 +6,7 @@ The photos are the hymenoptera that RATCHET_DATASETS holds, or coloured noise th
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,11 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_weights_and_no_worker_is_left
         own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
-        pass
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     assert process.stdout is not None
     process.stdout.read()  # until the last worker has ended too
+    process.stdout.close()
     process.wait()
     newest = max(running.glob("*/step-*.safetensors"))
     assert read_checkpoint(newest).step > 0

@@ -37,8 +37,8 @@ $(READY): requirements.txt pyproject.toml
 	@uv pip install --quiet --python $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-bench: $(READY)  ## measure against a bare script
-	python bench/first_model.py
+bench: $(READY)  ## measure what is claimed; see bench/run.py (leave the machine alone meanwhile)
+	python -m bench.run $(BENCH)
 
 lock:  ## resolve pyproject.toml anew into requirements.txt
 	uv pip compile --universal --generate-hashes --group dev --no-emit-index-url --no-header -q pyproject.toml -o requirements.txt

@@ -37,6 +37,7 @@ BATCH = 256
 LOADERS = ("textbook", "accelerate", "lightning")  # whose number of workers can be chosen
 _PADDING = 4  # pixels
 DEVICE = choose_device("auto")
+FP32 = Precision("fp32", False, "")
 AUTO = choose_precision(Plan(), DEVICE, side=SIDE)
 Timing = Callable[[int, int], float]  # (steps to warm up, steps to time) -> seconds
 
@@ -91,7 +92,7 @@ def textbook(packed: Path, workers: int) -> Timing:
     return _timing(step)
 
 
-def resident(_packed: Path, _workers: int, *, precision: Precision = Precision("fp32", False, "")) -> Timing:
+def resident(_packed: Path, _workers: int, *, precision: Precision = FP32) -> Timing:
     """The model alone."""
     return _timing(step_on_resident_batch(spec_of("convnet"), precision, DEVICE, batch=BATCH))
 
@@ -122,7 +123,7 @@ def _batched_loader(packed: Path, workers: int) -> DataLoader[Any]:
     )  # fmt: skip
 
 
-def _as_it_is(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 
@@ -243,7 +244,7 @@ def main() -> None:
     asked = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|accelerate|torch")
     torch.manual_seed(0)
-    with AUTO.in_force() if asked.name != "textbook" else Precision("fp32", False, "").in_force():
+    with AUTO.in_force() if asked.name != "textbook" else FP32.in_force():
         seconds = CONTENDERS[asked.name](asked.packed, asked.workers)(asked.warm, asked.steps)
     print(json.dumps({"rate": BATCH * asked.steps / seconds}))
 

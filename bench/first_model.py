@@ -1,57 +1,73 @@
 """What the first model costs over the bare script, and where the difference goes.
 
-    python bench/first_model.py [ROUNDS]
+    python -m bench.first_model [--rounds 5]
 
 Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository
-(set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. Medians and the ratio are
-printed, and for the pipeline how long each stage took, as Prefect recorded it.
+(what is committed; set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs.
+Medians and the ratio are told, for the pipeline how long each stage took, as Prefect recorded it, and when the first logged
+optimizer step (the tenth) was made, as its journal recorded it.
 """
 
+import json
 import os
 import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from bench.project import ROOT, scratch
+from bench.report import Row, machine, options, ratio, show, spread
+
+__all__ = ["measure"]
 
 
-def main(rounds: int) -> None:
-    """Measure and print."""
-    pipeline, bare, splits = [], [], []
+def measure(rounds: int) -> list[Row]:
+    """The table's rows."""
+    pipeline, bare, first, splits = [], [], [], []
     for number in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            clone = Path(folder) / "clone"
+        with scratch() as folder:
+            clone = folder / "clone"
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-            environment = {**os.environ, "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}"}
             began = time.time()
-            subprocess.run(
-                [sys.executable, "-m", "ratchet.cli", "train"],
-                cwd=clone,
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
+            _ratchet("train", clone)
             pipeline.append(time.time() - began)
+            _ratchet("down", clone)
             splits.append(_stages(clone, began, began + pipeline[-1]))
+            first.append(_first_step(clone) - began)
             began = time.time()
-            script = [
-                sys.executable,
-                str(ROOT / "bench" / "bare_digits.py"),
-                str(clone / "data" / "packed"),
-                f"{folder}/bare.pt",
-            ]
-            said = subprocess.run(script, check=True, capture_output=True, text=True).stdout.strip()
+            script = [sys.executable, str(ROOT / "bench" / "bare_digits.py")]
+            files = [str(clone / "data" / "packed"), str(folder / "bare.pt")]
+            said = subprocess.run([*script, *files], check=True, capture_output=True, text=True).stdout.strip()
             bare.append(time.time() - began)
         print(f"round {number + 1}: pipeline {pipeline[-1]:.1f} s, bare script {bare[-1]:.1f} s ({said})")
-    middle, other = statistics.median(pipeline), statistics.median(bare)
-    print(f"median of {rounds}: pipeline {middle:.1f} s, bare script {other:.1f} s, ratio {middle / other:.2f}")
-    for name in splits[0]:
-        print(f"  {name:<28} {statistics.median(split[name] for split in splits):6.2f} s")
+    condition = f"digits, 30 epochs, median of {rounds} rounds"
+    return [
+        Row("s: ratchet train, fresh clone", condition, spread(pipeline, form=".1f")),
+        Row("s: bare script", condition, spread(bare, form=".1f")),
+        Row("ratchet train / bare script", condition, f"{ratio(pipeline, bare):.2f}"),
+        Row("s to the tenth step", "ratchet train, fresh clone", spread(first, form=".1f")),
+        *(
+            Row(f"s: {name}", "of ratchet train", f"{statistics.median(split[name] for split in splits):.2f}")
+            for name in splits[0]
+        ),
+    ]
+
+
+def _ratchet(command: str, clone: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}"}
+    arguments = [sys.executable, "-m", "ratchet.cli", command]
+    done = subprocess.run(arguments, cwd=clone, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ratchet {command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def _first_step(clone: Path) -> float:
+    (journal,) = (clone / "mlruns" / "journal").glob("*/events.jsonl")
+    entries = map(json.loads, journal.read_text().splitlines())
+    return float(next(one["time"] for one in entries if one["kind"] == "metrics")) / 1000
 
 
 def _stages(clone: Path, began: float, ended: float) -> dict[str, float]:
@@ -70,5 +86,12 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
+def main() -> None:
+    """Measure and print."""
+    asked = options(__doc__).parse_args()
+    described = machine()
+    show(measure(asked.rounds), described=described, to=asked.json)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main()

@@ -100,7 +100,8 @@ class StageRun:
             if one["kind"] == "metrics" and "step/loss" in one["content"]["values"]
         }
         last = max(times)
-        return batch * (last - after) / (times[last] - times[after])
+        rate: float = batch * (last - after) / (times[last] - times[after])
+        return rate
 
     def values(self, name: str, *, after: int = 0) -> list[float]:
         """Every value of a metric told later than step `after`."""

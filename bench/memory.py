@@ -1,0 +1,76 @@
+"""Whether memory grows with the data (B2).
+
+    python -m bench.memory [--rounds 3]
+
+The stage `train` makes the same number of steps on a packed set and on one of 8 times the size, in several shards; the
+larger one's steps take rows from all over it. What is measured is the process's peak anonymous memory (RssAnon in
+/proc/PID/status, looked at every 20 ms): pages of the mapped files are the kernel's, which takes them back when it
+needs them.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from bench.project import Project, pack, scratch
+from bench.report import Row, machine, options, ratio, show, spread
+from bench.throughput import STAGE
+
+__all__ = ["measure"]
+
+_TIMES, _GROWTH = 8, 0.05
+
+
+class Peak:
+    """The largest RssAnon that was seen, MiB."""
+
+    def __init__(self) -> None:
+        self.mib = 0.0
+
+    def __call__(self, process: int) -> None:
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:  # it has just ended
+            return
+        found = re.search(r"RssAnon:\s+(\d+) kB", status)
+        self.mib = max(self.mib, int(found[1]) / 1024) if found else self.mib
+
+
+def measure(rounds: int, *, quick: bool) -> list[Row]:
+    """The table's rows."""
+    if not sys.platform.startswith("linux"):
+        return [Row("peak memory on 8 times the data", "needs Linux's /proc", "not measured", f"< {_GROWTH:.0%}")]
+    rows, steps = (4_000, 10) if quick else (50_000, 150)
+    peaks: dict[int, list[float]] = {1: [], _TIMES: []}
+    with scratch() as folder:
+        projects = {}
+        for times in peaks:
+            pack(folder / f"packed-{times}", rows=times * rows)
+            changes = {**STAGE, "training.max_steps": steps}
+            projects[times] = Project(folder / f"project-{times}", changes, packed=folder / f"packed-{times}")
+            projects[times].train(seed=0)  # makes MLflow's database, and everything that is made but once
+        for number in range(rounds):
+            for times, project in projects.items():
+                peak = Peak()
+                project.train(seed=number + 1, sample=peak)
+                peaks[times].append(peak.mib)
+            print(f"round {number + 1}: {peaks[1][-1]:,.0f} MiB, {_TIMES} times the data {peaks[_TIMES][-1]:,.0f} MiB")
+    growth = ratio(peaks[_TIMES], peaks[1]) - 1
+    condition = f"{steps} steps, median of {rounds} rounds"
+    sizes = {times: f"{times * rows:,} images, {times * rows * 3072 / 2**20:,.0f} MiB; {condition}" for times in peaks}
+    return [
+        Row("peak anonymous memory, MiB", sizes[1], spread(peaks[1])),
+        Row("peak anonymous memory, MiB", sizes[_TIMES], spread(peaks[_TIMES])),
+        Row(f"growth on {_TIMES} times the data", condition, f"{growth:+.1%}", f"< {_GROWTH:.0%}", growth < _GROWTH),
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = options(__doc__, rounds=3).parse_args()
+    described = machine()
+    show(measure(asked.rounds, quick=asked.quick), described=described, to=asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Every measurement, one after another, and one table: what `make bench` runs.
+
+    python -m bench.run [--only throughput memory] [--rounds N] [--peers PYTHON] [--json FILE]
+
+Leave the machine alone meanwhile, about an hour on two cores: on CPUs with bf16 instructions the bf16 weight gradient
+of a convolution becomes many times slower as soon as another process takes a core, and every figure meaningless.
+"""
+
+import argparse
+import sys
+
+from bench import checkpoints, first_model, first_step, memory, precision, throughput
+from bench.report import Row, machine, options, show
+
+_NAMES = ("throughput", "checkpoints", "memory", "first_step", "first_model", "precision")
+
+
+def main() -> None:
+    """Measure all, or what was asked for, and print."""
+    parser = options(__doc__)
+    parser.add_argument("--only", nargs="+", choices=_NAMES, default=_NAMES, metavar="NAME", help=", ".join(_NAMES))
+    parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
+    asked = parser.parse_args()
+    described = machine()
+    print(described)
+    rows: list[Row] = []
+    for name in asked.only:
+        print(f"\n{name}", flush=True)
+        rows += _measure(name, asked)
+    show(rows, described=described, to=asked.json)
+    sys.exit(any(row.met is False for row in rows))
+
+
+def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
+    rounds, quick = asked.rounds, asked.quick
+    match name:
+        case "throughput":
+            return throughput.measure(rounds, quick=quick, peers=asked.peers)
+        case "checkpoints":
+            return checkpoints.measure(rounds, quick=quick)
+        case "memory":
+            return memory.measure(min(rounds, 3), quick=quick)  # it hardly varies
+        case "first_step":
+            return first_step.measure(rounds, quick=quick)
+        case "first_model":
+            return first_model.measure(rounds)
+        case _:
+            return precision.measure(rounds, quick=quick, compiled=asked.compile)
+
+
+if __name__ == "__main__":
+    main()

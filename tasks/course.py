@@ -1,6 +1,6 @@
 """From the settings to what the loop is told, and the name of the training that this is."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,8 @@ class Course:
         own = {path.as_posix(): files.digest_file(Path(spec.root) / path) for path in training.code_files(spec)}
         identity = {
             "data": manifest.digest,
-            "settings": files.digest_json({"plan": asdict(plan), "spec": spec.to_json()}),
+            # Without the number of workers, which changes no bit: a resume may have another.
+            "settings": files.digest_json({"plan": asdict(replace(plan, workers=0)), "spec": spec.to_json()}),
             "code": files.digest_json({"house": files.digest_tree(house, ["**/*.py"]), "own": own}),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
         }

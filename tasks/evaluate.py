@@ -50,11 +50,11 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
 
     model, spec = load_model(workspace.model)
     model.flip_average = params.evaluation.flip_average
-    test = Split.open(workspace.packed, "test")
+    test = Split.open(workspace.packed, "test", workers=params.training.workers)
     logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
     temperature = 1.0
     if params.evaluation.temperature_scaling:
-        held_out = Split.open(workspace.packed, "validation")
+        held_out = Split.open(workspace.packed, "validation", workers=params.training.workers)
         temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
         logits = logits / temperature
     predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)

@@ -183,6 +183,7 @@ class Preflight:
     def _predict(self, tiny: Params, scratch: Scratch) -> str:
         """Load the registered model as any MLflow user does, and show it a test picture."""
         import numpy as np
+        import torch
 
         from ratchet.registry.models import ModelRegistry
         from ratchet.training import Split
@@ -190,7 +191,8 @@ class Preflight:
 
         registered = Registration.load(scratch)
         uri = f"models:/{registered.model}/{registered.version}"
-        picture = Split.open(scratch.packed, "test").gather(np.arange(1))
+        images, _ = Split.open(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
+        picture = images.permute(0, 2, 3, 1).numpy()
         answer = np.asarray(ModelRegistry(scratch, tiny).load(uri).predict(picture))[0]
         best = int(answer.argmax())
         name = Manifest.read(scratch.packed).classes[best]

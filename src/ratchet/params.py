@@ -56,7 +56,7 @@ class DataSettings(Section):
     validation_fraction: Fraction = Field(0.15, description="share held out for validation where none is given")
     test_fraction: Fraction = Field(0.15, description="share held out for testing where none is given")
     shard_mib: Positive = Field(256, description="largest packed file, MiB")
-    workers: Count = Field(0, description="decoding threads; 0: one per core")
+    workers: Count = Field(0, description="decoding threads, or processes for factory; 0: one per core")
     factory: str = Field(
         "none", pattern=r"^(none|[\w.]+:\w+)$", description="source factory: your own Dataset, package.module:function"
     )

@@ -102,6 +102,9 @@ class Split:
         batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
         return batches if device.type == "cpu" else ahead(batches)
 
+    def close(self) -> None:
+        """End what `feed` keeps for its next call: nothing, for a packed set."""
+
     def in_order(self, size: int) -> Iterator[Rows]:
         """Row numbers of the whole split, `size` at a time."""
         for start in range(0, len(self), size):

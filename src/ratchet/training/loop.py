@@ -68,7 +68,7 @@ def fit(
     """
     with reproducible(plan.seed, deterministic=plan.deterministic), store:
         training = _Training(train, validation, spec, plan, store, identity, pretrained, profile_to, stop)
-        with training.precision.in_force(), closing(training.profiler):
+        with training.precision.in_force(), closing(training.profiler), closing(train), closing(validation):
             yield from training.run()
 
 

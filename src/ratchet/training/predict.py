@@ -25,8 +25,9 @@ def predict_logits(
     model = model.to("cpu").eval()
     parts: list[torch.Tensor] = []
     with torch.inference_mode():
-        for rows in split.in_order(_BATCH):
-            parts.append(model(split.batch(rows, torch.device("cpu"))[0]).float())
+        pieces = list(split.in_order(_BATCH))
+        for rows, (images, _) in zip(pieces, split.feed(pieces, torch.device("cpu")), strict=True):
+            parts.append(model(images).float())
             if report is not None:
                 report(int(rows[-1]) + 1)
     logits: NDArray[np.float32] = torch.cat(parts).numpy()

@@ -56,7 +56,8 @@ train, validation = (
           drawn.integers(0, 3, rows), np.arange(rows, dtype=np.uint64))
     for name, rows in (("train", 40), ("validation", 8))
 )
-spec = ModelSpec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), factory="wide:net", code="wide.py", root=str(root))
+own = {"factory": "wide:net", "code": "wide.py", "root": str(root)}
+spec = ModelSpec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), **own)
 plan = Plan(epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01)
 try:
     for event in fit(train, validation, spec, plan, store=CheckpointStore(root / sys.argv[2]), identity={}):

@@ -4,6 +4,7 @@ Training writes here and goes on; another thread, or `ratchet sync` later, sends
 with its time: MLflow's stores know a point by (key, time, step, value), so sending it again changes nothing.
 """
 
+import errno
 import json
 import os
 import threading
@@ -43,10 +44,17 @@ class Journal:
         self._mend()
         # What is already written: a resumed training repeats points, and a second `params` would be refused by MLflow.
         self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0)}
-        self._file = self._path.open("ab")
+        self._file = self._path.open("ab", buffering=0)
+        self._unwritten = b""  # what a full disk did not take
 
     def close(self) -> None:
-        self._file.close()
+        """Write what still waits for room on the disk, and close.
+
+        Raises:
+            OSError: there is none.
+        """
+        with self._file:
+            self._write_out(must=True)
 
     @property
     def uid(self) -> str:
@@ -80,13 +88,23 @@ class Journal:
                 return
             self._seen.add(identity)
             line = {"kind": kind, "time": time.time_ns() // 1_000_000, "content": content}
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+            self._write_out()
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""
         with self._lock:
+            self._write_out()
             os.fsync(self._file.fileno())
+
+    def _write_out(self, *, must: bool = False) -> None:
+        """Hand all to the system; what a full disk does not take waits for the next time, for training goes on."""
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if must or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def entries(self, start: int) -> list[Entry]:
         """The entries from byte `start` on."""

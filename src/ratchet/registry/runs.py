@@ -35,7 +35,10 @@ class Run:
 
     def __init__(self, workspace: Workspace, params: Params, key: str) -> None:
         self.workspace, self.params, self.key = workspace, params, key
-        self.journal = Journal(workspace.mlruns / "journal" / key)
+        folder = workspace.mlruns / "journal" / key
+        for draft in folder.glob(".draft-*"):
+            draft.unlink(missing_ok=True)  # a killed one's
+        self.journal = Journal(folder)
         self.away: str | None = None
         self._news = threading.Event()
         self._leaving = threading.Event()
@@ -72,7 +75,7 @@ class Run:
 
     def trouble(self, step: int, kind: str, text: str) -> None:
         """What went wrong at a step and how it was mended, for whoever looks at the run later."""
-        self.tags({f"ratchet.trouble.{step}": f"{kind}: {text}"})
+        self._tell("trouble", {"step": step, "kind": kind, "text": text})
 
     def dataset(self, *, name: str, digest: str, source: str, profile: dict[str, Any]) -> None:
         """The data set that went in, by its DVC hash."""
@@ -207,6 +210,14 @@ def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) ->
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in values.items()])
 
 
+def _send_trouble(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+    """A tag for each, by its step and its place in the journal: a step may be in trouble more than once."""
+    from mlflow.entities import RunTag
+
+    told = [(f"ratchet.trouble.{entry.content['step']}.{entry.end}", entry.content) for entry in entries]
+    client.log_batch(run_id, tags=[RunTag(name, f"{one['kind']}: {one['text']}"[:5000]) for name, one in told])
+
+
 def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
     import json
 
@@ -238,4 +249,5 @@ _SENDERS = {
     "tags": _send_tags,
     "dataset": _send_dataset,
     "status": _send_status,
+    "trouble": _send_trouble,
 }

@@ -1,0 +1,50 @@
+"""What tests of whole trainings share: when two of them are the same."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ratchet.training.checkpoint import read_checkpoint
+
+OWN = ("samples_per_second", "data_wait", "system/")  # the figures of a machine, which differ from run to run
+Point = tuple[str, int, float]
+
+
+def points(project: Any) -> list[Point]:
+    """Every point of the project's only MLflow run, which must have ended well."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+    found = [
+        run for experiment in client.search_experiments() for run in client.search_runs([experiment.experiment_id])
+    ]
+    assert len(found) == 1
+    (run,) = found
+    assert run.info.status == "FINISHED"
+    return [
+        (name, point.step, point.value)
+        for name in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, name)
+    ]
+
+
+def _assert_same_training(project: Any, other: Any, *, steps: int) -> None:
+    assert project.digests("data/model", "data/checkpoints") == other.digests("data/model", "data/checkpoints")
+    # What equal bytes mean: the whole state is in them.
+    last = read_checkpoint(max(project.workspace.checkpoints.glob("step-*.safetensors")))
+    assert last.step == steps
+    assert {name.partition("/")[0] for name in last.tensors} >= {"model", "optimizer", "best", "sums"}
+
+    told, expected = points(project), points(other)
+    assert max(Counter((name, step) for name, step, _ in told).values()) == 1
+    assert Counter((name, step) for name, step, _ in told) == Counter((name, step) for name, step, _ in expected)
+    same = [sorted(point for point in some if not any(own in point[0] for own in OWN)) for some in (told, expected)]
+    assert same[0] == same[1]
+
+
+@pytest.fixture(scope="session")
+def assert_same_training() -> Callable[..., None]:
+    """Weights, history and checkpoints byte for byte; in MLflow one run with every point once, and equal."""
+    return _assert_same_training

@@ -1,0 +1,218 @@
+"""A training killed two hundred times, wherever a kill may strike: the real stage, real data, a real MLflow database.
+
+The truth is an undisturbed run of the same command in a project of its own. A kill is SIGKILL, at a moment of chance
+or right before a change of the file system; where it has struck is told by what it left on the disk.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported PyTorch")
+
+KILLS = 200
+EPOCHS, EPOCH = 35, 20  # steps to an epoch: the digits' training rows in batches of 64
+SETTINGS = {
+    "model.factory": "nets.small:net",
+    "model.code": "nets",
+    "training.epochs": EPOCHS,
+    "training.batch_size": 64,
+    "training.accumulation": 2,
+    "training.ema_decay": 0.9,
+    "training.schedule": "plateau",
+    "training.plateau_patience": 2,
+    "training.rate_factor": 0.5,
+    "training.precision": "bf16",
+    "training.flip": "random",
+    "training.checkpoint_steps": 3,
+    "training.keep_last": 3,
+    "training.keep_best": 2,
+    "training.log_every": 1,
+}
+NET = """
+from torch import nn
+
+
+def net(*, classes, channels, height, width):
+    features = nn.Sequential(nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(features, nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * (height // 2) * (width // 2), classes))
+"""
+PLACES = (
+    "before the first checkpoint",
+    "in the making of MLflow's database",
+    "in a checkpoint's write",
+    "in a sync",
+    "in the handing over",
+    "elsewhere",
+)
+Condition = Callable[[], bool]
+
+
+class Fire:
+    """A project, the zygote that starts its training, and a tally of where the kills have struck."""
+
+    def __init__(self, project: Any, zygote: "subprocess.Popen[str]") -> None:
+        self.project, self.zygote = project, zygote
+        self.data, self.mlruns = project.root / "data", project.root / "mlruns"
+        self.struck: Counter[str] = Counter()
+        self.started = time.monotonic()
+
+    def train(self, when: Condition = lambda: False, *, near: str = "", after: int = 0) -> int:
+        """Start the training and kill it when the condition holds, or let it kill itself (zygote.py); the exit code."""
+        before = self.traces()
+        assert self.zygote.stdin
+        assert self.zygote.stdout
+        self.zygote.stdin.write(json.dumps({"near": near, "after": after}) + "\n")
+        self.zygote.stdin.flush()
+        process = int(self.zygote.stdout.readline())
+        while not select.select([self.zygote.stdout], [], [], 0.0005)[0]:
+            if when():
+                os.kill(process, signal.SIGKILL)
+                break
+        code = int(self.zygote.stdout.readline())
+        if code == -signal.SIGKILL:
+            place = self.place(before)
+            self.struck[place] += 1
+            print(f"{time.monotonic() - self.started:.1f} s, step {self.step()}: {place}", flush=True)
+        return code
+
+    def place(self, before: set[tuple[Path, int]]) -> str:
+        """Where the last kill struck, by what it has left that was not there before."""
+        if self.is_handing_over():
+            return "in the handing over"
+        left = {path for path, _ in self.traces() - before}
+        if not (self.mlruns / "mlflow.db").exists() and left & {self.mlruns / ".draft-mlflow.db"}:
+            return "in the making of MLflow's database"
+        if not self.step():
+            return "before the first checkpoint"
+        if any(path.is_relative_to(self.data / "running") for path in left):
+            return "in a checkpoint's write"
+        return "in a sync" if left else "elsewhere"
+
+    def traces(self) -> set[tuple[Path, int]]:
+        """What is there only while something is written: drafts, and SQLite's journal of a transaction."""
+        found = [*self.data.glob("running/*/.draft-*"), *self.mlruns.glob("journal/*/.draft-*")]
+        found += [self.mlruns / ".draft-mlflow.db", self.mlruns / "mlflow.db-journal"]
+        traces = set()
+        for path in found:
+            with contextlib.suppress(FileNotFoundError):
+                traces.add((path, path.stat().st_mtime_ns))
+        return traces
+
+    def step(self) -> int:
+        """The step of the newest checkpoint, 0 before the first."""
+        names = [path.stem for path in self.data.glob("running/*/step-*.safetensors")]
+        return max((int(name.removeprefix("step-")) for name in names), default=0)
+
+    def running(self) -> Path:
+        """The folder of the checkpoints."""
+        return next(self.data.glob("running/[!.]*"))
+
+    def is_handing_over(self) -> bool:
+        return any(any(self.data.glob(name)) for name in (".draft-*", "model", "checkpoints"))
+
+    def is_making_tables(self) -> bool:
+        return (self.mlruns / ".draft-mlflow.db").exists()
+
+    def is_sending(self) -> bool:
+        return (self.mlruns / "mlflow.db-journal").exists()
+
+
+def later(seconds: float, condition: Condition = lambda: True) -> Condition:
+    """So long after `condition` holds for the first time."""
+    since: list[float] = []
+
+    def is_due() -> bool:
+        if not since and condition():
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() - since[0] >= seconds
+
+    return is_due
+
+
+@contextmanager
+def on_fire(project: Any, log: Path) -> Iterator[Fire]:
+    """A project whose training is started by a zygote, which does not outlive the block."""
+    command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
+    environment = project.environment | {"OMP_NUM_THREADS": "1"}
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(
+            command, cwd=project.root, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+        ) as zygote,
+    ):  # fmt: skip
+        try:
+            yield Fire(project, zygote)
+        finally:
+            zygote.kill()
+
+
+@pytest.fixture
+def make(new_project: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a project with a small net of its own and the digits packed."""
+
+    def make(name: str) -> Any:
+        project = new_project(f"fire-{name}")
+        folder = project.root / "nets"
+        folder.mkdir()
+        (folder / "small.py").write_text(NET)
+        settings.override(project.workspace.params, SETTINGS)
+        project.good(*project.stage("ingest"))
+        return project
+
+    return make
+
+
+def test_a_training_killed_two_hundred_times_ends_as_one_that_never_was(make, tmp_path, assert_same_training) -> None:
+    undisturbed, killed, log, chance = make("undisturbed"), make("killed"), tmp_path / "log", random.Random(200)
+    undisturbed.good(*undisturbed.stage("train"), OMP_NUM_THREADS="1")
+    with on_fire(killed, log) as fire:
+        # Before each of the first changes of the disk; then while MLflow's tables are made, which takes a while.
+        for after in range(1, 16):
+            assert fire.train(near=str(killed.root), after=after) == -signal.SIGKILL, log.read_text()
+        for _ in range(5):
+            delay = later(chance.uniform(0.0, 0.5), fire.is_making_tables)
+            assert fire.train(delay) == -signal.SIGKILL, log.read_text()
+        assert fire.train((fire.mlruns / "mlflow.db").exists) == -signal.SIGKILL, log.read_text()
+
+        # On the way: at any moment, in a checkpoint's write, in a sync.
+        while fire.struck.total() < KILLS - 35:
+            ahead = fire.step() + chance.randint(0, 1) * 3
+            moment = later(chance.uniform(0.0, 0.05), lambda ahead=ahead: fire.step() >= ahead)
+            kind = chance.choice(("any", "any", "any", "write", "write", "write", "sync"))
+            if kind == "any":
+                code = fire.train(moment)
+            elif kind == "write":
+                code = fire.train(near=f"{fire.running()}/.draft-", after=chance.randint(2, 4))
+            else:
+                code = fire.train(lambda moment=moment: moment() and fire.is_sending())
+            assert code == -signal.SIGKILL, log.read_text()
+        assert fire.step() < EPOCHS * EPOCH
+
+        # At the end: before each change of the handing over, in turn, until all is handed over.
+        after = 1
+        while any(killed.workspace.running.glob("[!.]*")):
+            assert fire.train(near=str(killed.root / "data" / ".draft-model"), after=after) == -signal.SIGKILL
+            assert fire.is_handing_over()
+            after += 1
+        print(f"{fire.struck.total()} kills: {dict(fire.struck)}, {time.monotonic() - fire.started:.0f} s")
+    assert fire.struck.total() >= KILLS
+    for place in PLACES:
+        assert fire.struck[place], fire.struck
+    assert_same_training(killed, undisturbed, steps=EPOCHS * EPOCH)

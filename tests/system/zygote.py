@@ -1,0 +1,93 @@
+"""A process that has imported all that the stage train needs, and trains in a forked copy of itself when told to.
+
+Importing takes seconds, forking takes milliseconds: so a training can be started, and killed, hundreds of times. A copy
+runs the stage as `python -m tasks.train` does. Each line on stdin is one order in JSON, {"near": text, "after": n}: the
+copy sends itself SIGKILL right before its n-th change of the file system, counted from the first change of a path that
+has `near` in it; n = 0 is never. Told on stdout are the copy's process id, which stays its own until the next order,
+and, when it has ended, its exit code, or the signal's number below zero.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+MODULES = (
+    "filelock",
+    "mlflow.store.db.utils",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "psutil",
+    "rich.progress",
+    "ratchet.data.versions",
+    "ratchet.provenance",
+    "ratchet.registry.runs",
+    "ratchet.training",
+    "tasks.command",
+    "tasks.machine",
+    "tasks.train",
+)
+CHANGES = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+
+
+def is_change(event: str, arguments: tuple[Any, ...]) -> bool:
+    if event == "open":
+        return bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return event in CHANGES
+
+
+def die_at(near: str, after: int) -> None:
+    """Python tells its audit hooks of every change before it is made."""
+    seen = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if is_change(event, arguments) and (seen or near in " ".join(map(str, arguments[:2]))):
+            seen += 1
+            if seen == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def train(near: str, after: int) -> int:
+    """The stage, in this process; its exit code."""
+    from tasks.command import run
+    from tasks.train import train as stage
+
+    if after:
+        die_at(near, after)
+    try:
+        run(stage, unit="steps")
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    for module in MODULES:
+        importlib.import_module(module)
+    copy = 0
+    for line in sys.stdin:
+        if copy:
+            os.waitpid(copy, 0)
+        copy = os.fork()
+        if copy == 0:
+            code = train(**json.loads(line))
+            sys.stderr.flush()
+            os._exit(code)
+        print(copy, flush=True)
+        ended = os.waitid(os.P_PID, copy, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        print(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status, flush=True)
+
+
+if __name__ == "__main__":
+    main()

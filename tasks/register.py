@@ -227,7 +227,7 @@ def _report(
     ]
     page = render(
         ReportContent(
-            title=f"{manifest.name}, {params.model.name}",
+            title=f"{manifest.name}, {params.model.called}",
             verdict=verdict,
             figures=read_figures(workspace),
             history=files.read_json(workspace.model / "history.json"),

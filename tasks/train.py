@@ -80,6 +80,8 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     store = training.CheckpointStore(
         workspace.running / course.key, keep_last=course.plan.keep_last, keep_best=course.plan.keep_best
     )
+    # The code that training begins with is the code of what it makes, should it be edited meanwhile.
+    kept = training.keep_code(course.spec, store.folder)
     with Run(workspace, params, course.key) as run, _on_request() as asked_to_stop:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
         events = training.fit(
@@ -108,7 +110,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         run.status("FINISHED")
     if run.away:
         watch.say(run.away)
-    _leave(workspace, store.folder, finished, course)
+    _leave(workspace, store.folder, finished, course, kept)
     return TrainedModel.load(workspace)
 
 
@@ -212,7 +214,9 @@ def _epoch_words(event: "training.Epoch") -> str:
     return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
 
 
-def _leave(workspace: Workspace, running: Path, finished: "training.Finished", course: Course) -> None:
+def _leave(
+    workspace: Workspace, running: Path, finished: "training.Finished", course: Course, spec: "training.ModelSpec"
+) -> None:
     """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
     from ratchet import training
 
@@ -224,7 +228,7 @@ def _leave(workspace: Workspace, running: Path, finished: "training.Finished", c
         "steps": finished.step,
     }
     with files.draft_directory(workspace.model) as draft:
-        training.save_model(draft, finished.weights, course.spec, about={"training": about})
+        training.save_model(draft, finished.weights, spec, about={"training": about})
         files.write_json(draft / "history.json", finished.history)
         columns = list(finished.history[0])
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]

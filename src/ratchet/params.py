@@ -81,6 +81,11 @@ class ModelSettings(Section):
         "none", min_length=1, description="file in data/pretrained with weights to begin with, or none"
     )
 
+    @property
+    def called(self) -> str:
+        """What to call the model: its name, or its factory's."""
+        return self.name if self.factory == "none" else self.factory
+
 
 class TrainingSettings(Section):
     """How it is trained. `ratchet.training.Plan` has the same fields; docs/training.md explains each."""

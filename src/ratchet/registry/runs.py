@@ -155,7 +155,7 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     found = client.search_runs([experiment], f"tags.`{UID_TAG}` = '{journal.uid}'", max_results=1)
     if found:
         return str(found[0].info.run_id)
-    name = f"{params.data.source}-{params.model.name}-{journal.uid[:6]}"
+    name = f"{params.data.source}-{params.model.called}-{journal.uid[:6]}"
     tags = {
         UID_TAG: journal.uid,
         # What MLflow's pages show as "Created by" and "Source".

@@ -50,8 +50,8 @@ class Classifier(nn.Module):
     def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1))
+        self.register_buffer("mean", torch.tensor(spec.mean, dtype=torch.float32).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(spec.std, dtype=torch.float32).view(1, -1, 1, 1))
         self.register_buffer("temperature", torch.ones(()))
         # For every pixel, as a packed image lies in memory: broadcast over three channels alone, the scaling costs
         # four times as much (6 against 1.6 us for an image of 32x32 on one core)

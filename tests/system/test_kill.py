@@ -183,8 +183,14 @@ def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_
     from tasks.evaluate import split_ids
 
     project = twin("exploding")
-    hopeless = {"training.optimizer": "sgd", "training.learning_rate": 1e30, "training.clip_norm": 0.0}
-    settings.override(project.workspace.params, hopeless | {"training.max_rollbacks": 2})
+    hopeless = {  # each step multiplies the weights by 1 - learning_rate * weight_decay
+        "training.optimizer": "sgd",
+        "training.learning_rate": 100.0,
+        "training.weight_decay": 1.0,
+        "training.clip_norm": 0.0,
+        "training.max_rollbacks": 2,
+    }
+    settings.override(project.workspace.params, hopeless)
     said = project.refused(*project.stage("train"))
     assert "after 2 returns to a checkpoint with a lower rate: lower training.learning_rate" in " ".join(said.split())
     ids = said.rpartition("the batch: ")[2].strip().split(", ")
@@ -210,7 +216,7 @@ def test_while_the_disk_is_full_training_goes_on_and_what_it_has_to_tell_waits(u
         pytest.skip("mounting a small disk is not allowed here")
     try:
         shutil.copytree(aside, place, dirs_exist_ok=True)
-        (place / "mlruns").mkdir()
+        shutil.move(project.workspace.mlruns, place / "mlruns")
         project.workspace.mlruns.symlink_to(place / "mlruns")
         filler = place / "filler"
         with running(project, log) as train:

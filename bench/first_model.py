@@ -3,9 +3,9 @@
     python -m bench.first_model [--rounds 5]
 
 Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository
-(what is committed; set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs.
-Medians and the ratio are told, for the pipeline how long each stage took, as Prefect recorded it, and when the first logged
-optimizer step (the tenth) was made, as its journal recorded it.
+(what is committed; set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. Told
+are medians and the ratio, how long each stage of the pipeline took, as Prefect recorded it, and when the first logged
+optimizer step (the tenth) was made, as the run's journal recorded it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What tests of whole trainings share: when two of them are the same."""
+"""What tests of whole trainings share: a net of 1,386 parameters, and when two trainings are the same."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
+from ratchet import settings
 from ratchet.training.checkpoint import read_checkpoint
 
 OWN = ("samples_per_second", "data_wait", "system/")  # the figures of a machine, which differ from run to run
+NET = """
+from torch import nn
+
+
+def net(*, classes, channels, height, width):
+    features = nn.Sequential(nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(features, nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * (height // 2) * (width // 2), classes))
+"""
 Point = tuple[str, int, float]
 
 
@@ -48,3 +57,16 @@ def _assert_same_training(project: Any, other: Any, *, steps: int) -> None:
 def assert_same_training() -> Callable[..., None]:
     """Weights, history and checkpoints byte for byte; in MLflow one run with every point once, and equal."""
     return _assert_same_training
+
+
+@pytest.fixture(scope="session")
+def use_small_net() -> Callable[[Any], None]:
+    """Give a project a model of its own whose steps and checkpoints take a millisecond or few."""
+
+    def use(project: Any) -> None:
+        folder = project.root / "nets"
+        folder.mkdir()
+        (folder / "small.py").write_text(NET)
+        settings.override(project.workspace.params, {"model.factory": "nets.small:net", "model.code": "nets"})
+
+    return use

@@ -92,9 +92,10 @@ def running(project, log: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def ingested(new_project):
+def ingested(new_project, use_small_net):
     """A project with the digits packed, and its undisturbed training."""
     project = new_project("undisturbed")
+    use_small_net(project)
     settings.override(project.workspace.params, SETTINGS)
     project.good(*project.stage("ingest"))
     return project
@@ -108,11 +109,12 @@ def undisturbed(ingested):
 
 
 @pytest.fixture(scope="module")
-def twin(ingested, new_project):
+def twin(ingested, new_project, use_small_net):
     """Make another project with the same settings and the same packed data."""
 
     def make(name: str):
         project = new_project(name)
+        use_small_net(project)
         settings.override(project.workspace.params, SETTINGS)
         subprocess.run(["cp", "-r", ingested.workspace.packed, project.workspace.packed], check=True)
         return project

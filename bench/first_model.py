@@ -90,7 +90,7 @@ def main() -> None:
     """Measure and print."""
     asked = options(__doc__).parse_args()
     described = machine()
-    show(measure(asked.rounds), described=described, to=asked.json)
+    show(measure(asked.rounds), described=described, asked=asked)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
     asked = parser.parse_args()
     described = machine()
-    show(measure(asked.rounds, quick=asked.quick, compiled=asked.compile), described=described, to=asked.json)
+    show(measure(asked.rounds, quick=asked.quick, compiled=asked.compile), described=described, asked=asked)
 
 
 if __name__ == "__main__":

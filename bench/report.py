@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 __all__ = ["Row", "machine", "options", "ratio", "show", "spread"]
@@ -64,16 +64,20 @@ def options(about: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
     return parser
 
 
-def show(rows: Sequence[Row], *, described: str, to: Path | None = None) -> None:
-    """Print the table, and write it with the machine to the file `to`."""
+def show(rows: Sequence[Row], *, described: str, asked: argparse.Namespace) -> None:
+    """Print the table, and write it with the machine to the file that `asked` names, if any."""
+    if asked.quick:
+        described = f"NOT A MEASUREMENT: --quick only shows that it runs. {described}"
+        rows = [replace(row, met=None) for row in rows]
     table = [("measured", "condition", "figure", "claim", "met"), *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(5)]
     print()
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     print(f"\n{described}")
-    if to is not None:
-        to.write_text(json.dumps({"machine": described, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    if asked.json is not None:
+        content = {"machine": described, "rows": [asdict(row) for row in rows]}
+        asked.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

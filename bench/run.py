@@ -28,8 +28,8 @@ def main() -> None:
     for name in asked.only:
         print(f"\n{name}", flush=True)
         rows += _measure(name, asked)
-    show(rows, described=described, to=asked.json)
-    sys.exit(any(row.met is False for row in rows))
+    show(rows, described=described, asked=asked)
+    sys.exit(not asked.quick and any(row.met is False for row in rows))
 
 
 def _measure(name: str, asked: argparse.Namespace) -> list[Row]:

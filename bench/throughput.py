@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
     asked = parser.parse_args()
     described = machine()
-    show(measure(asked.rounds, quick=asked.quick, peers=asked.peers), described=described, to=asked.json)
+    show(measure(asked.rounds, quick=asked.quick, peers=asked.peers), described=described, asked=asked)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""The measurements themselves are made by hand, on a quiet machine; what they stand on is tested."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import project
+from bench.project import ROOT, SIDE, StageRun, pack
+from bench.report import Row, options, ratio, show
+from ratchet.data.manifest import Manifest
+from ratchet.training import Split
+
+
+def test_every_measurement_can_be_asked_for() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
+    assert len(named) == 6
+    assert all(name in said for name in named)
+
+
+def test_packed_set_repeats_the_source_as_often_as_rows_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (7, SIDE, SIDE, 3), dtype=np.uint8)
+    monkeypatch.setattr(project, "source", lambda: (images, np.arange(7), "seven"))
+    monkeypatch.setattr(project, "_SHARD_ROWS", 5)
+    assert pack(tmp_path / "packed", rows=12, held_out=3) == "seven"
+    train = Split.open(tmp_path / "packed", "train")
+    assert len(Manifest.read(tmp_path / "packed").splits["train"].shards) == 3
+    np.testing.assert_array_equal(train.labels, np.arange(12) % 7)
+    np.testing.assert_array_equal(train.gather(np.arange(12)), images[np.arange(12) % 7])
+    assert len(set(train.keys.tolist())) == 12
+
+
+def test_rate_counts_the_steps_after_the_warm_up_alone() -> None:
+    times = {10: 50_000, 20: 52_000, 30: 53_000, 40: 54_000}  # milliseconds
+    entries = [
+        {"kind": "metrics", "time": time, "content": {"step": step, "values": {"step/loss": 1.0}}}
+        for step, time in times.items()
+    ]
+    epoch = {"kind": "metrics", "time": 99_000, "content": {"step": 1, "values": {"train/loss": 1.0}}}
+    run = StageRun(40.0, [*entries, epoch])
+    assert run.rate(after=20, batch=256) == 256 * 20 / 2.0
+    assert run.when("metrics", "step/loss") == 10.0
+    assert run.values("step/loss", after=20) == [1.0, 1.0]
+
+
+def test_ratio_pairs_the_rounds() -> None:
+    assert ratio([10.0, 100.0, 30.0], [10.0, 50.0, 10.0]) == 2.0
+
+
+def test_table_says_which_claims_are_not_met_unless_nothing_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Row("speed", "here", "2.9", ">= 3", False), Row("time", "here", "1 s")]
+    to = ["--json", str(tmp_path / "rows.json")]
+    show(rows, described="a machine", asked=options(None).parse_args(to))
+    said = capsys.readouterr().out.splitlines()
+    assert said[2].endswith("NO")
+    assert said[3].endswith("1 s")
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is False
+    show(rows, described="a machine", asked=options(None).parse_args([*to, "--quick"]))
+    assert "NO\n" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is None

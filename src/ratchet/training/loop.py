@@ -363,15 +363,25 @@ class _Training:
         yield from self._checkpoint()
 
     def _validate(self) -> dict[str, float]:
-        return validate(
-            self.state.judged,
-            self.validation,
-            objective=self.objective.plain(self.plan),
-            classes=len(self.spec.classes),
-            precision=self.precision,
-            device=self.device,
-            batch_size=max(1, 2 * self.plan.batch_size // self.state.accumulation),
-        )
+        """Twice the micro-batch at a time, for nothing is kept for a way back; less where memory does not suffice."""
+        batch_size = max(1, 2 * self.plan.batch_size // self.state.accumulation)
+        while True:
+            try:
+                return validate(
+                    self.state.judged,
+                    self.validation,
+                    objective=self.objective.plain(self.plan),
+                    classes=len(self.spec.classes),
+                    precision=self.precision,
+                    device=self.device,
+                    batch_size=batch_size,
+                )
+            except Exception as error:  # what else it may be is raised again
+                if not ran_out_of_memory(error) or batch_size == 1:
+                    raise
+            batch_size //= 2
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _checkpoint(self) -> Iterator[Event]:
         yield from self._fetch()  # what a checkpoint has behind it must have been reported

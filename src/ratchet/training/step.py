@@ -55,7 +55,8 @@ class Stepper:
         """Forward, loss, backward, clip, step, on `rows`, which `feed` yields in micro-batches.
 
         Nothing here waits for the device. Each sample weighs the same, whatever micro-batch it is in: the sum of the
-        losses is divided by the weight of the whole batch. When memory runs out, the state is what it was before.
+        losses is divided by the weight of the whole batch. When memory runs out before the optimizer's step, `undo`
+        makes the state what it was.
         """
         state, plan, objective = self.state, self.plan, self.objective
         if self._buffers:

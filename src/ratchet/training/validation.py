@@ -43,7 +43,7 @@ def validate(
     actual, answered = matrix.sum(1), matrix.sum(0)
     present, known = actual > 0, actual + answered > 0
     return {
-        "validation/loss": loss.item() / max(total, 1),
+        "validation/loss": loss.item() / max(int(total), 1),
         "validation/accuracy": float(right.sum() / max(total, 1)),
         "validation/balanced_accuracy": float(np.mean(right[present] / actual[present])),
         "validation/f1": float(np.mean(2 * right[known] / (actual + answered)[known])),

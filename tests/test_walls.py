@@ -71,6 +71,7 @@ store = CheckpointStore(folder / "checkpoints")
 assert isinstance(finished, Finished) and finished.step == 6
 save_model(folder, finished.weights, spec, about={})
 assert predict_logits(load_model(folder)[0], validation).shape == (8, 2)
+assert "torch._dynamo" not in sys.modules  # the compiler: over a second, and nobody asked for it
 print("trained to step", finished.step)
 """
 

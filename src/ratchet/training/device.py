@@ -5,6 +5,7 @@ import os
 import platform
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
     # Not use_deterministic_algorithms, which imports torch's compiler: a second of every start.
     was_deterministic = torch.get_deterministic_debug_mode()
     was_benchmark = torch.backends.cudnn.benchmark
-    was_filled = torch.utils.deterministic.fill_uninitialized_memory
+    filling: Any = torch.utils.deterministic
+    was_filled = filling.fill_uninitialized_memory
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be repeatable
     try:
@@ -61,7 +63,7 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
             torch.set_deterministic_debug_mode("error" if deterministic else "default")
             torch.backends.cudnn.benchmark = not deterministic
             # A help to find reads of memory nobody wrote; writes each new tensor twice, 8 % of a small step.
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            filling.fill_uninitialized_memory = False
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)
@@ -69,7 +71,7 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(was_deterministic)
         torch.backends.cudnn.benchmark = was_benchmark
-        torch.utils.deterministic.fill_uninitialized_memory = was_filled
+        filling.fill_uninitialized_memory = was_filled
         random.setstate(python)
         np.random.set_state(numpy)
 

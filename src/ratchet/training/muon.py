@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ratchet.training.lean import lean
+
 __all__ = ["Muon", "orthogonal"]
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic, steepest at 0
@@ -45,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group["matrices"]]
         self._adamw: torch.optim.Optimizer | None = None
         if others:
-            self._adamw = torch.optim.AdamW(others, betas=betas, eps=eps, fused=fused)
+            self._adamw = lean(torch.optim.AdamW)(others, betas=betas, eps=eps, fused=fused)
             # One list of groups and one state for both, so that rates, clipping and checkpoints see all of it.
             self._adamw.state = self.state
             self.param_groups = [

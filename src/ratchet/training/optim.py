@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import CheckpointError
+from ratchet.training.lean import lean
 from ratchet.training.models import Classifier
 from ratchet.training.muon import Muon
 from ratchet.training.plan import Plan
@@ -35,14 +36,15 @@ def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torc
     fused = device.type in _FUSED
     match plan.optimizer:
         case "adam":
-            return torch.optim.Adam(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+            return lean(torch.optim.Adam)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
         case "adamw":
-            return torch.optim.AdamW(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+            return lean(torch.optim.AdamW)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
         case "muon":
-            return Muon(
+            return lean(Muon)(
                 groups, momentum=plan.momentum, nesterov=plan.nesterov, betas=plan.betas, eps=plan.epsilon, fused=fused
             )
-    return torch.optim.SGD(groups, momentum=plan.momentum, nesterov=plan.nesterov and plan.momentum > 0, fused=fused)
+    nesterov = plan.nesterov and plan.momentum > 0
+    return lean(torch.optim.SGD)(groups, momentum=plan.momentum, nesterov=nesterov, fused=fused)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

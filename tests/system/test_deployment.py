@@ -149,7 +149,7 @@ def test_the_links_to_mlflow_lead_to_the_run_and_its_report(served: Served, firs
     [
         {"training": {"epochs": 0}},
         {"training": {"epoch": 3}},
-        {"training": {"optimizer": "adam"}},
+        {"training": {"optimizer": "adagrad"}},
         {"model": "convnet"},
     ],
 )

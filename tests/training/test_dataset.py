@@ -244,21 +244,21 @@ def test_of_channels_that_no_picture_has_the_first_are_shown(home: Home, channel
     np.testing.assert_array_equal(split.gather(np.arange(4)), images[..., :shown])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+NO_LONGER_GOOD = [
+    ('raise OSError("gone")', r"sample train-7 of split train cannot be used \(raised: OSError: gone \(line"),
+    ("return image[:, 1:], label", r"train-7 .*other-shape: float32 1 x 7 x 8, where all others are .* 8 x 8"),
+    ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
+]
+DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*: the same command continues")
+
+
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('raise OSError("gone")', r"sample train-7 of split train cannot be used \(raised: OSError: gone \(line"),
-        ("return image[:, 1:], label", r"train-7 .*other-shape: float32 1 x 7 x 8, where all others are .* 8 x 8"),
-        ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
-        ("os._exit(3)" , r"a worker process of training.workers ended .*: the same command continues"),
-    ],
-)  # fmt: skip
+    ("line", "words", "workers"),
+    [*((*case, workers) for case in NO_LONGER_GOOD for workers in (0, 2)), (*DEADLY, 2)],
+)
 def test_a_sample_that_is_no_longer_good_ends_training_in_words(
     home: Home, line: str, words: str, workers: int
 ) -> None:
-    if "_exit" in line and not workers:
-        pytest.skip("would end this process")
     home.ingest(MODULE)
     home.write(MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + later(line)))
     home.pretend_ingested()

@@ -11,7 +11,7 @@ import statistics
 
 from bench.contenders import BATCH
 from bench.project import Project, pack, scratch
-from bench.report import Row, machine, options, ratio, show, spread
+from bench.report import Row, alone, options, ratio, spread
 from bench.throughput import STAGE
 
 __all__ = ["measure"]
@@ -46,12 +46,5 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    asked = options(__doc__).parse_args()
-    described = machine()
-    show(measure(asked.rounds, quick=asked.quick), described=described, asked=asked)
-
-
 if __name__ == "__main__":
-    main()
+    alone(options(__doc__), lambda asked: measure(asked.rounds, quick=asked.quick))

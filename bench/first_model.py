@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.project import ROOT, scratch
-from bench.report import Row, machine, options, ratio, show, spread
+from bench.report import Row, alone, options, ratio, spread
 
 __all__ = ["measure"]
 
@@ -86,12 +86,5 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def main() -> None:
-    """Measure and print."""
-    asked = options(__doc__).parse_args()
-    described = machine()
-    show(measure(asked.rounds), described=described, asked=asked)
-
-
 if __name__ == "__main__":
-    main()
+    alone(options(__doc__), lambda asked: measure(asked.rounds))

@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 
 from bench.project import Project, StageRun, pack, scratch
-from bench.report import Row, machine, options, show, spread
+from bench.report import Row, alone, options, spread
 from bench.throughput import STAGE
 
 __all__ = ["measure"]
@@ -73,12 +73,5 @@ def _imports(project: Project) -> Counter[str]:
     return microseconds
 
 
-def main() -> None:
-    """Measure and print."""
-    asked = options(__doc__).parse_args()
-    described = machine()
-    show(measure(asked.rounds, quick=asked.quick), described=described, asked=asked)
-
-
 if __name__ == "__main__":
-    main()
+    alone(options(__doc__), lambda asked: measure(asked.rounds, quick=asked.quick))

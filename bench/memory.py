@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bench.project import Project, pack, scratch
-from bench.report import Row, machine, options, ratio, show, spread
+from bench.report import Row, alone, options, ratio, spread
 from bench.throughput import STAGE
 
 __all__ = ["measure"]
@@ -65,12 +65,5 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    asked = options(__doc__, rounds=3).parse_args()
-    described = machine()
-    show(measure(asked.rounds, quick=asked.quick), described=described, asked=asked)
-
-
 if __name__ == "__main__":
-    main()
+    alone(options(__doc__, rounds=3), lambda asked: measure(asked.rounds, quick=asked.quick))

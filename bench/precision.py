@@ -14,7 +14,7 @@ import statistics
 
 import torch
 
-from bench.report import Row, machine, options, show
+from bench.report import Row, alone, options
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
 from ratchet.errors import TrainingError
 from ratchet.training import Plan
@@ -92,9 +92,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
-    asked = parser.parse_args()
-    described = machine()
-    show(measure(asked.rounds, quick=asked.quick, compiled=asked.compile), described=described, asked=asked)
+    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick, compiled=asked.compile))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Row", "machine", "options", "ratio", "show", "spread"]
+__all__ = ["Row", "alone", "machine", "options", "ratio", "show", "spread"]
 
 _PACKAGES = ("torch", "numpy", "mlflow", "prefect", "dvc")
 
@@ -62,6 +62,13 @@ def options(about: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     return parser
+
+
+def alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Sequence[Row]]) -> None:
+    """What a measurement is as a command: read the command line, measure, print."""
+    asked = parser.parse_args()
+    described = machine()
+    show(measure(asked), described=described, asked=asked)
 
 
 def show(rows: Sequence[Row], *, described: str, asked: argparse.Namespace) -> None:

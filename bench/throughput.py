@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.contenders import AUTO, BATCH, LOADERS
 from bench.project import ROOT, Project, pack, scratch
-from bench.report import Row, machine, options, ratio, show, spread
+from bench.report import Row, alone, options, ratio, spread
 
 __all__ = ["STAGE", "measure"]
 
@@ -101,9 +101,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
-    asked = parser.parse_args()
-    described = machine()
-    show(measure(asked.rounds, quick=asked.quick, peers=asked.peers), described=described, asked=asked)
+    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick, peers=asked.peers))
 
 
 if __name__ == "__main__":

@@ -42,12 +42,13 @@ class Course:
         spec = _spec(params, workspace, manifest)
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         house = Path(training.__file__).parent
-        own = {path.as_posix(): files.digest_file(Path(spec.root) / path) for path in training.code_files(spec)}
         identity = {
             "data": manifest.digest,
             # Without the number of workers, which changes no bit: a resume may have another.
             "settings": files.digest_json({"plan": asdict(replace(plan, workers=0)), "spec": spec.to_json()}),
-            "code": files.digest_json({"house": files.digest_tree(house, ["**/*.py"]), "own": own}),
+            "code": files.digest_json(
+                {"house": files.digest_tree(house, ["**/*.py"]), "own": training.code_digests(spec)}
+            ),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
         }
         return cls(plan, spec, pretrained, identity)

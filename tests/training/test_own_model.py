@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, build, code_files, find_pretrained, load_model, require, save_model
-from ratchet.training.models import keep_code, load_pretrained
+from ratchet.training import ModelSpec, build, find_pretrained, load_model, require, save_model
+from ratchet.training.models import code_files, keep_code, load_pretrained
 
 NET = """
 from torch import nn

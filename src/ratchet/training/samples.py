@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ratchet import files
 from ratchet.errors import TrainingError
-from ratchet.training.models.factory import files_of, load_factory
+from ratchet.training.models.factory import OwnCode
 
-__all__ = ["Factory", "Faulty", "Piece", "Reader", "Sample", "told"]
+__all__ = ["Factory", "Faulty", "Piece", "Reader", "Sample", "id_of", "told"]
 
 Result = TypeVar("Result")
 
@@ -41,9 +41,7 @@ class Factory:
 
     def digest(self) -> str:
         """SHA-256 (hex) of the code."""
-        with _of_data():
-            inside = files_of(self.root, self.code)
-        return files.digest_json({path.as_posix(): files.digest_file(self.root / path) for path in inside})
+        return files.digest_json(OwnCode(self.root, self.code, "data").digests())
 
     def open(self, split: str) -> Any:
         """The Dataset of a split: map-style, with `.classes`, and with one name per sample in `.ids` if it has any.
@@ -51,8 +49,7 @@ class Factory:
         Raises:
             TrainingError: no such function, it raises, or what it returns is not such a Dataset.
         """
-        with _of_data():
-            make = load_factory(self.function, root=self.root, code=self.code)
+        make = OwnCode(self.root, self.code, "data").load(self.function)
         call = f"data.factory: {self.function}({split!r})"
         try:
             dataset: Any = make(split)
@@ -241,11 +238,9 @@ class _Samples(Dataset[Any]):
         """All samples of a piece; one that cannot be had is told, not raised."""
         with _as_in_a_worker():
             dataset = self.open(piece.split)
-            ids = getattr(dataset, "ids", None)
             samples: list[Sample | Faulty] = []
             for place, seed in zip(piece.places.tolist(), piece.seeds.tolist(), strict=True):
-                name = f"{piece.split}/{place:08d}" if ids is None else str(ids[place])
-                samples.append(self._read(dataset, place, seed, name))
+                samples.append(self._read(dataset, place, seed, id_of(dataset, piece.split, place)))
         return samples
 
     def _read(self, dataset: Any, place: int, seed: int, name: str) -> Sample | Faulty:
@@ -286,6 +281,12 @@ def _as_in_a_worker() -> Iterator[None]:
         torch.default_generator.set_state(own)
 
 
+def id_of(dataset: Any, split: str, place: int) -> str:
+    """The name of the sample at index `place`: the Dataset's own where it has names, else the split and the index."""
+    ids = getattr(dataset, "ids", None)
+    return f"{split}/{place:08d}" if ids is None else str(ids[place])
+
+
 def _seed(bits: int) -> None:
     random.seed(bits)
     np.random.seed([bits & 0xFFFFFFFF, bits >> 32])
@@ -312,15 +313,6 @@ def _end_with_parent() -> None:
 
 def _pass_over_once(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # at exit the parent ends a worker that hangs by SIGTERM too, twice
-
-
-@contextlib.contextmanager
-def _of_data() -> Iterator[None]:
-    """What is said of model.factory is true of data.factory."""
-    try:
-        yield
-    except TrainingError as error:
-        raise TrainingError(re.sub(r"\bmodel\.(factory|code)\b", r"data.\1", str(error))) from error
 
 
 def told(error: Exception, root: Path) -> str:

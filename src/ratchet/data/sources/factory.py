@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError, SettingsError
 from ratchet.params import DataSettings
 from ratchet.training.augment import sample_bits
-from ratchet.training.samples import Factory, Faulty, Piece, Reader, Sample
+from ratchet.training.samples import Factory, Faulty, Piece, Reader, Sample, id_of
 
 __all__ = ["Measures", "OwnSource"]
 
@@ -66,7 +65,9 @@ class OwnSource:
                     f"data.factory: {settings.factory}({split!r}) has classes {list(dataset.classes)}, and 'train' has "
                     f"{list(self.classes)}: give all splits the same, in the same order"
                 )
-        self.ids: dict[SplitName, list[str]] = {split: _ids(dataset, split) for split, dataset in opened.items()}
+        self.ids: dict[SplitName, list[str]] = {
+            split: [id_of(dataset, split, place) for place in range(len(dataset))] for split, dataset in opened.items()
+        }
 
     def read(
         self, chosen: Mapping[SplitName, Sequence[int]]
@@ -86,11 +87,6 @@ class OwnSource:
                 yield split, list(places), found
         finally:
             self._reader.close()
-
-
-def _ids(dataset: Any, split: str) -> list[str]:
-    ids = getattr(dataset, "ids", None)
-    return [f"{split}/{place:08d}" for place in range(len(dataset))] if ids is None else [str(one) for one in ids]
 
 
 def _measure(samples: list[Sample | Faulty]) -> list[Measures | Faulty]:

@@ -15,7 +15,7 @@ from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.training.models.classifier import Classifier, ModelSpec
 from ratchet.training.models.convnet import ConvNet
-from ratchet.training.models.factory import files_of, load_factory
+from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
@@ -26,6 +26,7 @@ __all__ = [
     "LoadReport",
     "ModelSpec",
     "build",
+    "code_digests",
     "code_files",
     "find_pretrained",
     "keep_code",
@@ -57,7 +58,7 @@ def require(name: str, *, factory: str = "none", code: str = "none", root: str =
         TrainingError: naming the nearest, or what is wrong with the factory.
     """
     if factory != "none":
-        load_factory(factory, root=Path(root), code=code)
+        OwnCode(Path(root), code).load(factory)
         return
     if name in _OWN or name in (known := torchvision_names()):
         return
@@ -70,7 +71,12 @@ def require(name: str, *, factory: str = "none", code: str = "none", root: str =
 
 def code_files(spec: ModelSpec) -> list[Path]:
     """The files that the user's own model is made of, as paths from `spec.root`; none for models that ship."""
-    return [] if spec.factory == "none" else files_of(Path(spec.root), spec.code)
+    return [] if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).files()
+
+
+def code_digests(spec: ModelSpec) -> dict[str, str]:
+    """SHA-256 (hex) of each of `code_files`, by its path."""
+    return {} if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).digests()
 
 
 def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
@@ -83,7 +89,7 @@ def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
 def _network(spec: ModelSpec) -> nn.Module:
     shape = {"classes": len(spec.classes), "channels": spec.channels, "height": spec.height, "width": spec.width}
     if spec.factory != "none":
-        make = load_factory(spec.factory, root=Path(spec.root), code=spec.code)
+        make = OwnCode(Path(spec.root), spec.code).load(spec.factory)
         try:
             network = make(**shape)
         except Exception as error:  # the user's code may raise anything

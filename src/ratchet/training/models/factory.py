@@ -8,55 +8,147 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-
-from torch import nn
+from typing import Any
 
 from ratchet import files
 from ratchet.errors import TrainingError
 
-__all__ = ["files_of", "load_factory"]
+__all__ = ["OwnCode"]
 
 _HOUSE = ("flows", "ratchet", "tasks")
 _imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code that it was imported with
 
 
-def files_of(root: Path, code: str) -> list[Path]:
-    """The files of `code`, a file or folder in `root`, as paths from `root`; no hidden or compiled ones.
+@dataclass(frozen=True)
+class OwnCode:
+    """Code of the user's: the file or folder `place` in `root`, which the settings `SECTION.code` name."""
 
-    Raises:
-        TrainingError: there is no such place in `root`.
-    """
-    place = (root / code).resolve()
-    if not place.exists() or root.resolve() not in place.parents:
-        raise TrainingError(
-            f"model.code: {code} is not a file or folder in the project folder {root.resolve()}: "
-            "set it to the one that model.factory's module lies in"
+    root: Path
+    place: str
+    section: str = "model"  # or data: whose factory it holds
+
+    def files(self) -> list[Path]:
+        """Its files, as paths from `root`; no hidden or compiled ones.
+
+        Raises:
+            TrainingError: there is no such place in `root`.
+        """
+        place = (self.root / self.place).resolve()
+        if not place.exists() or self.root.resolve() not in place.parents:
+            raise TrainingError(
+                f"{self.section}.code: {self.place} is not a file or folder in the project folder "
+                f"{self.root.resolve()}: set it to the one that {self.section}.factory's module lies in"
+            )
+        found = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+        names = [path.relative_to(self.root.resolve()) for path in found]
+        return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 (hex) of each file, by its path from `root`."""
+        return {path.as_posix(): files.digest_file(self.root / path) for path in self.files()}
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """The function that `name` ("package.module:function") names, imported from these files.
+
+        A changed file, or the same name in another root, is imported anew.
+
+        Raises:
+            TrainingError: no such module or function, it does not import, or it needs files outside it, whose change
+                DVC would not see and which a saved model would lack.
+        """
+        module_name, _, function = name.partition(":")
+        self._require_file(module_name)
+        module = self._import(module_name)
+        found: Callable[..., Any] | None = getattr(module, function, None)
+        if not callable(found):
+            raise TrainingError(
+                f"{self.section}.factory: {module_name} has no function {function}; it has "
+                f"{_functions(module)}: name one of them"
+            )
+        return found
+
+    def _require_file(self, module: str) -> None:
+        top = module.partition(".")[0]
+        if _is_taken(top):
+            raise TrainingError(
+                f"{self.section}.factory: the name {top} is taken by an installed package: rename your file or folder"
+            )
+        path = _file_of(module, self.root)
+        if path is None:
+            wanted = module.replace(".", "/")
+            raise TrainingError(
+                f"{self.section}.factory: no module {module}: there is neither {wanted}.py nor {wanted}/__init__.py "
+                f"in the project folder {self.root.resolve()}"
+            )
+        if path.relative_to(self.root) not in self.files():
+            raise self._outside(module, path.relative_to(self.root))
+
+    def _outside(self, module: str, path: Path) -> TrainingError:
+        return TrainingError(
+            f"{self.section}.factory: {module} ({path}) lies outside {self.section}.code ({self.place}), so DVC would "
+            f"not see a change of it: set {self.section}.code to {path.parts[0]}, or to whatever file or folder holds "
+            "all that the model is made of"
         )
-    found = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
-    names = [path.relative_to(root.resolve()) for path in found]
-    return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
 
+    def _import(self, module: str) -> ModuleType:
+        before = dict(sys.modules)
+        try:
+            with self._importing():
+                imported = importlib.import_module(module)
+                self._require_inside(_new(before))
+        except Exception as error:
+            for name in _new(before):
+                if _file_of(name, self.root) is not None:
+                    del sys.modules[name]  # or the next attempt would not see it come
+            if isinstance(error, TrainingError):
+                raise
+            raise TrainingError(  # the user's code may raise anything
+                f"{self.section}.factory: {module} does not import ({type(error).__name__}: {error}): mend "
+                f"{_file_of(module, self.root)}"
+            ) from error
+        return imported
 
-def load_factory(name: str, *, root: Path, code: str) -> Callable[..., nn.Module]:
-    """The function that `name` ("package.module:function") names, imported from the files of `code` in `root`.
-
-    A changed file, or the same name in another root, is imported anew.
-
-    Raises:
-        TrainingError: no such module or function, it does not import, or it needs files outside `code`, whose change
-            DVC would not see and which a saved model would lack.
-    """
-    module_name, _, function = name.partition(":")
-    _require_file(module_name, root, code)
-    module = _import(module_name, root, code)
-    found: Callable[..., nn.Module] | None = getattr(module, function, None)
-    if not callable(found):
-        raise TrainingError(
-            f"model.factory: {module_name} has no function {function}; it has {_functions(module)}: name one of them"
+    @contextmanager
+    def _importing(self) -> Iterator[None]:
+        """Let its modules be found, in `root` and before any other of their name."""
+        inside = self.files()
+        digest = files.digest_json(
+            {str(self.root.resolve() / path): files.digest_file(self.root / path) for path in inside}
         )
-    return found
+        modules = [
+            ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in inside if path.suffix == ".py"
+        ]
+        tops = {name.partition(".")[0] for name in modules}
+        for name, module in list(sys.modules.items()):
+            if name in modules:
+                stale = _imported.get(name) != digest
+            else:
+                stale = name.partition(".")[0] in tops and not _is_of(module, name, self.root)
+            if stale:
+                del sys.modules[name]
+        search, writes_bytecode = str(self.root.resolve()), sys.dont_write_bytecode
+        sys.path.insert(0, search)
+        sys.dont_write_bytecode = True  # the folder may be an output of DVC's, whose content must not change
+        importlib.invalidate_caches()
+        try:
+            yield
+            _imported.update(dict.fromkeys(modules, digest))
+        finally:
+            sys.path.remove(search)
+            sys.dont_write_bytecode = writes_bytecode
+
+    def _require_inside(self, names: list[str]) -> None:
+        """Refuse a model of modules that came from the project but not from here."""
+        inside = self.files()
+        for name in names:
+            path = _file_of(name, self.root)
+            if path is None or name.partition(".")[0] in _HOUSE or not _is_of(sys.modules[name], name, self.root):
+                continue
+            if path.relative_to(self.root) not in inside:
+                raise self._outside(name, path.relative_to(self.root))
 
 
 def _file_of(module: str, root: Path) -> Path | None:
@@ -64,23 +156,6 @@ def _file_of(module: str, root: Path) -> Path | None:
     place = root.joinpath(*module.split("."))
     candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _require_file(module: str, root: Path, code: str) -> None:
-    top = module.partition(".")[0]
-    if _is_taken(top):
-        raise TrainingError(
-            f"model.factory: the name {top} is taken by an installed package: rename your file or folder"
-        )
-    path = _file_of(module, root)
-    if path is None:
-        wanted = module.replace(".", "/")
-        raise TrainingError(
-            f"model.factory: no module {module}: there is neither {wanted}.py nor {wanted}/__init__.py in the project "
-            f"folder {root.resolve()}"
-        )
-    if path.relative_to(root) not in files_of(root, code):
-        raise _outside(module, path.relative_to(root), code)
 
 
 def _is_taken(top: str) -> bool:
@@ -93,73 +168,9 @@ def _is_taken(top: str) -> bool:
     )
 
 
-def _outside(module: str, path: Path, code: str) -> TrainingError:
-    return TrainingError(
-        f"model.factory: {module} ({path}) lies outside model.code ({code}), so DVC would not see a change of it: set "
-        f"model.code to {path.parts[0]}, or to whatever file or folder holds all that the model is made of"
-    )
-
-
-def _import(module: str, root: Path, code: str) -> ModuleType:
-    before = dict(sys.modules)
-    try:
-        with _importing(root, code):
-            imported = importlib.import_module(module)
-            _require_inside(_new(before), root, code)
-    except Exception as error:
-        for name in _new(before):
-            if _file_of(name, root) is not None:
-                del sys.modules[name]  # or the next attempt would not see it come
-        if isinstance(error, TrainingError):
-            raise
-        raise TrainingError(  # the user's code may raise anything
-            f"model.factory: {module} does not import ({type(error).__name__}: {error}): mend {_file_of(module, root)}"
-        ) from error
-    return imported
-
-
 def _new(before: dict[str, ModuleType]) -> list[str]:
     now = list(sys.modules.items())  # another thread may import meanwhile
     return sorted(name for name, module in now if before.get(name) is not module)
-
-
-@contextmanager
-def _importing(root: Path, code: str) -> Iterator[None]:
-    """Let the modules of `code` be found, in `root` and before any other of their name."""
-    inside = files_of(root, code)
-    digest = files.digest_json({str(root.resolve() / path): files.digest_file(root / path) for path in inside})
-    modules = [
-        ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in inside if path.suffix == ".py"
-    ]
-    tops = {name.partition(".")[0] for name in modules}
-    for name, module in list(sys.modules.items()):
-        if name in modules:
-            stale = _imported.get(name) != digest
-        else:
-            stale = name.partition(".")[0] in tops and not _is_of(module, name, root)
-        if stale:
-            del sys.modules[name]
-    search, writes_bytecode = str(root.resolve()), sys.dont_write_bytecode
-    sys.path.insert(0, search)
-    sys.dont_write_bytecode = True  # the folder may be an output of DVC's, whose content must not change
-    importlib.invalidate_caches()
-    try:
-        yield
-        _imported.update(dict.fromkeys(modules, digest))
-    finally:
-        sys.path.remove(search)
-        sys.dont_write_bytecode = writes_bytecode
-
-
-def _require_inside(names: list[str], root: Path, code: str) -> None:
-    """Refuse a model of modules that came from the project but not from `code`."""
-    inside = files_of(root, code)
-    for name in names:
-        path = _file_of(name, root)
-        if path is None or name.partition(".")[0] in _HOUSE or not _is_of(sys.modules[name], name, root):
-            continue
-        if path.relative_to(root) not in inside:
-            raise _outside(name, path.relative_to(root), code)
 
 
 def _is_of(module: ModuleType, name: str, root: Path) -> bool:

@@ -208,7 +208,7 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     params = settings.load(workspace.params)
     console.print(
         f"[bold]Preflight[/]: {params.data.source}, about {PER_CLASS} samples of each class; "
-        f"{params.model.name if params.model.factory == 'none' else params.model.factory}, {_STEPS} steps\n"
+        f"{params.model.called}, {_STEPS} steps\n"
     )
     begun = time.perf_counter()
     flight = Preflight(workspace, console)

@@ -19,32 +19,8 @@ class Scratch(Workspace):
         return self.folder / "params.yaml"
 
     @property
-    def packed(self) -> Path:
-        return self.folder / "packed"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / "quarantine.parquet"
-
-    @property
-    def running(self) -> Path:
-        return self.folder / "running"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def reports(self) -> Path:
-        return self.folder / "reports"
-
-    @property
-    def registration(self) -> Path:
-        return self.folder / "registration.json"
+    def data(self) -> Path:
+        return self.folder
 
     @property
     def mlruns(self) -> Path:

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import SettingsError
@@ -44,7 +43,7 @@ class Example:
         from ruamel.yaml.error import YAMLError
 
         try:
-            return _dotted(YAML().load(self.path.read_text(encoding="utf-8")) or {})
+            return settings.dotted(YAML().load(self.path.read_text(encoding="utf-8")) or {})
         except (YAMLError, AttributeError) as error:
             problem = getattr(error, "problem", None) or error
             raise SettingsError(f"examples/{self.path.name}: not settings in YAML ({problem}); mend it") from None
@@ -120,10 +119,3 @@ def _committed(workspace: Workspace) -> str | None:
         return subprocess.run(command, capture_output=True, check=True).stdout.decode()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in content.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -16,7 +16,7 @@ from ratchet import faults, files
 from ratchet.errors import SettingsError
 from ratchet.params import Params, Section
 
-__all__ = ["flatten", "load", "override", "parse_assignments", "template"]
+__all__ = ["dotted", "flatten", "load", "override", "parse_assignments", "template"]
 
 
 def template() -> str:
@@ -116,17 +116,15 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
 
 def flatten(changes: Section) -> dict[str, object]:
     """The dotted keys that an `Overrides` sets."""
+    return dotted(changes.model_dump(exclude_none=True))
 
-    def walk(content: Mapping[str, Any], prefix: str) -> dict[str, object]:
-        flat: dict[str, object] = {}
-        for key, value in content.items():
-            if isinstance(value, Mapping):
-                flat |= walk(value, f"{prefix}{key}.")
-            elif value is not None:
-                flat[prefix + key] = value
-        return flat
 
-    return walk(changes.model_dump(exclude_none=True), "")
+def dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Groups within groups as one: {"training": {"epochs": 3}} -> {"training.epochs": 3}."""
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _line(name: str, field: FieldInfo) -> str:

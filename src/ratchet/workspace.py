@@ -68,12 +68,17 @@ class Workspace:
         return self.root / "params.yaml"
 
     @property
+    def data(self) -> Path:
+        """Where the stages write."""
+        return self.root / "data"
+
+    @property
     def packed(self) -> Path:
-        return self.root / "data" / "packed"
+        return self.data / "packed"
 
     @property
     def quarantine(self) -> Path:
-        return self.root / "data" / "quarantine.parquet"
+        return self.data / "quarantine.parquet"
 
     @property
     def pretrained(self) -> Path:
@@ -83,19 +88,19 @@ class Workspace:
     @property
     def running(self) -> Path:
         """Training under way: checkpoints that DVC does not yet own."""
-        return self.root / "data" / "running"
+        return self.data / "running"
 
     @property
     def checkpoints(self) -> Path:
-        return self.root / "data" / "checkpoints"
+        return self.data / "checkpoints"
 
     @property
     def model(self) -> Path:
-        return self.root / "data" / "model"
+        return self.data / "model"
 
     @property
     def reports(self) -> Path:
-        return self.root / "data" / "reports"
+        return self.data / "reports"
 
     @property
     def report(self) -> Path:
@@ -103,7 +108,7 @@ class Workspace:
 
     @property
     def registration(self) -> Path:
-        return self.root / "data" / "registration.json"
+        return self.data / "registration.json"
 
     @property
     def mlruns(self) -> Path:

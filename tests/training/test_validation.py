@@ -24,7 +24,7 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
     images[:, 0, 0, 0] = answers
     split = Split("validation", [images], np.zeros(1, np.int64), np.array(labels), np.arange(len(labels)))
     plan, cpu = Plan(ignore_index=ignored), torch.device("cpu")
-    objective = Objective(plan, None, cpu).plain(plan)
+    objective = Objective.measuring(plan)
     precision = Precision("fp32", False, "")
     return validate(
         Reads(), split, objective=objective, classes=4, precision=precision, device=cpu, batch_size=batch_size

@@ -16,7 +16,7 @@ from ratchet.errors import TrainingError
 from ratchet.training.augment import augment
 from ratchet.training.plan import Plan
 
-__all__ = ["Batch", "Rows", "Split", "ahead", "step_rows"]
+__all__ = ["Batch", "Rows", "Split", "ahead", "run_steps", "step_rows"]
 
 Rows = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -166,6 +166,13 @@ def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
     finally:
         left.set()
         thread.join()
+
+
+def run_steps(rows: int, plan: Plan) -> tuple[int, int]:
+    """(optimizer steps of a whole run on `rows` samples, steps of one epoch)."""
+    per_epoch = len(step_rows(rows, plan.batch_size))
+    whole = per_epoch * plan.epochs
+    return min(whole, plan.max_steps) if plan.max_steps else whole, per_epoch
 
 
 def step_rows(rows: int, batch_size: int) -> list[tuple[int, int]]:

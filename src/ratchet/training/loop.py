@@ -11,7 +11,7 @@ import torch
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
 from ratchet.training import selection
 from ratchet.training.augment import epoch_order
-from ratchet.training.batches import Batch, Rows, Split, step_rows
+from ratchet.training.batches import Batch, Rows, Split, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.clock import waiting
 from ratchet.training.device import choose_device, describe, ran_out_of_memory, reproducible
@@ -107,9 +107,7 @@ class _Training:
 
         # How long
         self.steps = step_rows(len(train), plan.batch_size)
-        self.total_steps = len(self.steps) * plan.epochs
-        if plan.max_steps:
-            self.total_steps = min(self.total_steps, plan.max_steps)
+        self.total_steps, _ = run_steps(len(train), plan)
 
         # What learns
         self.notices: list[str]
@@ -370,7 +368,7 @@ class _Training:
                 return validate(
                     self.state.judged,
                     self.validation,
-                    objective=self.objective.plain(self.plan),
+                    objective=Objective.measuring(self.plan),
                     classes=len(self.spec.classes),
                     precision=self.precision,
                     device=self.device,

@@ -1,6 +1,7 @@
 """Losses, summed over samples so that micro-batches add up to exactly what the whole batch would have given."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,11 +69,10 @@ class Objective:
             weights = weights * self.weights.to(logits.dtype)[known]
         return (losses * weights).sum()
 
-    def plain(self, plan: Plan) -> "Objective":
+    @classmethod
+    def measuring(cls, plan: Plan) -> "Objective":
         """The same loss as it is measured: without smoothing and class weights, which only teach."""
-        objective = Objective(plan, None, torch.device("cpu"))
-        objective.smoothing = 0.0
-        return objective
+        return cls(replace(plan, label_smoothing=0.0), None, torch.device("cpu"))
 
 
 def class_weights(plan: Plan, labels: Labels, classes: int) -> NDArray[np.float32] | None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ratchet.training.models import Classifier
-from ratchet.training.transfer import stages
+from ratchet.training.transfer import layers_in, stages
 
 __all__ = ["checkpointed"]
 
@@ -35,7 +35,7 @@ def _walk(module: nn.Module, tops: set[int], *, inside: bool) -> None:
     elif not inside:
         for child in module.children():
             _walk(child, tops, inside=False)
-    elif _layers(module) >= 2:
+    elif layers_in(module) >= 2:
         module.__dict__["forward"] = _Recomputed(module.forward, [module])
 
 
@@ -43,7 +43,7 @@ def _cut(module: nn.Module, tops: set[int], *, inside: bool) -> Iterator[Callabl
     """A Sequential's children, in runs that each begin with a layer."""
     run: list[nn.Module] = []
     for child in module.children():
-        if run and _layers(child):
+        if run and layers_in(child):
             yield _forgetting(run)
             run = []
         if type(child).forward is nn.Sequential.forward or not (inside or id(child) in tops):
@@ -60,12 +60,8 @@ def _cut(module: nn.Module, tops: set[int], *, inside: bool) -> Iterator[Callabl
 
 def _forgetting(run: list[nn.Module]) -> Callable[..., Any]:
     """A lone layer keeps only what goes into it: nothing is to be won there."""
-    lone = len(run) == 1 and _layers(run[0]) < 2
+    lone = len(run) == 1 and layers_in(run[0]) < 2
     return run[0] if lone else _Recomputed(_Runs(list(run)), run)
-
-
-def _layers(module: nn.Module) -> int:
-    return sum(any(one.dim() >= 2 for one in each.parameters(recurse=False)) for each in module.modules())
 
 
 class _Runs:

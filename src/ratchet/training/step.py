@@ -48,7 +48,7 @@ class Stepper:
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
         self.device = state.device
-        self._buffers = list(state.model.buffers())
+        self._buffers = list(state.model.network.buffers())  # the model's own never change
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float) -> Figures:
@@ -85,7 +85,7 @@ class Stepper:
         # ------------------------------------------------------------------------------------------------------------
 
         if state.averaged is not None:
-            move_average(state.averaged, state.model, decay=plan.ema_decay, step=state.step + 1)
+            move_average(state.averaged.network, state.model.network, decay=plan.ema_decay, step=state.step + 1)
         state.sums.loss += total
         state.sums.correct += correct
         state.sums.norm += norm

@@ -14,7 +14,7 @@ from torch import nn
 from ratchet.training.models import Classifier
 from ratchet.training.plan import Plan
 
-__all__ = ["Stage", "learn", "rate_shares", "stages", "without_pretrained"]
+__all__ = ["Stage", "layers_in", "learn", "rate_shares", "stages", "without_pretrained"]
 
 _FEWEST = 4  # a network seen as fewer stages (say features and classifier) is taken apart further
 
@@ -38,8 +38,8 @@ class _Part:
 
     @property
     def layers(self) -> int:
-        """How many modules in it hold a weight of two dimensions or more; norms and biases hold none."""
-        return sum(_is_layer(module) for module in self.module.modules()) if self.whole else 0
+        """How many layers are in it."""
+        return layers_in(self.module) if self.whole else 0
 
     def apart(self, order: dict[str, int]) -> "list[_Part]":
         """Its own parameters and its children, in the order they run."""
@@ -125,8 +125,9 @@ def without_pretrained(plan: Plan, pretrained: Path | None) -> str | None:
     )
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
+def layers_in(module: nn.Module) -> int:
+    """How many modules in it hold a weight of two dimensions or more; norms and biases hold none."""
+    return sum(any(one.dim() >= 2 for one in each.parameters(recurse=False)) for each in module.modules())
 
 
 def _grouped(parts: list[_Part]) -> list[list[_Part]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ratchet.training.batches import step_rows
+from ratchet.training.batches import run_steps
 from ratchet.training.doctor.findings import Finding
 from ratchet.training.plan import Plan
 from ratchet.training.schedule import learning_rate
@@ -21,10 +21,7 @@ _FEWEST = 8  # samples: below, batch norm's error rises (Wu and He 2018, figure 
 
 def examine_course(model: nn.Module, plan: Plan, *, rows: int, pretrained: Path | None) -> Iterator[Finding]:
     """Look at schedule, micro-batches and transfer settings of a training on `rows` samples."""
-    steps_per_epoch = len(step_rows(rows, plan.batch_size))
-    total = steps_per_epoch * plan.epochs
-    total = min(total, plan.max_steps) if plan.max_steps else total
-    yield from _schedule(plan, total, steps_per_epoch)
+    yield from _schedule(plan, *run_steps(rows, plan))
     yield from _batch_norm(model, plan, rows)
     yield from _transfer(plan, pretrained)
 

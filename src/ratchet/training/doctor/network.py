@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ratchet.training.doctor.attributes import graph_leaves, graph_size, kept_tensors, unregistered
 from ratchet.training.doctor.findings import Finding, some
+from ratchet.training.lean import lean
 from ratchet.training.losses import Objective
 from ratchet.training.models import Classifier
 from ratchet.training.optim import build_optimizer
@@ -48,7 +49,7 @@ class Patient:
         self.model = copy.deepcopy(model)
         self.start = copy.deepcopy(model.state_dict())
         self.images, self.labels, self.plan, self.pretrained = images, labels, plan, pretrained
-        self.objective = Objective(plan, None, images.device).plain(plan)
+        self.objective = Objective.measuring(plan)
         self.classes = 0
         self.activations = 0
 
@@ -274,7 +275,7 @@ def _counted(model: Classifier) -> Iterator[dict[int, int]]:
 
 
 def _adam(model: Classifier, rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
+    return lean(torch.optim.AdamW)(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=rate, fused=True
     )
 

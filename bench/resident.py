@@ -7,6 +7,7 @@ import torch
 
 from bench.project import SIDE
 from ratchet.training import ModelSpec, build
+from ratchet.training.device import keep_freed_memory
 from ratchet.training.precision import Precision
 
 __all__ = ["seconds_of", "spec_of", "step_on_resident_batch"]
@@ -21,7 +22,11 @@ def spec_of(model: str, *, side: int = SIDE) -> ModelSpec:
 def step_on_resident_batch(
     spec: ModelSpec, precision: Precision, device: torch.device, *, batch: int, compiled: bool = False
 ) -> Callable[[], None]:
-    """A function that makes one optimizer step: the model's own code, AdamW in one kernel, uint8 pixels as packed."""
+    """A function that makes one optimizer step: the model's own code, AdamW in one kernel, uint8 pixels as packed.
+
+    What it frees the process keeps, as the train stage has it.
+    """
+    keep_freed_memory()
     torch.manual_seed(0)
     model = build(spec).to(device).train()
     images = torch.randint(0, 256, (batch, spec.height, spec.width, 3), dtype=torch.uint8, device=device)

@@ -2,17 +2,17 @@
 
     python -m bench.run [--only throughput memory] [--rounds N] [--peers PYTHON] [--json FILE]
 
-Leave the machine alone meanwhile, about an hour on two cores: on CPUs with bf16 instructions the bf16 weight gradient
+Leave the machine alone meanwhile, about two hours on two cores: on CPUs with bf16 instructions the bf16 weight gradient
 of a convolution becomes many times slower as soon as another process takes a core, and every figure meaningless.
 """
 
 import argparse
 import sys
 
-from bench import checkpoints, first_model, first_step, memory, precision, throughput
+from bench import checkpoints, first_model, first_step, memory, precision, recipe, throughput
 from bench.report import Row, machine, options, show
 
-_NAMES = ("throughput", "checkpoints", "memory", "first_step", "first_model", "precision")
+_NAMES = ("throughput", "checkpoints", "memory", "first_step", "first_model", "precision", "recipe")
 
 
 def main() -> None:
@@ -45,8 +45,10 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
             return first_step.measure(rounds, quick=quick)
         case "first_model":
             return first_model.measure(rounds)
-        case _:
+        case "precision":
             return precision.measure(rounds, quick=quick, compiled=asked.compile)
+        case _:
+            return recipe.measure(min(rounds, 3), quick=quick)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from bench.contenders import AUTO, BATCH, LOADERS
 from bench.project import ROOT, Project, pack, scratch
 from bench.report import Row, alone, options, ratio, spread
 
-__all__ = ["STAGE", "measure"]
+__all__ = ["STAGE", "measure", "rate_of"]
 
 STAGE: dict[str, object] = {
     "training.batch_size": BATCH,
@@ -51,7 +51,7 @@ def measure(rounds: int, *, quick: bool, peers: str) -> list[Row]:
         )
         workers = dict.fromkeys(names, 0)
         for name in sorted(set(names) & set(LOADERS)):
-            tried = {n: _rate(peers, name, folder / "packed", warm // 2, max(5, steps // 4), n) for n in (0, 1, 2)}
+            tried = {n: rate_of(peers, name, folder / "packed", warm // 2, max(5, steps // 4), n) for n in (0, 1, 2)}
             workers[name] = max(tried, key=lambda n: tried[n])
             print(
                 f"{name} takes {workers[name]} workers: {', '.join(f'{n}: {rate:,.0f}' for n, rate in tried.items())}"
@@ -59,7 +59,7 @@ def measure(rounds: int, *, quick: bool, peers: str) -> list[Row]:
         project.train(seed=0)  # makes MLflow's database, and everything that is made but once
         for number in range(rounds):
             for name in names:
-                rates[name].append(_rate(peers, name, folder / "packed", warm, steps, workers[name]))
+                rates[name].append(rate_of(peers, name, folder / "packed", warm, steps, workers[name]))
             rates["stage"].append(project.train(seed=number + 1).rate(after=stage_warm, batch=BATCH))
             print(f"round {number + 1}: " + ", ".join(f"{name} {rate[-1]:,.0f}" for name, rate in rates.items()))
     condition = f"{source}, batch {BATCH}, {steps} steps, median of {rounds} rounds (least to greatest)"
@@ -79,7 +79,8 @@ def measure(rounds: int, *, quick: bool, peers: str) -> list[Row]:
     return [*rows, Row("resident-auto / resident", f"{AUTO.name} against fp32, the model alone", f"{gained:.2f}")]
 
 
-def _rate(python: str, name: str, packed: Path, warm: int, steps: int, workers: int) -> float:
+def rate_of(python: str, name: str, packed: Path, warm: int, steps: int, workers: int) -> float:
+    """Images per second of one contender, in a process of its own."""
     command = [python if name in _PEERS else sys.executable, "-m", "bench.contenders", name, str(packed)]
     sizes = ["--warm", str(warm), "--steps", str(steps), "--workers", str(workers)]
     done = subprocess.run([*command, *sizes], capture_output=True, text=True, env=_environment(), check=False)

@@ -14,7 +14,7 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, Split, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.clock import waiting
-from ratchet.training.device import choose_device, describe, ran_out_of_memory, reproducible
+from ratchet.training.device import choose_device, describe, keep_freed_memory, ran_out_of_memory, reproducible
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.fresh import fresh_model
 from ratchet.training.losses import Objective, class_weights
@@ -100,6 +100,7 @@ class _Training:
 
         # Where and how it runs
         self.device = choose_device(plan.device)
+        keep_freed_memory()
         self.precision = choose_precision(plan, self.device, side=min(spec.height, spec.width))
         weights = class_weights(plan, train.labels, len(spec.classes))
         self.objective = Objective(plan, weights, self.device)

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from ratchet.training.models.dropout import Dropout
+
 __all__ = ["ConvNet"]
 
 _LARGEST_MAP = 4  # what a 32-pixel image leaves after three poolings; larger ones are averaged down to about it
@@ -29,10 +31,10 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(*blocks)
         self.head = nn.Sequential(
             nn.Flatten(),
-            nn.Dropout(0.5),
+            Dropout(0.5),
             nn.Linear(128 * rows * columns, 512),
             nn.ReLU(),
-            nn.Dropout(0.3),
+            Dropout(0.3),
             nn.Linear(512, classes),
         )
 

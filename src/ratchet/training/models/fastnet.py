@@ -37,7 +37,7 @@ class FastNet(nn.Module):
         sides = pairwise((filters, *_WIDTHS))
         self.groups = nn.Sequential(*(_Group(inside, outside) for inside, outside in sides))
         self.head = nn.Linear(_WIDTHS[-1], classes, bias=False)
-        nn.init.normal_(self.head.weight)
+        nn.init.normal_(self.head.weight, std=self.head.in_features**-0.5)
 
     @torch.no_grad()
     def initialise(self, images: torch.Tensor) -> None:
@@ -60,7 +60,8 @@ class FastNet(nn.Module):
         # leaves oneDNN and takes longer than the rest of the step (PyTorch 2.15 on a CPU).
         responses = responses + self.whitening_bias.to(responses.dtype).view(1, -1, 1, 1)
         features = self.groups(torch.relu(responses)).amax(dim=(2, 3))
-        logits: torch.Tensor = self.head(features) / self.head.in_features
+        # Muon's steps are as large as the weights' shape allows; the root keeps what they do to a logit below one
+        logits: torch.Tensor = self.head(features) / self.head.in_features**0.5
         return logits
 
 

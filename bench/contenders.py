@@ -38,7 +38,7 @@ LOADERS = ("textbook", "accelerate", "lightning")  # whose number of workers can
 _PADDING = 4  # pixels
 DEVICE = choose_device("auto")
 FP32 = Precision("fp32", False, "")
-AUTO = choose_precision(Plan(), DEVICE, side=SIDE)
+AUTO = choose_precision(Plan(), DEVICE)
 Timing = Callable[[int, int], float]  # (steps to warm up, steps to time) -> seconds
 
 

@@ -43,7 +43,7 @@ def measure(rounds: int, *, quick: bool, compiled: bool) -> list[Row]:
 
 def _row(model: str, side: int, batch: int, rounds: int, *, compiled: bool) -> Row:
     device = choose_device("auto")
-    auto = choose_precision(Plan(), device, side=side)
+    auto = choose_precision(Plan(), device)
     variants: list[_Variant] = list(
         itertools.product(("fp32", "bf16"), (False, True), (False, True) if compiled else (False,))
     )

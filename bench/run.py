@@ -2,8 +2,8 @@
 
     python -m bench.run [--only throughput memory] [--rounds N] [--peers PYTHON] [--json FILE]
 
-Leave the machine alone meanwhile, about two hours on two cores: on CPUs with bf16 instructions the bf16 weight gradient
-of a convolution becomes many times slower as soon as another process takes a core, and every figure meaningless.
+Leave the machine alone meanwhile, about two hours on two cores: one busy process makes a step 2.6 times as long, for
+the threads of a convolution wait for one another, and every figure meaningless.
 """
 
 import argparse

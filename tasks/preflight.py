@@ -146,7 +146,7 @@ class Preflight:
             plan,
             model=model.to(device),
             device=device,
-            precision=choose_precision(plan, device, side=min(spec.height, spec.width)).name,
+            precision=choose_precision(plan, device).name,
             pretrained=pretrained,
             checkpoints=self.workspace.running,
             rows=self._rows(params, len(train), plan.batch_size),

@@ -20,18 +20,17 @@ def has(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("there", "side", "name", "words"),
+    ("there", "name", "words"),
     [
-        (("bf16",), 32, "bf16", "multiplies bf16 fastest"),
-        (("bf16", "fp16"), 224, "bf16", "multiplies bf16 fastest"),
-        (("bf16",), 8, "fp32", "does not pay on images of 8 pixels"),
-        ((), 32, "fp32", "has no bf16 arithmetic"),
-        (("fp16",), 32, "fp32", "has no bf16 arithmetic"),  # fp16 may overflow: never unasked
+        (("bf16",), "bf16", "multiplies bf16 fastest"),
+        (("bf16", "fp16"), "bf16", "multiplies bf16 fastest"),
+        ((), "fp32", "has no bf16 arithmetic"),
+        (("fp16",), "fp32", "has no bf16 arithmetic"),  # fp16 may overflow: never unasked
     ],
 )
-def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, side: int, name: str, words: str) -> None:
+def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, name: str, words: str) -> None:
     has(*there)
-    chosen = choose_precision(lab.plan(precision="auto", channels_last="auto"), CPU, side=side)
+    chosen = choose_precision(lab.plan(precision="auto", channels_last="auto"), CPU)
     assert chosen.name == name
     assert chosen.channels_last == (name == "bf16")
     assert chosen.why.startswith(f"precision auto: {name}")
@@ -41,7 +40,7 @@ def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, side:
 @pytest.mark.parametrize("name", ["tf32", "bf16", "fp16"])
 def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> None:
     has()
-    chosen = choose_precision(lab.plan(precision=name), CPU, side=32)
+    chosen = choose_precision(lab.plan(precision=name), CPU)
     assert chosen.name == "fp32"
     assert f"no {name} arithmetic: training in fp32 instead" in chosen.why
 
@@ -49,14 +48,14 @@ def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> 
 def test_a_memory_layout_that_is_asked_for_is_taken(lab, has) -> None:
     has("bf16")
     for wanted in (True, False):
-        assert choose_precision(lab.plan(precision="bf16", channels_last=wanted), CPU, side=32).channels_last is wanted
+        assert choose_precision(lab.plan(precision="bf16", channels_last=wanted), CPU).channels_last is wanted
 
 
 def test_tf32_is_in_force_only_where_it_was_chosen(lab, has) -> None:
     has("tf32")
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for name, precision, allowed in (("tf32", "high", True), ("fp32", "highest", False)):
-        with choose_precision(lab.plan(precision=name), CPU, side=32).in_force():
+        with choose_precision(lab.plan(precision=name), CPU).in_force():
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, allowed)
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
@@ -105,5 +104,5 @@ def test_what_was_picked_is_told_before_the_first_step(lab, has) -> None:
     has("bf16")
     events = list(lab.events(lab.plan(precision="auto")))
     assert isinstance(events[0], Notice)
-    assert events[0].text.startswith("precision auto: fp32")  # these images have 8 pixels
-    assert lab.every(events, Started)[0].precision == "fp32"
+    assert events[0].text.startswith("precision auto: bf16")
+    assert lab.every(events, Started)[0].precision == "bf16"

@@ -101,7 +101,7 @@ class _Training:
         # Where and how it runs
         self.device = choose_device(plan.device)
         keep_freed_memory()
-        self.precision = choose_precision(plan, self.device, side=min(spec.height, spec.width))
+        self.precision = choose_precision(plan, self.device)
         weights = class_weights(plan, train.labels, len(spec.classes))
         self.objective = Objective(plan, weights, self.device)
         self.profiler = StepProfiler(profile_to, plan.profile, self.device)

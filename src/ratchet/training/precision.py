@@ -13,7 +13,6 @@ from ratchet.training.plan import Plan
 __all__ = ["Precision", "choose_precision"]
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SMALLEST_SIDE = 16  # pixels; below it a CPU spends its time between the kernels, not in them
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,16 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def choose_precision(plan: Plan, device: torch.device, *, side: int) -> Precision:
+def choose_precision(plan: Plan, device: torch.device) -> Precision:
     """What `plan` asks for, or the nearest that the device has.
 
     `auto` follows a rule and measures nothing, so that the same settings on the same kind of machine always train the
     same. The rule is what bench/precision.py found: half precision and channels-last pay together wherever the device
-    multiplies in bf16, but not on images below 16 pixels on a CPU.
-
-    Args:
-        side: the images' shorter side, pixels.
+    multiplies in bf16.
     """
     name, why = plan.precision, ""
     if name == "auto":
-        name, why = _fastest(device, side)
+        name, why = _fastest(device)
     elif not _has(name, device):
         why = f"{_kind(device)} has no {name} arithmetic: training in fp32 instead"
         name = "fp32"
@@ -66,14 +62,12 @@ def choose_precision(plan: Plan, device: torch.device, *, side: int) -> Precisio
     return Precision(name, channels_last, why)
 
 
-def _fastest(device: torch.device, side: int) -> tuple[str, str]:
+def _fastest(device: torch.device) -> tuple[str, str]:
     """Only bf16 is taken unasked: it has fp32's range, so no training that converges in fp32 overflows in it."""
     if device.type == "mps":
         return "fp32", "precision auto: fp32; others were not measured on this device"
     if not _has("bf16", device):
         return "fp32", f"precision auto: fp32, for {_kind(device)} has no bf16 arithmetic"
-    if device.type == "cpu" and side < _SMALLEST_SIDE:
-        return "fp32", f"precision auto: fp32, for bf16 does not pay on images of {side} pixels"
     return "bf16", f"precision auto: bf16 with channels-last, for {_kind(device)} multiplies bf16 fastest"
 
 

@@ -84,6 +84,8 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     kept = training.keep_code(course.spec, store.folder)
     with Run(workspace, params, course.key) as run, _on_request() as asked_to_stop:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
+        # By the checkpoints' writer: training does not wait for the disk.
+        store.before_write = run.journal.sync
         events = training.fit(
             train_split,
             validation_split,
@@ -194,7 +196,6 @@ def _follow(
                 last_epoch = _epoch_words(event)
                 watch.progress(event.step, total, last_epoch)
             case training.Checkpointed():
-                run.journal.sync()
                 if curves is not None:
                     curves.update()
             case training.Notice():

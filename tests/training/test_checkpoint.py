@@ -199,3 +199,13 @@ def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -
         lab.assert_same(lab.run(plan, name="roomy").weights, events[-1].weights)
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_what_a_checkpoint_has_behind_it_is_on_disk_before_the_checkpoint(tmp_path) -> None:
+    seen: list[list[int]] = []
+    with CheckpointStore(tmp_path) as store:
+        store.before_write = lambda: seen.append(steps(store))
+        for step in (1, 2):
+            store.put(snapshot(step))
+            store.wait()
+    assert seen == [[], [1]]

@@ -35,3 +35,35 @@ def test_memory_that_is_freed_is_not_cleared_again_by_the_kernel() -> None:
         told[kept] = int(subprocess.run(command, capture_output=True, check=True).stdout)
     assert told[True] < 100
     assert told[False] > 100 * max(told[True], 1)  # else there was nothing to gain
+
+
+_TEAMS = """
+import os, tempfile
+from pathlib import Path
+import torch
+from torch import nn
+from ratchet.training.checkpoint import CheckpointStore, Snapshot
+from ratchet.training.state import _copied
+
+def compute():
+    torch.randn(1 << 22).exp_()
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(2)
+weights = nn.Conv2d(256, 256, 3).to(memory_format=torch.channels_last).state_dict()
+compute()
+alone = threads()
+with tempfile.TemporaryDirectory() as folder, CheckpointStore(Path(folder)) as store:
+    store.put(Snapshot(1, _copied(weights), {}))
+    store.wait()
+    print(threads() - alone)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads in /proc")
+def test_the_thread_that_writes_checkpoints_is_the_only_one_they_add() -> None:
+    """A team of OpenMP threads of its own would make the training thread's sleep where it spins."""
+    done = subprocess.run([sys.executable, "-c", _TEAMS], capture_output=True, check=True, text=True)
+    assert int(done.stdout) == 1

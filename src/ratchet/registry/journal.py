@@ -92,10 +92,10 @@ class Journal:
             self._write_out()
 
     def sync(self) -> None:
-        """Make what was written survive a power cut."""
+        """Make what was written survive a power cut; others may write meanwhile."""
         with self._lock:
             self._write_out()
-            os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())
 
     def _write_out(self, *, must: bool = False) -> None:
         """Hand all to the system; what a full disk does not take waits for the next time, for training goes on."""

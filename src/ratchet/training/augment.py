@@ -4,6 +4,8 @@ What happens to a sample depends on (seed, epoch, sample key) and on nothing els
 there, the micro-batch size or the number of workers. So a resumed run sees the pixels an undisturbed one would have.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -54,8 +56,8 @@ def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torc
         decides, turn = bits, 0
         if plan.flip == "alternating":
             decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
-        mirrored = torch.from_numpy(np.flatnonzero(decides & np.uint64(1) ^ np.uint64(turn))).to(images.device)
-        images = images.index_copy(0, mirrored, images[mirrored].flip(2))
+        mirrored = np.flatnonzero(decides & np.uint64(1) ^ np.uint64(turn))
+        images = _replaced(images, mirrored, _taken(images, mirrored).flip(2))
     if plan.cutout:
         images = _blanked(images, bits, side=plan.cutout)
     return images
@@ -81,39 +83,62 @@ def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
 def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> torch.Tensor:
     """Each image seen through a window that lies up to `padding` pixels aside, as strips of whole rows."""
     count, height, width, channels = images.shape
-    down, across = (_drawn(bits, place, 2 * padding + 1, images.device) for place in (8, 24))
-    if fill == "reflect":
-        rows, columns = (torch.from_numpy(_reflected(side, padding)).to(images.device) for side in (height, width))
-        padded = images[:, rows][:, :, columns]
-    else:
-        padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))
-    padded = padded.contiguous()
+    down, across = (_drawn(bits, place, 2 * padding + 1) for place in (8, 24))
+    padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
+    if fill == "reflect":  # a line at a time: there are few, and an index for every pixel costs seven times as much
+        inside = slice(padding, padding + height)
+        for column, other in _reflected(width, padding):
+            padded[:, inside, column] = images[:, :, other]
+        for row, other in _reflected(height, padding):
+            padded[:, row] = padded[:, padding + other]
     strip = padded.stride(1)
     windows = padded.as_strided(
         (count, 2 * padding + 1, 2 * padding + 1, height, width * channels),
         (padded.stride(0), strip, channels, strip, 1),
     )
-    return windows[torch.arange(count, device=images.device), down, across].view(images.shape)
+    return _taken(windows, np.arange(count), down, across).view(images.shape)
 
 
 def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
     """A square of `side` pixels, its centre anywhere, set to 0; at the edge a part of it falls outside."""
     _, height, width, _ = images.shape
-    down, across = (_drawn(bits, place, span, images.device) for place, span in ((40, height), (52, width)))
+    drawn = (_drawn(bits, place, span) for place, span in ((40, height), (52, width)))
+    down, across = (torch.from_numpy(one).to(images.device) for one in drawn)
     rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
     columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
     inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
     return images.masked_fill(inside[..., None], 0)
 
 
-def _drawn(bits: Keys, place: int, span: int, device: torch.device) -> torch.Tensor:
+def _drawn(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
     """A number in range(span) for each image from 12 or 16 of its bits, int64 (n,)."""
     drawn = ((bits >> np.uint64(place)) & np.uint64(0xFFFF if place < 40 else 0xFFF)) % np.uint64(span)
-    return torch.from_numpy(drawn.astype(np.int64)).to(device)
+    return drawn.astype(np.int64)
 
 
-def _reflected(side: int, padding: int) -> NDArray[np.int64]:
-    """Indices of a side padded by its own reflection, the edge itself not repeated: [2, 1, 0, 1, 2, 1, 0]."""
+def _taken(source: torch.Tensor, *index: NDArray[np.int64]) -> torch.Tensor:
+    """source[index], a copy: on a CPU by NumPy, which copies whole what lies together, and PyTorch byte by byte."""
+    if source.device.type == "cpu":
+        return torch.from_numpy(source.numpy()[index])
+    return source[tuple(torch.from_numpy(one).to(source.device) for one in index)]
+
+
+def _replaced(images: torch.Tensor, rows: NDArray[np.int64], others: torch.Tensor) -> torch.Tensor:
+    """A copy of the images in which `others` stand in `rows`."""
+    copy = images.clone()
+    if copy.device.type == "cpu":
+        copy.numpy()[rows] = others.numpy()
+    else:
+        copy[torch.from_numpy(rows).to(copy.device)] = others
+    return copy
+
+
+def _reflected(side: int, padding: int) -> Iterator[tuple[int, int]]:
+    """For each line that padding adds to a side, its place and the line it repeats; the edge itself is not repeated.
+
+    Three lines padded by two: (0, 2), (1, 1), (5, 1), (6, 0).
+    """
     period = max(1, 2 * (side - 1))
-    place = np.abs(np.arange(-padding, side + padding)) % period
-    return np.minimum(place, period - place).astype(np.int64) if side > 1 else np.zeros_like(place)
+    for place in (*range(padding), *range(padding + side, side + 2 * padding)):
+        other = abs(place - padding) % period
+        yield place, min(other, period - other)

@@ -26,7 +26,7 @@ def step_on_resident_batch(
 
     What it frees the process keeps, as the train stage has it.
     """
-    keep_freed_memory()
+    keep_freed_memory(device)
     torch.manual_seed(0)
     model = build(spec).to(device).train()
     images = torch.randint(0, 256, (batch, spec.height, spec.width, 3), dtype=torch.uint8, device=device)

@@ -15,7 +15,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 if {kept}:
-    keep_freed_memory()
+    keep_freed_memory(torch.device("cpu"))
 for _ in range(3):
     torch.zeros(16 << 20)  # 64 MiB, 16,384 pages of 4 KiB
 before = faults()

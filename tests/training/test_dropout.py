@@ -13,7 +13,7 @@ def test_each_activation_falls_with_probability_p_and_the_rest_keep_the_mean(p: 
     torch.manual_seed(0)
     out = Dropout(p)(torch.ones(1001, 1003, dtype=dtype))
     assert out.dtype == dtype
-    kept = torch.ones((), dtype=dtype) * torch.tensor(1.0, dtype=dtype).mul(1 / (1 - p))
+    kept = torch.tensor(1 / (1 - p), dtype=dtype)
     assert set(out.unique().tolist()) == {0.0, kept.item()}
     for lane in range(4):  # each of the four masks that one drawn number holds
         share = (out.flatten()[lane::4] == 0).double().mean().item()

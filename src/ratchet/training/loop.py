@@ -100,8 +100,7 @@ class _Training:
 
         # Where and how it runs
         self.device = choose_device(plan.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
+        keep_freed_memory(self.device)
         self.precision = choose_precision(plan, self.device)
         weights = class_weights(plan, train.labels, len(spec.classes))
         self.objective = Objective(plan, weights, self.device)

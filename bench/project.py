@@ -92,14 +92,14 @@ class StageRun:
         found = (one for one in self.entries if one["kind"] == kind and key in one["content"]["values"])
         return float(next(found)["time"]) / 1000 - self.began
 
-    def rate(self, *, after: int, batch: int) -> float:
-        """Samples per second from logged step `after` to the last one, by the time stamps."""
+    def rate(self, *, after: int, until: int | None = None, batch: int) -> float:
+        """Samples per second from logged step `after` to `until`, or to the last one, by the time stamps."""
         times = {
             one["content"]["step"]: one["time"] / 1000
             for one in self.entries
             if one["kind"] == "metrics" and "step/loss" in one["content"]["values"]
         }
-        last = max(times)
+        last = max(times) if until is None else until
         rate: float = batch * (last - after) / (times[last] - times[after])
         return rate
 

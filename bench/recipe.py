@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.project import ROOT, Project, pack, scratch
 from bench.report import Row, alone, options, ratio, spread
-from bench.throughput import rate_of
+from bench.throughput import best_workers, rate_of
 from ratchet.examples import Example
 
 __all__ = ["measure"]
@@ -41,8 +41,10 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
             folder / "project", {**example.settings, "data.path": str(data), "data.download": False, **short}
         )
         project.stage("ingest")
+        warm, steps = (2, 5) if quick else (20, 100)
+        workers = best_workers(sys.executable, "textbook", folder / "packed", warm, steps)
         for seed in range(rounds):
-            rate = rate_of(sys.executable, "textbook", folder / "packed", 20, 2 if quick else 100, 0)
+            rate = rate_of(sys.executable, "textbook", folder / "packed", warm, steps, workers)
             textbook.append(_TEXTBOOK / rate)
             project.set({"seed": seed})
             began = time.perf_counter()

@@ -23,7 +23,7 @@ from bench.contenders import AUTO, BATCH, LOADERS
 from bench.project import ROOT, Project, pack, scratch
 from bench.report import Row, alone, options, ratio, spread
 
-__all__ = ["STAGE", "measure", "rate_of"]
+__all__ = ["STAGE", "best_workers", "measure", "rate_of"]
 
 STAGE: dict[str, object] = {
     "training.batch_size": BATCH,
@@ -51,11 +51,7 @@ def measure(rounds: int, *, quick: bool, peers: str) -> list[Row]:
         )
         workers = dict.fromkeys(names, 0)
         for name in sorted(set(names) & set(LOADERS)):
-            tried = {n: rate_of(peers, name, folder / "packed", warm // 2, max(5, steps // 4), n) for n in (0, 1, 2)}
-            workers[name] = max(tried, key=lambda n: tried[n])
-            print(
-                f"{name} takes {workers[name]} workers: {', '.join(f'{n}: {rate:,.0f}' for n, rate in tried.items())}"
-            )
+            workers[name] = best_workers(peers, name, folder / "packed", warm // 2, max(5, steps // 4))
         project.train(seed=0)  # makes MLflow's database, and everything that is made but once
         for number in range(rounds):
             for name in names:
@@ -87,6 +83,14 @@ def rate_of(python: str, name: str, packed: Path, warm: int, steps: int, workers
     if done.returncode:
         raise RuntimeError(f"{name}, {workers} workers, ended with {done.returncode}:\n{done.stderr}")
     return float(json.loads(done.stdout.splitlines()[-1])["rate"])
+
+
+def best_workers(python: str, name: str, packed: Path, warm: int, steps: int) -> int:
+    """The number of data-loading processes that a contender is fastest with."""
+    tried = {workers: rate_of(python, name, packed, warm, steps, workers) for workers in (0, 1, 2)}
+    best = max(tried, key=lambda workers: tried[workers])
+    print(f"{name} takes {best} workers: {', '.join(f'{n}: {rate:,.0f}' for n, rate in tried.items())}", flush=True)
+    return best
 
 
 def _imports(python: str, package: str) -> bool:

@@ -92,8 +92,9 @@ def test_a_batch_too_large_for_memory_is_split_until_it_fits_and_the_result_is_t
     limited = train_in(32, tmp_path, accumulation=1)
     assert limited.returncode == 0, limited.stderr
     told = [json.loads(line) for line in limited.stdout.splitlines()]
-    assert told
-    assert [(step, kind) for step, kind, _ in told] == [(0, "out of memory")] * len(told)
+    # Mostly all at the first step; how the allocator's pieces lie may let a later one fail first.
+    assert {kind for _, kind, _ in told} == {"out of memory"}
+    assert told[0][0] == 0
     assert "memory did not suffice for a micro-batch of 16 at step 1: going on with 8" in told[0][2]
     pieces = 2 ** len(told)
     assert f"training.accumulation={pieces} begins so" in told[-1][2]
@@ -113,6 +114,27 @@ def test_memory_too_small_for_one_sample_ends_with_one_sentence_and_the_way_out(
     assert "Traceback" not in done.stderr
     assert "memory does not suffice for one sample at step 1" in done.stderr
     assert "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model" in done.stderr
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_memory_that_runs_out_while_the_optimizer_makes_its_state_leaves_nothing_half_made(
+    lab, monkeypatch, optimizer: str
+) -> None:
+    """On a GPU the state is made at the first step, on top of all gradients; here the third tensor of it fails once."""
+    made, zeros = [], torch.zeros_like
+
+    def scarce(*args, **kwargs):
+        made.append(args)
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("no memory for the optimizer's state")
+        return zeros(*args, **kwargs)
+
+    begun = list(lab.events(lab.plan(optimizer=optimizer, accumulation=2), name="begun so"))
+    monkeypatch.setattr(torch, "zeros_like", scarce)
+    healed = list(lab.events(lab.plan(optimizer=optimizer)))
+    assert [(trouble.step, trouble.kind) for trouble in lab.every(healed, Trouble)] == [(0, "out of memory")]
+    assert healed[-1].history == begun[-1].history
+    lab.assert_same(healed[-1].weights, begun[-1].weights)
 
 
 class Fragile(nn.Module):

@@ -59,22 +59,26 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step from the parameters' gradients."""
         assert closure is None, "no line search here"
-        for group in self.param_groups:
-            if not group["matrices"]:
-                continue
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
+        matrices = [
+            (parameter, group)
+            for group in self.param_groups
+            if group["matrices"]
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        # All of the state is made before any weight moves, so that memory running out here leaves them where they were.
+        for parameter, _ in matrices:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         if self._adamw is not None:
             self._adamw.step()
+        for parameter, group in matrices:
+            self._step(parameter, group)
 
     def _step(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        moving = state["momentum_buffer"].lerp_(gradient, 1.0 - group["momentum"])
+        moving = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1.0 - group["momentum"])
         update = gradient.lerp(moving, group["momentum"]) if group["nesterov"] else moving
         parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
         step = orthogonal(update.flatten(1))

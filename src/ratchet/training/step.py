@@ -50,17 +50,19 @@ class Stepper:
         self.device = state.device
         self._buffers = list(state.model.network.buffers())  # the model's own never change
         self._before = [buffer.clone() for buffer in self._buffers]
+        self._stepped = 0  # parameters the optimizer had a state for before the step
 
     def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float) -> Figures:
         """Forward, loss, backward, clip, step, on `rows`, which `feed` yields in micro-batches.
 
         Nothing here waits for the device. Each sample weighs the same, whatever micro-batch it is in: the sum of the
-        losses is divided by the weight of the whole batch. When memory runs out before the optimizer's step, `undo`
-        makes the state what it was.
+        losses is divided by the weight of the whole batch. When memory runs out before the optimizer moves a weight,
+        `undo` makes the state what it was.
         """
         state, plan, objective = self.state, self.plan, self.objective
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
+        self._stepped = len(state.optimizer.state)
         weight = objective.weight(self.train.labels[rows]) or 1.0
         total = torch.zeros((), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -99,8 +101,13 @@ class Stepper:
         return Figures(state.step, rate, total / weight, norm, scaled, parameter_norm, scale)
 
     def undo(self) -> None:
-        """After a step that ran out of memory: what its forward passes changed, and its gradients, are taken back."""
-        self.state.optimizer.zero_grad(set_to_none=True)
+        """After a step that ran out of memory: what its forward passes changed, its gradients and the state that the
+        optimizer had begun to make for parameters new to it are taken back.
+        """
+        optimizer = self.state.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        for parameter in list(optimizer.state)[self._stepped :]:
+            del optimizer.state[parameter]
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._before)
 

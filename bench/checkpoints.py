@@ -43,11 +43,12 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
             print(f"round {number + 1}: {pairs} checkpoints, cost {pair:.2%}, wait {waits[-1]:.2%}", flush=True)
     cost, wait = 1 - ratio(after, before), statistics.median(waits)
     condition = f"ConvNet, batch {BATCH}, median of {len(after)} pairs of {_HALF} steps"
+    runs = f"median of {rounds} runs"
     return [
         Row(f"images/s: {_HALF} steps after a checkpoint", condition, spread(after)),
         Row(f"images/s: {_HALF} steps without one", condition, spread(before)),
         Row(f"cost of a checkpoint every {_HALF} steps", condition, f"{cost:.2%}", f"< {_LOSS:.0%}", cost < _LOSS),
-        Row("share of time waiting for data", f"median of {rounds} runs", f"{wait:.2%}", f"< {_WAIT:.0%}", wait < _WAIT),
+        Row("share of time waiting for data", runs, f"{wait:.2%}", f"< {_WAIT:.0%}", wait < _WAIT),
     ]
 
 

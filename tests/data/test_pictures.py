@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.pictures import FORMATS, decode, survey, to_pixels
-from ratchet.data.sources import Sample
+from ratchet.data.pictures import FORMATS, Facts, Look, claimed, to_pixels
+
+
+def look(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
+    return Look(shape, max_pixels=10**6).at(lambda name: path.open("rb"), path.name)
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:
@@ -16,8 +19,8 @@ def test_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # shown turned a quarter clockwise: what was left is on top
     image.save(tmp_path / "a.png", exif=exif)
-    pixels = decode(Sample("a", tmp_path / "a.png", 0), size=8, channels=1)
-    assert not isinstance(pixels, str)
+    _, pixels = look(tmp_path / "a.png")
+    assert pixels is not None
     assert pixels[1, :, 0].tolist() == [255] * 8
     assert pixels[6, :, 0].tolist() == [0] * 8
 
@@ -57,9 +60,10 @@ def test_every_kind_of_pixel_becomes_grey_or_colour(image: Image.Image, grey: in
 
 def test_numbers_without_a_range_are_refused(tmp_path: Path) -> None:
     Image.new("F", (8, 8), 0.5).save(tmp_path / "a.tiff")
-    problem = decode(Sample("a", tmp_path / "a.tiff", 0), size=8, channels=1)
-    assert isinstance(problem, str)
-    assert "floating-point" in problem
+    facts, pixels = look(tmp_path / "a.tiff")
+    assert pixels is None
+    assert facts.readable is False
+    assert "floating-point" in (facts.problem or "")
 
 
 def test_the_centre_is_kept_and_the_shorter_side_scaled() -> None:
@@ -80,8 +84,9 @@ def test_shrinking_is_antialiased() -> None:
 def test_every_format_that_settings_name_is_recognised(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{FORMATS[kind]}"
     Image.new("RGB", (9, 8), (1, 2, 3)).save(path, kind)
-    facts = survey(Sample("a", path, 0))
-    assert (facts.format, facts.claimed, facts.frames) == (FORMATS[kind], FORMATS[kind], 1)
+    facts, pixels = look(path, None)
+    assert pixels is None
+    assert (facts.format, claimed(path.name), facts.frames) == (FORMATS[kind], FORMATS[kind], 1)
     assert (facts.width, facts.height, facts.grey) == (9, 8, False)
 
 
@@ -90,5 +95,5 @@ def test_a_telephones_jpeg_with_a_preview_inside_is_a_jpeg(tmp_path: Path) -> No
     Image.new("RGB", (16, 16), (200, 0, 0)).save(
         path, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8), (0, 0, 200))]
     )
-    facts = survey(Sample("a", path, 0))
-    assert (facts.format, facts.claimed, facts.frames) == ("jpeg", "jpeg", None)
+    facts, _ = look(path)
+    assert (facts.format, facts.frames) == ("jpeg", None)

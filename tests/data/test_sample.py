@@ -11,6 +11,7 @@ from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.data.sample import PER_CLASS, sampled, spread
 from ratchet.data.sources.image_folder import ImageFolder
+from ratchet.data.sources.storage import LocalFolder
 from ratchet.params import DataSettings
 
 OWN = """
@@ -58,16 +59,16 @@ def take(settings: DataSettings, root: Path) -> Manifest:
 
 
 def test_each_class_has_its_share_from_its_first_to_its_last(pictures: Path) -> None:
-    chosen = sampled(ImageFolder(pictures))
-    assert Counter(sample.label for sample in chosen) == {0: PER_CLASS, 1: PER_CLASS}
-    ids = [sample.id for sample in chosen]
+    chosen = sampled(ImageFolder(LocalFolder(pictures)).listing, classes=2)
+    assert Counter(chosen["label"]) == {0: PER_CLASS, 1: PER_CLASS}
+    ids = chosen["id"].to_list()
     assert ids == sorted(ids)
     assert ids[0] == "common/000.png"
     assert ids[PER_CLASS - 1] > "common/190"
 
 
 def test_what_is_not_of_the_sample_is_not_read(pictures: Path) -> None:
-    kept = {sample.id for sample in sampled(ImageFolder(pictures))}
+    kept = set(sampled(ImageFolder(LocalFolder(pictures)).listing, classes=2)["id"])
     for path in pictures.rglob("*.png"):
         if path.relative_to(pictures).as_posix() not in kept:
             path.write_bytes(b"not a picture")

@@ -27,7 +27,7 @@ def test_digits_are_packed_whole_and_unaltered(place) -> None:
         assert np.array_equal(np.load(place.packed / split / "labels.npy"), digits.target[original])
         assert mine["row"].to_list() == list(range(len(original)))
         assert mine["id"].is_sorted()
-    assert place.progress[-1] == (2 * 1797, 2 * 1797)
+    assert place.progress[-1] == (1797, 1797)
     assert sorted(place.progress) == place.progress
 
 

@@ -4,22 +4,23 @@ Each table is checked twice, because a wrong column would hide the values' fault
 mistake of ours can break, then the values with every failure collected.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from pandera import polars as pa
 from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
-from ratchet.data.pictures import ARRAY, Facts
+from ratchet.data.pictures import ARRAY, Facts, claimed
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 
 __all__ = [
+    "FACTS",
     "check_bad_fraction",
-    "check_decoded",
     "check_facts",
     "check_index",
     "check_samples",
@@ -30,23 +31,30 @@ __all__ = [
     "with_conclusions",
 ]
 
-_DTYPES = {
+FACTS: dict[str, Any] = {
     "bytes": pl.Int64, "permitted": pl.Boolean, "readable": pl.Boolean, "problem": pl.String, "content": pl.String,
-    "format": pl.String, "claimed": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64,
-    "grey": pl.Boolean, "label": pl.Int64,
+    "format": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64, "grey": pl.Boolean,
+    "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
 }  # fmt: skip
 
 
-def facts_frame(rows: Iterable[int], ids: Sequence[str], facts: Sequence[Facts]) -> pl.DataFrame:
-    """One row per sample: position among all samples, id, and the facts."""
-    columns = {name: pl.Series([getattr(fact, name) for fact in facts], dtype=_DTYPES[name]) for name in _DTYPES}
-    return pl.DataFrame({"row": pl.Series(rows, dtype=pl.Int64), "id": pl.Series(ids, dtype=pl.String), **columns})
+def facts_frame(facts: Sequence[Facts]) -> pl.DataFrame:
+    """One row per sample."""
+    return pl.DataFrame(
+        {name: pl.Series([getattr(fact, name) for fact in facts], dtype=kind) for name, kind in FACTS.items()}
+    )
 
 
 def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
-    """The facts with what follows from them: agrees, side, area and aspect, which the rules speak of."""
+    """The facts with what follows from them and the id: claimed, agrees, labelled, side, area and aspect."""
     width, height = pl.col("width"), pl.col("height")
+    ending = pl.col("id").str.extract(r"(\.[^./]*)$", 1)
+    formats = {found: claimed(f"name{found}") for found in frame.select(ending.unique())["id"].to_list() if found}
+    means = ending.replace_strict(formats, default=None, return_dtype=pl.String)
     return frame.with_columns(
+        claimed=pl.when(pl.col("format") != ARRAY).then(means),
+        labelled=pl.col("label").is_not_null() | pl.col("written").is_null(),
+    ).with_columns(
         agrees=pl.col("claimed") == pl.col("format"),
         side=pl.min_horizontal(width, height),
         area=width * height,
@@ -55,19 +63,8 @@ def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
-    """The quarantine rows (quarantine.SCHEMA) of the samples that must not be decoded."""
+    """The quarantine rows (quarantine.SCHEMA) of the samples that must not be trained on, for what each is alone."""
     return _failures(frame, _facts_schema(settings, classes))
-
-
-def check_decoded(frame: pl.DataFrame) -> pl.DataFrame:
-    """The quarantine rows of the samples whose pixels did not decode: `readable` false, with the `problem`."""
-    columns = {
-        "id": pa.Column(pl.String),
-        "row": pa.Column(pl.Int64),
-        "readable": pa.Column(pl.Boolean, pa.Check.eq(True, error="unreadable")),
-        "problem": pa.Column(pl.String, nullable=True),
-    }
-    return _failures(frame, columns)
 
 
 def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
@@ -94,7 +91,9 @@ def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
 
 def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
     """The quarantine rows of samples whose id another has; the one in the split that must most stay unseen stays."""
-    ranked = _ranked(frame.select("row", "id", "split")).sort("rank", "row", descending=[True, False])
+    ranked = _ranked(frame.select("row", "id", pl.col("split").fill_null("train"))).sort(
+        "rank", "row", descending=[True, False]
+    )
     leaving = ranked.with_columns(kept=pl.col("split").first().over("id")).filter(~pl.col("id").is_first_distinct())
     return quarantine.rows(
         (one["id"], one["row"], "duplicate-id", f"again in {one['split']}, kept in {one['kept']}")
@@ -213,6 +212,8 @@ def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
         "aspect": column(pl.Float64, check.le(settings.max_aspect, error="bad-aspect")),
         "grey": column(pl.Boolean),
         "label": column(pl.Int64, check.in_range(0, classes - 1, error="unknown-label")),
+        "labelled": column(pl.Boolean, check.eq(True, error="unknown-label")),
+        "written": column(pl.String),
     }
 
 
@@ -248,9 +249,12 @@ def _case(frame: pl.DataFrame, place: int, rule: str) -> tuple[str, int, str, st
     match rule:
         case "empty-file":
             value = "0 bytes"
-        case "format-not-allowed" | "animated" | "unknown-label":
-            field = {"format-not-allowed": "format", "animated": "frames", "unknown-label": "label"}[rule]
-            value = f"{one[field]} frames" if rule == "animated" else str(one[field])
+        case "format-not-allowed":
+            value = one["format"]
+        case "animated":
+            value = f"{one['frames']} frames"
+        case "unknown-label":
+            value = one.get("written") or str(one["label"])
         case "format-mismatch":
             value = f"{one['format']} in a file named as {one['claimed']}"
         case "other-shape":

@@ -5,7 +5,7 @@ decoded. Plain writes, not a writable memory map: on a full disk they give an er
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -56,52 +56,64 @@ class Scratch:
         finally:
             self.path.unlink(missing_ok=True)
 
-    def append(self, pixels: NDArray[np.uint8]) -> None:
-        """Add one picture, uint8 (size, size, channels)."""
+    def append(self, pixels: NDArray[np.uint8]) -> int:
+        """Add one picture, uint8 (size, size, channels); its row."""
         assert self._file is not None
         assert pixels.shape == self.shape
         assert pixels.dtype == np.uint8
-        self._file.write(pixels.tobytes())
+        self._file.write(pixels.data)
         self.rows += 1
+        return self.rows - 1
 
-    def blocks(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-        """The pictures at `rows` (rising), as uint8 (k, size, size, channels), a few MiB at a time."""
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The pictures at `rows`, uint8 (k, size, size, channels)."""
         assert self._file is not None
         self._file.flush()
         stored = np.memmap(self.path, dtype=np.uint8, mode="r", shape=(self.rows, *self.shape))
-        step = max(1, _BLOCK // int(np.prod(self.shape)))
-        for start in range(0, len(rows), step):
-            yield np.asarray(stored[rows[start : start + step]])
+        return np.asarray(stored[rows])
 
 
 def write_shards(
-    folder: Path, scratch: Scratch, rows: NDArray[np.int64], *, shard_mib: int
+    folder: Path,
+    read: Callable[[int, int], NDArray[np.uint8]],
+    *,
+    rows: int,
+    shape: tuple[int, int, int],
+    shard_mib: int,
 ) -> tuple[tuple[Shard, ...], NDArray[np.int64]]:
-    """Write the pictures at `rows` to folder/images-NNNNN.npy, none above `shard_mib` unless one picture is.
+    """Write so many pictures to folder/images-NNNNN.npy, none above `shard_mib` unless one picture is.
+
+    Args:
+        folder: is made.
+        read: the pictures from a row to before another, uint8 (k, *shape); asked for a few MiB at a time.
+        rows: how many pictures there are.
+        shape: (height, width, channels) of a picture.
+        shard_mib: MiB.
 
     Returns:
         the shards, and how often each value occurs: int64 (channels, 256).
-    """
+    """  # fmt: skip
     folder.mkdir()
-    per_shard = max(1, (shard_mib * MIB - _HEADER) // int(np.prod(scratch.shape)))
-    histogram = np.zeros((scratch.shape[-1], 256), np.int64)
+    each = int(np.prod(shape))
+    per_shard, step = max(1, (shard_mib * MIB - _HEADER) // each), max(1, _BLOCK // each)
+    histogram = np.zeros((shape[-1], 256), np.int64)
     shards = []
-    for number, start in enumerate(range(0, len(rows), per_shard)):
-        chosen = rows[start : start + per_shard]
+    for number, start in enumerate(range(0, rows, per_shard)):
+        end = min(start + per_shard, rows)
         path = folder / f"images-{number:05d}.npy"
-        header = {"descr": "|u1", "fortran_order": False, "shape": (len(chosen), *scratch.shape)}
+        header = {"descr": "|u1", "fortran_order": False, "shape": (end - start, *shape)}
         opening = BytesIO()
         np.lib.format.write_array_header_1_0(opening, header)
         digest = hashlib.sha256(opening.getvalue())
         with path.open("wb") as file:
             file.write(opening.getvalue())
-            for block in scratch.blocks(chosen):
-                content = block.tobytes()
-                digest.update(content)
-                file.write(content)
+            for first in range(start, end, step):
+                block = np.ascontiguousarray(read(first, min(first + step, end)))
+                digest.update(block)
+                file.write(block.data)
                 for channel, counts in enumerate(histogram):
                     counts += np.bincount(block[..., channel].ravel(), minlength=256)
-        shards.append(Shard(f"{folder.name}/{path.name}", len(chosen), digest.hexdigest()))
+        shards.append(Shard(f"{folder.name}/{path.name}", end - start, digest.hexdigest()))
     return tuple(shards), histogram
 
 

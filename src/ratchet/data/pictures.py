@@ -1,26 +1,25 @@
-"""One picture: what its header says, and its pixels as they are packed.
+"""One picture: what it is, and its pixels as they are packed. Each is read once.
 
 Metadata (EXIF, GPS, comments, colour profiles) ends here: the orientation is applied, only pixels go on.
 """
 
 import hashlib
+import io
 import os
 import re
-import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ratchet.data.sources import Label, Sample
 from ratchet.errors import DataError
 
-__all__ = ["FORMATS", "Facts", "decode", "patient_pillow", "survey", "to_pixels"]
+__all__ = ["FORMATS", "Facts", "Look", "claimed", "patient_pillow", "to_pixels"]
 
 FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tiff", "PPM": "ppm"}
 """Pillow's name of a format -> the name in params.yaml. MPO is what many telephones write: a JPEG with a preview."""
@@ -29,14 +28,18 @@ ARRAY = "array"  # the format of a picture that comes as pixels, not as a file
 
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _SIXTEEN_BITS = 65535
+_AT_ONCE = 8 << 20  # bytes: larger files are digested as a stream
+_VALUES = np.arange(256)
+_SQUARES = _VALUES**2
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a sample before its pixels are decoded; None: not known.
+    """What is known of a sample; None: not known.
 
-    `content` is the SHA-256 (hex) of the source's bytes; `claimed` the format that the file's extension stands for;
-    `problem` tells in words why the file cannot be used.
+    `content` is the SHA-256 (hex) of the source's bytes; `problem` tells in words why the sample cannot be used.
+    `pixels`, `brightness` and `contrast` are of the decoded picture: SHA-256 (hex), mean and standard deviation of its
+    values, the last two on the scale 0..255.
     """
 
     bytes: int | None = None
@@ -45,12 +48,14 @@ class Facts:
     problem: str | None = None
     content: str | None = None
     format: str | None = None
-    claimed: str | None = None
     frames: int | None = None
     width: int | None = None
     height: int | None = None
     grey: bool | None = None
-    label: Label = None
+    label: int | None = None
+    pixels: str | None = None
+    brightness: float | None = None
+    contrast: float | None = None
 
 
 @contextmanager
@@ -66,70 +71,97 @@ def patient_pillow() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = limit
 
 
-def survey(sample: Sample) -> Facts:
-    """Read the sample's header and digest its bytes; whatever is wrong becomes a fact, not an error.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How samples are looked at.
 
-    Raises:
-        DataError: the source turns out to be of another kind.
+    shape: (side, channels) to decode to; None: the header is enough.
+    max_pixels: larger pictures are not decoded, whatever the contract says of them: they might fill the memory.
+    known: digests of contents of which all is known but the size; they are not decoded again.
     """
-    if sample.fault:
-        return Facts(readable=False, problem=sample.fault, label=sample.label)
-    if isinstance(sample.payload, Path):
-        return _survey_file(sample.payload, sample.label)
-    try:
-        image, label = sample.payload()
-        content = hashlib.sha256(f"{image.mode} {image.width} {image.height} ".encode() + image.tobytes()).hexdigest()
-    except DataError:
-        raise
-    except Exception as error:  # a set's own reader fails in its own ways; the reason is kept
-        return Facts(readable=False, problem=_problem(error), label=sample.label)
-    return Facts(
-        readable=True, content=content, format=ARRAY, frames=1,
-        width=image.width, height=image.height, grey=_is_grey(image), label=label,
-    )  # fmt: skip
 
+    shape: tuple[int, int] | None
+    max_pixels: int
+    known: Container[str] = frozenset()
 
-def _survey_file(path: Path, label: Label) -> Facts:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == 0:
-                return Facts(bytes=0, permitted=True, label=label)
+    def at(self, read: Any, name: str) -> tuple[Facts, NDArray[np.uint8] | None]:
+        """Read sample `name` by `read`: facts, and pixels uint8 (side, side, channels) where they were decoded.
+
+        Whatever is wrong with it becomes a fact, not an error.
+
+        Raises:
+            DataError: the source turns out to be of another kind, or does not answer any more.
+        """
+        try:
+            content = read(name)
+        except DataError:
+            raise
+        except PermissionError as error:
+            return Facts(permitted=False, problem=error.strerror), None
+        except Exception as error:  # a disk's or a set's own reader fails in its own ways; the reason is kept
+            return Facts(readable=False, problem=_problem(error)), None
+        if isinstance(content, tuple):
+            return self._picture(*content)
+        with content as file:
+            try:
+                return self._file(file)
+            except OSError as error:
+                return Facts(permitted=True, readable=False, problem=_problem(error)), None
+
+    def _picture(self, image: Image.Image, label: int | None) -> tuple[Facts, NDArray[np.uint8] | None]:
+        described = f"{image.mode} {image.width} {image.height} ".encode()
+        content = hashlib.sha256(described + image.tobytes()).hexdigest()
+        return self._decoded(Facts(content=content, format=ARRAY, frames=1, label=label), image)
+
+    def _file(self, file: BinaryIO) -> tuple[Facts, NDArray[np.uint8] | None]:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        facts = Facts(bytes=size, permitted=True)
+        if size == 0:
+            return facts, None
+        if size <= _AT_ONCE:
+            read = file.read()
+            content, file = hashlib.sha256(read).hexdigest(), io.BytesIO(read)
+        else:
             content = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
-            try:
-                with Image.open(file) as image:
-                    known = FORMATS.get(image.format or "")
-                    frames = None
-                    if known and image.format != "MPO":
-                        frames = int(getattr(image, "n_frames", 1))
-                    return Facts(
-                        bytes=size, permitted=True, readable=True, content=content,
-                        format=known or str(image.format).lower(), claimed=_claimed(path), frames=frames,
-                        width=image.width, height=image.height, grey=_is_grey(image), label=label,
-                    )  # fmt: skip
-            except Exception as error:  # Pillow's readers raise nearly everything on damaged files; the reason is kept
-                return Facts(
-                    bytes=size, permitted=True, readable=False, problem=_problem(error), content=content, label=label
-                )
-    except PermissionError as error:
-        return Facts(permitted=False, problem=error.strerror, label=label)
-    except OSError as error:
-        return Facts(readable=False, problem=_problem(error), label=label)
+        facts = replace(facts, content=content)
+        if content in self.known:
+            return facts, None
+        try:
+            with Image.open(file) as image:
+                known = FORMATS.get(image.format or "")
+                frames = int(getattr(image, "n_frames", 1)) if known and image.format != "MPO" else None
+                return self._decoded(replace(facts, format=known or str(image.format).lower(), frames=frames), image)
+        except Exception as error:  # Pillow's readers raise nearly everything on damaged files; the reason is kept
+            return replace(facts, readable=False, problem=_problem(error)), None
+
+    def _decoded(self, facts: Facts, image: Image.Image) -> tuple[Facts, NDArray[np.uint8] | None]:
+        facts = replace(facts, readable=True, width=image.width, height=image.height, grey=_is_grey(image))
+        alone = facts.frames is None or facts.frames == 1
+        if self.shape is None or not alone or image.width * image.height > self.max_pixels:
+            return facts, None
+        try:
+            pixels = to_pixels(image, size=self.shape[0], channels=self.shape[1])
+        except Exception as error:  # as above
+            return replace(facts, readable=False, problem=_problem(error)), None
+        brightness, contrast = _measure(pixels)
+        digest = hashlib.sha256(pixels).hexdigest()
+        return replace(facts, pixels=digest, brightness=brightness, contrast=contrast), pixels
 
 
-def decode(sample: Sample, *, size: int, channels: int) -> NDArray[np.uint8] | str:
-    """The sample's pixels, uint8 (size, size, channels); or, in words, why they cannot be had."""
-    try:
-        if isinstance(sample.payload, Path):
-            with sample.payload.open("rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    return "not a regular file"
-                with Image.open(file) as image:
-                    return to_pixels(image, size=size, channels=channels)
-        return to_pixels(sample.payload()[0], size=size, channels=channels)
-    except Exception as error:  # as above: the reason goes to the quarantine
-        return _problem(error)
+def claimed(name: str) -> str | None:
+    """The format that a file's extension stands for; None where it stands for none, and so claims nothing."""
+    known = Image.registered_extensions().get(os.path.splitext(name)[1].lower())
+    return FORMATS.get(known, known.lower()) if known else None
+
+
+def _measure(pixels: NDArray[np.uint8]) -> tuple[float, float]:
+    """Mean and standard deviation of a picture's values, worked out in whole numbers: the same on every machine."""
+    counts = np.bincount(pixels.reshape(-1), minlength=256)
+    number, total, squares = pixels.size, int(counts @ _VALUES), int(counts @ _SQUARES)
+    variance = (number * squares - total * total) / (number * number)
+    return total / number, variance**0.5
 
 
 def to_pixels(image: Image.Image, *, size: int, channels: int) -> NDArray[np.uint8]:
@@ -191,12 +223,6 @@ def _is_grey(image: Image.Image) -> bool:
         return image.mode in _GREY
     palette = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8).reshape(-1, 3)
     return bool((palette == palette[:, :1]).all())
-
-
-def _claimed(path: Path) -> str | None:
-    """The format an extension stands for; None where it stands for none, and so claims nothing."""
-    known = Image.registered_extensions().get(path.suffix.lower())
-    return FORMATS.get(known, known.lower()) if known else None
 
 
 def _problem(error: Exception) -> str:

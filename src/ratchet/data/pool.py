@@ -2,13 +2,13 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 __all__ = ["in_order", "threads"]
 
-Item = TypeVar("Item")
+Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 
 _AHEAD = 2  # chunks begun per thread before the oldest is taken: keeps threads busy and memory bounded
@@ -21,25 +21,20 @@ def threads(workers: int) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_order(
-    work: Callable[[Sequence[Item]], Result], items: Sequence[Item], *, chunk: int, workers: int
-) -> Iterator[tuple[Sequence[Item], Result]]:
-    """`work` on successive chunks of `items`, by `workers` threads: (chunk, result) in the order of `items`.
+def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], *, workers: int) -> Iterator[Result]:
+    """`work` on each of `chunks`, by `workers` threads: the results in the order of the chunks.
 
     Pillow and hashlib let go of the interpreter lock where the time is spent, so threads run side by side.
     """
-    pending: deque[tuple[Sequence[Item], Future[Result]]] = deque()
+    pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="ingest") as pool:
         try:
-            for start in range(0, len(items), chunk):
-                part = items[start : start + chunk]
-                pending.append((part, pool.submit(work, part)))
+            for chunk in chunks:
+                pending.append(pool.submit(work, chunk))
                 if len(pending) >= _AHEAD * workers:
-                    part, future = pending.popleft()
-                    yield part, future.result()
+                    yield pending.popleft().result()
             while pending:
-                part, future = pending.popleft()
-                yield part, future.result()
+                yield pending.popleft().result()
         finally:
-            for _, future in pending:
+            for future in pending:
                 future.cancel()

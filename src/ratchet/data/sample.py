@@ -1,9 +1,8 @@
 """A few samples of a source in place of all, to try the pipeline on."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
-from ratchet.data.sources import Label, Sample, Source, SplitName
+import polars as pl
 
 __all__ = ["PER_CLASS", "sampled", "spread"]
 
@@ -13,20 +12,16 @@ _MOST = 3_000  # ... or fewer where there are so many classes that all would be 
 _FEWEST = 2
 
 
-def sampled(source: Source) -> list[Sample]:
-    """Some samples of each class and given split, in id order; none is read.
+def sampled(listing: pl.DataFrame, *, classes: int) -> pl.DataFrame:
+    """Some samples of each class and given split, in the order of the listing.
 
     Where a source does not say the labels before its samples are read, as many are taken from all over it.
     """
-    groups: dict[tuple[SplitName | None, Label], list[int]] = defaultdict(list)
-    samples = list(source.samples())
-    for place, sample in enumerate(samples):
-        groups[sample.split, sample.label].append(place)
-    classes = len(source.classes)
+    groups = listing.with_row_index("place").group_by("split", "label", maintain_order=True).agg("place")
     chosen: list[int] = []
-    for (_, label), places in groups.items():
+    for label, places in groups.select("label", "place").rows():
         chosen += [places[at] for at in spread(len(places), classes=classes if label is None else 1, of=classes)]
-    return [samples[place] for place in sorted(chosen)]
+    return listing[sorted(chosen)]
 
 
 def spread(count: int, *, classes: int, of: int) -> Sequence[int]:

@@ -1,38 +1,33 @@
-"""Where samples come from. A source says what it is called, which classes it knows and which samples it has."""
+"""Where samples come from. A source says what it is called, which classes it knows, what it holds and how to read."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
+import polars as pl
 from PIL import Image
 
 from ratchet.params import DataSettings
 
-__all__ = ["Label", "Payload", "Sample", "Source", "SplitName", "open_source"]
+__all__ = ["LISTING", "Label", "Reader", "Source", "SplitName", "listing", "open_source"]
 
 SplitName = Literal["train", "validation", "test"]
 Label = int | None
 """Class index; None where the source does not say."""
 
-Payload = Path | Callable[[], tuple[Image.Image, Label]]
-"""A picture file, or a function that makes the picture and its label, which any thread may call again and again."""
+Reader = Callable[[str], BinaryIO | tuple[Image.Image, Label]]
+"""From a sample's id to its file, open and seekable, or to the picture itself with its label; from any thread."""
 
+LISTING: dict[str, Any] = {
+    "row": pl.Int64, "id": pl.String, "label": pl.Int64, "written": pl.String, "split": pl.String,
+    "group": pl.String, "fault": pl.String, "stamp": pl.String,
+}  # fmt: skip
+"""What is known of every sample before it is read; null: not known.
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sample that is not read yet.
-
-    `id` is unique in the source and the same on every machine; `split` is None where the source does not assign one;
-    `group` names samples that must share a split; `fault` says why a sample cannot be used before anything is read.
-    """
-
-    id: str
-    payload: Payload
-    label: Label = None
-    split: SplitName | None = None
-    group: str | None = None
-    fault: str | None = None
+row: which one in the source, for a person. id: unique and the same on every machine. label: class index. written: the
+label as the source has it, where that is no class. split: where the source assigns one. group: samples of one group
+share a split. fault: why the sample cannot be used. stamp: a text that changes whenever the file does.
+"""
 
 
 class Source(Protocol):
@@ -50,8 +45,21 @@ class Source(Protocol):
     def given(self) -> frozenset[SplitName]:
         """The splits that the source itself assigns."""
 
-    def samples(self) -> Iterable[Sample]:
-        """Every sample, in id order."""
+    @property
+    def listing(self) -> pl.DataFrame:
+        """One row per sample, by id: the columns of LISTING, then any of the source's own, which the index keeps."""
+
+    @property
+    def read(self) -> Reader:
+        """How a sample is read."""
+
+
+def listing(columns: Mapping[str, Sequence[Any] | pl.Series]) -> pl.DataFrame:
+    """A listing from some of its columns, by id; the others are null, and `row` is the place by id."""
+    given = pl.DataFrame([pl.Series(name, values, dtype=LISTING[name]) for name, values in columns.items()])
+    missing = [pl.lit(None, kind).alias(name) for name, kind in LISTING.items() if name not in columns]
+    frame = given.with_columns(missing).select(*LISTING).sort("id", maintain_order=True)
+    return frame if "row" in columns else frame.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
 
 
 def open_source(settings: DataSettings, *, root: Path) -> Source:
@@ -61,15 +69,22 @@ def open_source(settings: DataSettings, *, root: Path) -> Source:
         DataError: the source is not there, or is not a set of classified pictures.
         SettingsError: no source has that name.
     """
-    path = root / Path(settings.path).expanduser()
     if settings.source == "digits":
         from ratchet.data.sources.digits import Digits
 
         return Digits()
-    if settings.source == "image-folder":
-        from ratchet.data.sources.image_folder import ImageFolder
+    if settings.source in ("image-folder", "image-manifest"):
+        from ratchet.data.sources.storage import open_storage
 
-        return ImageFolder(path)
+        storage = open_storage(settings.path, root=root)
+        if settings.source == "image-folder":
+            from ratchet.data.sources.image_folder import ImageFolder
+
+            return ImageFolder(storage)
+        from ratchet.data.sources.image_manifest import ImageManifest
+
+        return ImageManifest(storage, settings)
     from ratchet.data.sources.torchvision_set import TorchvisionSet
 
+    path = root / Path(settings.path).expanduser()
     return TorchvisionSet(settings.source, path=path, download=settings.download)

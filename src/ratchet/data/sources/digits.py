@@ -1,13 +1,11 @@
 """The 1,797 handwritten digits that scikit-learn ships: real data that needs no network."""
 
-from collections.abc import Iterator
-from functools import partial
-
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from PIL import Image
 
-from ratchet.data.sources import Label, Sample, SplitName
+from ratchet.data.sources import Label, SplitName, listing
 
 __all__ = ["Digits"]
 
@@ -28,10 +26,11 @@ class Digits:
         self._images: NDArray[np.uint8] = np.rint(digits.images * (255 / FULL)).astype(np.uint8)
         self._labels: NDArray[np.int64] = digits.target.astype(np.int64)
 
-    def samples(self) -> Iterator[Sample]:
+    @property
+    def listing(self) -> pl.DataFrame:
         """Ids are positions in scikit-learn's own order."""
-        for row in range(len(self._labels)):
-            yield Sample(f"{row:05d}", partial(self._picture, row), int(self._labels[row]))
+        return listing({"id": [f"{row:05d}" for row in range(len(self._labels))], "label": self._labels})
 
-    def _picture(self, row: int) -> tuple[Image.Image, Label]:
-        return Image.fromarray(self._images[row]), int(self._labels[row])
+    def read(self, name: str) -> tuple[Image.Image, Label]:
+        """One picture, with its digit."""
+        return Image.fromarray(self._images[int(name)]), int(self._labels[int(name)])

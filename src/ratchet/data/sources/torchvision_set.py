@@ -2,15 +2,15 @@
 
 import difflib
 import inspect
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from PIL import Image
 
-from ratchet.data.sources import Label, Sample, SplitName
+from ratchet.data.sources import Label, SplitName, listing
 from ratchet.errors import DataError, SettingsError
 
 __all__ = ["TorchvisionSet"]
@@ -45,13 +45,20 @@ class TorchvisionSet:
         self._check_kind()
         self.classes = tuple(self._class_names())
 
-    def samples(self) -> Iterator[Sample]:
+    @property
+    def listing(self) -> pl.DataFrame:
         """Ids are the split and the position in it."""
-        for split in sorted(self._parts, key=str):
-            part = self._parts[split]
-            prefix = f"{split}/" if split else ""
-            for row in range(len(part)):
-                yield Sample(f"{prefix}{row:08d}", partial(self._picture, split, row), split=split)
+        ids: list[str] = []
+        splits: list[SplitName | None] = []
+        for split, part in self._parts.items():
+            ids += [f"{split}/{row:08d}" if split else f"{row:08d}" for row in range(len(part))]
+            splits += [split] * len(part)
+        return listing({"id": ids, "split": splits})
+
+    def read(self, name: str) -> tuple[Image.Image, Label]:
+        """One picture, with its class."""
+        split, _, row = name.rpartition("/")
+        return self._picture(next(part for part in self._parts if (part or "") == split), int(row))
 
     def _picture(self, split: SplitName | None, row: int) -> tuple[Image.Image, Label]:
         picture, target = self._parts[split][row]

@@ -1,0 +1,117 @@
+"""What earlier ingests found out, so that the next one looks at what changed and at nothing else.
+
+Two ways lead back to what is known: a file's name and stamp, which spare even reading it, and the digest of its
+content, which spares decoding it, whatever it is called now. A memo belongs to one machine: stamps mean nothing on
+another. Whoever loses it loses time and nothing else, for equal input gives equal output with and without.
+"""
+
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data import pictures
+from ratchet.data.contract import FACTS
+from ratchet.data.manifest import Manifest
+from ratchet.data.split import SPLITS
+from ratchet.errors import DataError
+
+__all__ = ["Earlier", "Memo", "write"]
+
+_MEASURES = ("pixels", "brightness", "contrast")  # of the picture as decoded to one shape
+_REMEMBERED = [name for name in FACTS if name not in ("label", "permitted")]
+_COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _REMEMBERED}}
+
+
+@dataclass(frozen=True)
+class Memo:
+    """Facts of samples as they were when last read. `inputs` and `outputs`: what the last ingest read and wrote."""
+
+    facts: pl.DataFrame
+    inputs: str = ""
+    outputs: str = ""
+
+    @classmethod
+    def read(cls, path: Path, *, shape: tuple[int, int] | None = None) -> "Memo":
+        """What is remembered there, the measures only of pictures decoded to `shape`; nothing if it is damaged."""
+        try:
+            told = json.loads(pl.read_parquet_metadata(path)["ratchet"])
+            facts = pl.read_parquet(path)
+        except (OSError, ValueError, KeyError, pl.exceptions.PolarsError):
+            return cls.none()
+        if told["decoders"] != _decoders() or facts.schema != pl.Schema(_COLUMNS):
+            return cls.none()
+        if told["shape"] != list(shape or ()):
+            facts = facts.with_columns(pl.lit(None, FACTS[name]).alias(name) for name in _MEASURES)
+        return cls(facts, told["inputs"], told["outputs"])
+
+    @classmethod
+    def none(cls) -> "Memo":
+        """Nothing is remembered."""
+        return cls(pl.DataFrame(schema=_COLUMNS))
+
+    def of_stamps(self) -> pl.DataFrame:
+        """Facts by id and stamp: of files that need not be read."""
+        return self._complete().filter(pl.col("stamp").is_not_null())
+
+    def of_contents(self) -> pl.DataFrame:
+        """Facts by content: of files that need not be decoded."""
+        return self._complete().drop("id", "stamp").unique("content", keep="first", maintain_order=True)
+
+    def _complete(self) -> pl.DataFrame:
+        return self.facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
+
+
+def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, int], inputs: str, outputs: str) -> None:
+    """Remember what is known of `samples`: id, stamp and facts."""
+    told = {"decoders": _decoders(), "shape": list(shape), "inputs": inputs, "outputs": outputs}
+    content = io.BytesIO()
+    kept = samples.filter(pl.col("content").is_not_null()).select(*_COLUMNS)
+    kept.write_parquet(content, compression="lz4", metadata={"ratchet": json.dumps(told)})
+    files.write_bytes(path, content.getvalue())
+
+
+def _decoders() -> str:
+    """What decodes: another decoder may give other pixels."""
+    return f"pillow {version('pillow')}, {files.digest_file(Path(pictures.__file__))}"
+
+
+class Earlier:
+    """The pictures of the packed set that stands in a folder now, to be had by the digests of their pixels."""
+
+    def __init__(self, packed: Path, *, shape: tuple[int, int]) -> None:
+        self.places = pl.DataFrame(schema={"pixels": pl.String, "earlier": pl.Int64})
+        self._shards: list[NDArray[np.uint8]] = []
+        try:
+            manifest = Manifest.read(packed)
+            if (manifest.height, manifest.width, manifest.channels) != (shape[0], *shape) or manifest.factory:
+                return
+            shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
+            self._shards = [np.load(packed / shard.file, mmap_mode="r") for shard in shards]
+            digests = pl.read_parquet(packed / "index.parquet", columns=["pixels"])  # split by split, as the shards
+        except (DataError, OSError, ValueError, pl.exceptions.PolarsError):
+            return  # nothing there that could be used: it is worked out anew
+        if digests.height == sum(map(len, self._shards)):
+            self.places = digests.with_columns(earlier=pl.int_range(pl.len())).unique("pixels", keep="first")
+        self._starts = np.cumsum([0, *map(len, self._shards)])
+
+    def read(self, places: NDArray[np.int64], digests: list[str]) -> NDArray[np.uint8]:
+        """The pictures at `places`, uint8 (k, side, side, channels), which have these digests.
+
+        Raises:
+            DataError: they do not: the packed set was altered.
+        """
+        shards = np.searchsorted(self._starts, places, side="right") - 1
+        found = np.stack(
+            [self._shards[shard][place - self._starts[shard]] for shard, place in zip(shards, places, strict=True)]
+        )
+        if [hashlib.sha256(one).hexdigest() for one in found] != digests:
+            raise DataError("data/packed was altered since it was made: remove the folder, then ingest again")
+        return found

@@ -31,14 +31,36 @@ class Section(BaseModel):
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class DataSettings(Section):
     """Where the data comes from and what is let in."""
 
-    source: str = Field("digits", min_length=1, description="digits, image-folder, factory, or a torchvision set")
-    path: str = Field("data/raw", min_length=1, description="folder the source is read from or downloaded to")
+    captions: ClassVar[dict[str, str]] = {
+        "manifest": "A table that lists pictures",
+        "image_size": "What is packed, and what is let in",
+        "validation_fraction": "Splits",
+        "shard_mib": "The work",
+        "factory": "A Dataset of your own",
+    }
+
+    source: str = Field(
+        "digits", min_length=1, description="digits, image-folder, image-manifest, factory, or a torchvision set"
+    )
+    path: str = Field("data/raw", min_length=1, description="folder or URL it is read from, or downloaded to")
     download: bool = Field(True, description="may a torchvision set be downloaded when it is not in data.path")
+
+    manifest: str = Field("none", min_length=1, description="CSV or Parquet file in data.path, of image-manifest")
+    path_column: str = Field("path", min_length=1, description="its column with each picture's path in data.path")
+    label_column: str = Field("label", min_length=1, description="its column with the class")
+    split_column: str = Field("split", min_length=1, description="its column with train, validation or test, if any")
+    group_column: str = Field("group", min_length=1, description="its column with what must share a split, if any")
+    classes: Literal["auto"] | Names = Field("auto", description="class names in order; auto: the labels that occur")
+    drop: Names = Field((), description="columns that are not kept")
+    hash: Names = Field((), description="columns kept as keyed hashes; the key is in RATCHET_HASH_KEY")
+    refuse_personal: bool = Field(False, description="quarantine rows with e-mail addresses, phone or card numbers")
+
     image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
         "auto", description="side of the packed square images, pixels; auto: as they are if alike and <= 64, else 64"
     )

@@ -4,7 +4,8 @@ Each table is checked twice, because a wrong column would hide the values' fault
 mistake of ours can break, then the values with every failure collected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.pictures import ARRAY, Facts, claimed
+from ratchet.data.privacy import PERSONAL
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 
 __all__ = [
+    "CONCLUSIONS",
     "FACTS",
     "check_bad_fraction",
     "check_facts",
     "check_index",
+    "check_manifest",
     "check_samples",
     "cross_split_duplicates",
     "duplicate_ids",
@@ -37,6 +41,8 @@ FACTS: dict[str, Any] = {
     "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
 }  # fmt: skip
 
+CONCLUSIONS = ("claimed", "agrees", "side", "area", "aspect")
+
 
 def facts_frame(facts: Sequence[Facts]) -> pl.DataFrame:
     """One row per sample."""
@@ -46,15 +52,12 @@ def facts_frame(facts: Sequence[Facts]) -> pl.DataFrame:
 
 
 def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
-    """The facts with what follows from them and the id: claimed, agrees, labelled, side, area and aspect."""
+    """The facts with what follows from them and the id: CONCLUSIONS."""
     width, height = pl.col("width"), pl.col("height")
     ending = pl.col("id").str.extract(r"(\.[^./]*)$", 1)
     formats = {found: claimed(f"name{found}") for found in frame.select(ending.unique())["id"].to_list() if found}
     means = ending.replace_strict(formats, default=None, return_dtype=pl.String)
-    return frame.with_columns(
-        claimed=pl.when(pl.col("format") != ARRAY).then(means),
-        labelled=pl.col("label").is_not_null() | pl.col("written").is_null(),
-    ).with_columns(
+    return frame.with_columns(claimed=pl.when(pl.col("format") != ARRAY).then(means)).with_columns(
         agrees=pl.col("claimed") == pl.col("format"),
         side=pl.min_horizontal(width, height),
         area=width * height,
@@ -87,6 +90,96 @@ def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
         "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
     }
     return _failures(frame, columns)
+
+
+def check_manifest(
+    table: pl.DataFrame, settings: DataSettings, *, own: Sequence[str], classes: Sequence[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The quarantine rows of what a table of samples says wrongly, and the table with its own columns typed.
+
+    Args:
+        table: `row`, the texts `path`, `label` and `split`; what they mean: `normal`, the path inside the folder,
+            `means`, a class, `assigned`, a split; `there`, whether the file is. Null: nothing, or none that is allowed.
+        settings: whether texts that look personal are refused.
+        own: further columns of the table; texts in which nearly all are numbers or dates of one form become such.
+        classes: names, by label.
+    """
+    kinds = {name: kind for name in own if (kind := _kind(table[name])) is not None}
+    texts = [name for name in own if table[name].dtype == pl.String] if settings.refuse_personal else []
+    again = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
+    named = pl.col("path").str.strip_chars().fill_null("") != ""
+    judged = table.filter(~again).with_columns(
+        id=pl.coalesce("normal", "path", pl.format("row {}", "row")),
+        named=named,
+        inside=pl.when(named).then(pl.col("normal").is_not_null()),
+        there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
+        labelled=pl.col("means").is_in(list(classes)).fill_null(False),
+        divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
+        **{
+            f"personal {name}": pl.any_horizontal(pl.col(name).str.contains(one) for one in PERSONAL.values())
+            for name in texts
+        },
+    )
+    yes, no = (lambda rule: pa.Check.eq(True, error=rule)), (lambda rule: pa.Check.eq(False, error=rule))
+    columns = {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "named": pa.Column(pl.Boolean, yes("no-path")),
+        "inside": pa.Column(pl.Boolean, yes("outside-folder"), nullable=True),
+        "there": pa.Column(pl.Boolean, yes("missing-file"), nullable=True),
+        "labelled": pa.Column(pl.Boolean, yes("unknown-label")),
+        "divided": pa.Column(pl.Boolean, yes("unknown-split")),
+        **{
+            name: pa.Column(pl.String, pa.Check.str_matches(kind.pattern, error="other-type"), nullable=True)
+            for name, kind in kinds.items()
+        },
+        **{f"personal {name}": pa.Column(pl.Boolean, no("personal-data"), nullable=True) for name in texts},
+    }
+    found = {
+        "no-path": pl.lit(""),
+        "outside-folder": pl.col("path"),
+        "missing-file": pl.col("path"),
+        "unknown-label": pl.col("label").fill_null("none"),
+        "unknown-split": pl.col("split"),
+    }
+
+    def value(rule: str, column: str) -> pl.Expr:
+        if rule == "other-type":
+            return pl.format(f"{column} {{}}, where nearly all are {kinds[column].words}", column)
+        if rule == "personal-data":
+            return pl.lit(f"{column.removeprefix('personal ')} looks like a person's address or number")
+        return found[rule]
+
+    headers = table.filter(again).select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
+    refused = pl.concat([quarantine.table(headers, "repeated-header"), _failures(judged, columns, value)])
+    return refused, judged.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What nearly all texts of a column are: in words, by pattern, and as a type."""
+
+    words: str
+    pattern: str
+    dtype: type[pl.DataType]
+
+
+_KINDS = (
+    _Kind("whole numbers", r"^\s*[+-]?\d{1,18}\s*$", pl.Int64),
+    _Kind("numbers", r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$", pl.Float64),
+    _Kind("dates as YYYY-MM-DD", r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ].*)?$", pl.String),
+    _Kind("dates with slashes", r"^\s*\d{1,4}/\d{1,2}/\d{1,4}( .*)?$", pl.String),
+    _Kind("dates with points", r"^\s*\d{1,2}\.\d{1,2}\.\d{2,4}( .*)?$", pl.String),
+)
+_NEARLY_ALL = 0.9
+
+
+def _kind(values: pl.Series) -> _Kind | None:
+    """What nearly all of a column's texts are, if that is anything but texts."""
+    texts = values.drop_nulls()
+    if values.dtype != pl.String or texts.is_empty():
+        return None
+    return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).mean() >= _NEARLY_ALL), None)
 
 
 def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
@@ -212,8 +305,6 @@ def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
         "aspect": column(pl.Float64, check.le(settings.max_aspect, error="bad-aspect")),
         "grey": column(pl.Boolean),
         "label": column(pl.Int64, check.in_range(0, classes - 1, error="unknown-label")),
-        "labelled": column(pl.Boolean, check.eq(True, error="unknown-label")),
-        "written": column(pl.String),
     }
 
 
@@ -230,7 +321,11 @@ def _index_schema(classes: int) -> pa.DataFrameSchema:
     return pa.DataFrameSchema(columns)
 
 
-def _failures(frame: pl.DataFrame, columns: dict[str, pa.Column]) -> pl.DataFrame:
+def _failures(
+    frame: pl.DataFrame, columns: dict[str, pa.Column], value: Callable[[str, str], pl.Expr] | None = None
+) -> pl.DataFrame:
+    """The quarantine rows of `frame`'s rows that break a rule; `value` tells, by rule and column, what was found."""
+    value = value or _value
     structure = {name: pa.Column(column.dtype, nullable=column.nullable) for name, column in columns.items()}
     # A LazyFrame is checked for its columns and types only: the first pass.
     pa.DataFrameSchema(structure, strict=True).validate(frame.select(sorted(columns)).lazy(), lazy=True)
@@ -240,29 +335,27 @@ def _failures(frame: pl.DataFrame, columns: dict[str, pa.Column]) -> pl.DataFram
         cases = error.failure_cases
         if cases["index"].null_count():  # not about a row: a fault in the schema itself
             raise
-        return quarantine.rows(_case(frame, row, rule) for row, rule in cases.select("index", "check").rows())
+        groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
+        return pl.concat(
+            quarantine.table(frame[places].select(source="id", row="row", value=value(rule, column)), rule)
+            for rule, column, places in groups.agg("index").rows()
+        ).sort("row", "rule", "value")
     return quarantine.rows([])
 
 
-def _case(frame: pl.DataFrame, place: int, rule: str) -> tuple[str, int, str, str]:
-    one = frame.row(place, named=True)
-    match rule:
-        case "empty-file":
-            value = "0 bytes"
-        case "format-not-allowed":
-            value = one["format"]
-        case "animated":
-            value = f"{one['frames']} frames"
-        case "unknown-label":
-            value = one.get("written") or str(one["label"])
-        case "format-mismatch":
-            value = f"{one['format']} in a file named as {one['claimed']}"
-        case "other-shape":
-            value = one["image"]
-        case "not-finite":
-            value = f"nan or infinity in {one['image']}"
-        case "too-small" | "too-large" | "bad-aspect":
-            value = f"{one['width']} x {one['height']} pixels"
-        case _:
-            value = one["problem"] or ""
-    return one["id"], one["row"], rule, value
+def _value(rule: str, column: str) -> pl.Expr:
+    """What was found, in words."""
+    size = pl.format("{} x {} pixels", "width", "height")
+    found = {
+        "empty-file": pl.lit("0 bytes"),
+        "format-not-allowed": pl.col("format"),
+        "animated": pl.format("{} frames", "frames"),
+        "unknown-label": pl.col("label").cast(pl.String),
+        "format-mismatch": pl.format("{} in a file named as {}", "format", "claimed"),
+        "other-shape": pl.col("image"),
+        "not-finite": pl.format("nan or infinity in {}", "image"),
+        "too-small": size,
+        "too-large": size,
+        "bad-aspect": size,
+    }
+    return found.get(rule, pl.col("problem").fill_null(""))

@@ -90,6 +90,7 @@ class _Ingest:
         self.packed, self.table, self.remember = packed, table, remember
         listing = source.listing
         self.listing = sampled(listing, classes=len(source.classes)) if sample else listing
+        self.total = self.listing.height + source.refused.height
         self.workers = pool.threads(settings.workers)
         self._report = report
         self._done = self._told = 0
@@ -101,7 +102,7 @@ class _Ingest:
         known = Memo.read(self.remember)
         if known.inputs != self._inputs() or known.outputs != self._outputs():
             return None
-        self._report(self.listing.height, self.listing.height)
+        self._report(self.total, self.total)
         return Manifest.read(self.packed)
 
     def anew(self) -> Manifest:
@@ -121,6 +122,7 @@ class _Ingest:
                 facts = self._facts(shape, scratch, known)
                 bad = pl.concat(
                     [
+                        self.source.refused,
                         contract.check_facts(facts, self.settings, classes=len(self.source.classes)),
                         contract.duplicate_ids(facts),
                     ]
@@ -137,7 +139,7 @@ class _Ingest:
         if self.settings.image_size != "auto" and self.settings.channels != "auto":
             return self.settings.image_size, self.settings.channels
         look = Look(None, self.settings.max_pixels)
-        names = self.listing.filter(pl.col("fault").is_null())["id"]
+        names = self.listing["id"]
         seen = [look.at(self.source.read, names[at])[0] for at in spread(len(names), classes=1, of=1)[:_GUESSED]]
         return self._shape(contract.facts_frame([one for one in seen if one.readable]))
 
@@ -152,16 +154,13 @@ class _Ingest:
 
     def _facts(self, shape: Shape, scratch: pack.Scratch, known: Memo) -> pl.DataFrame:
         """The listing with what is known of each sample, and `at`, its place in the scratch file if it is there."""
-        listed = self.listing.with_row_index("place")
-        faulty = listed.filter(pl.col("fault").is_not_null())
-        unread = listed.filter(pl.col("fault").is_null())
+        unread = self.listing.with_row_index("place")
         remembered = unread.select("place", "id", "stamp").join(known.of_stamps(), on=["id", "stamp"])
         unread = unread.join(remembered, on="place", how="anti", maintain_order="left")
-        self._done = faulty.height + remembered.height
+        self._done = self.source.refused.height + remembered.height
         facts = pl.concat(
             [
                 _NOTHING_KNOWN,
-                faulty.select("place", readable=pl.lit(False), problem=pl.col("fault")),
                 remembered.drop("id", "stamp").with_columns(permitted=True),
                 self._read(unread, shape, scratch, known.of_contents()),
             ],
@@ -279,9 +278,7 @@ class _Ingest:
 
     def _stop_if_bad(self, bad: pl.DataFrame) -> None:
         try:
-            contract.check_bad_fraction(
-                bad, total=self.listing.height, limit=self.settings.max_bad_fraction, table=self.table
-            )
+            contract.check_bad_fraction(bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table)
         except Exception:
             quarantine.write(self.table, bad)  # the message names it
             raise
@@ -290,6 +287,7 @@ class _Ingest:
         """What decides the packed set, in short."""
         listed = io.BytesIO()
         self.listing.write_ipc(listed)
+        self.source.refused.write_ipc(listed)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
         return files.digest_json(
@@ -308,7 +306,7 @@ class _Ingest:
     def _advance(self, samples: int) -> None:
         self._done += samples
         self._told = max(self._told, self._done)  # a second reading must not move a progress bar back
-        self._report(self._told, self.listing.height)
+        self._report(self._told, self.total)
 
 
 _NOTHING_KNOWN = pl.DataFrame(schema={"place": pl.UInt32, **contract.FACTS, "at": pl.Int64})

@@ -8,7 +8,7 @@ import polars as pl
 
 from ratchet import files
 
-__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "without", "write"]
+__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "table", "without", "write"]
 
 SCHEMA = pl.Schema({"source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String})
 """source: where the sample came from; row: its position among all samples, by id; value: what was found."""
@@ -24,6 +24,13 @@ HINTS = {
     "too-large": "scale the picture down, or raise data.max_pixels",
     "bad-aspect": "crop the picture, or raise data.max_aspect",
     "unknown-label": "the label is none of the set's classes: correct it",
+    "no-path": "the row names no file: fill in its path, or remove the row",
+    "outside-folder": "the path leads out of data.path: move the picture inside and name it relative to the folder",
+    "missing-file": "no such file lies in data.path: correct the path, or put the picture there",
+    "unknown-split": "write train, validation or test, or nothing",
+    "other-type": "the value is not of the column's kind: correct it, empty it, or list the column in data.drop",
+    "personal-data": "remove it, list the column in data.drop or data.hash, or set data.refuse_personal: false",
+    "repeated-header": "the header stands among the rows, as when files are joined: remove the line",
     "raised": "your Dataset raised an error for this sample: mend the file it reads, or the Dataset",
     "not-a-sample": "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
     "other-shape": "all images must have one type and shape, and this is not the commonest: convert, resize or crop it",
@@ -38,6 +45,11 @@ def rows(found: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
     """A table from (source, row, rule, value)."""
     filled = [(source, row, rule, value, HINTS[rule]) for source, row, rule, value in found]
     return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
+
+
+def table(found: pl.DataFrame, rule: str) -> pl.DataFrame:
+    """A table from columns source, row and value, of samples that break one rule."""
+    return found.with_columns(rule=pl.lit(rule), hint=pl.lit(HINTS[rule])).select(*SCHEMA)
 
 
 def by_rule(table: pl.DataFrame) -> dict[str, int]:

@@ -19,14 +19,12 @@ Reader = Callable[[str], BinaryIO | tuple[Image.Image, Label]]
 """From a sample's id to its file, open and seekable, or to the picture itself with its label; from any thread."""
 
 LISTING: dict[str, Any] = {
-    "row": pl.Int64, "id": pl.String, "label": pl.Int64, "written": pl.String, "split": pl.String,
-    "group": pl.String, "fault": pl.String, "stamp": pl.String,
+    "row": pl.Int64, "id": pl.String, "label": pl.Int64, "split": pl.String, "group": pl.String, "stamp": pl.String
 }  # fmt: skip
 """What is known of every sample before it is read; null: not known.
 
-row: which one in the source, for a person. id: unique and the same on every machine. label: class index. written: the
-label as the source has it, where that is no class. split: where the source assigns one. group: samples of one group
-share a split. fault: why the sample cannot be used. stamp: a text that changes whenever the file does.
+row: which one in the source, for a person. id: unique and the same on every machine. label: class index. split: where
+the source assigns one. group: samples of one group share a split. stamp: a text that changes whenever the file does.
 """
 
 
@@ -48,6 +46,10 @@ class Source(Protocol):
     @property
     def listing(self) -> pl.DataFrame:
         """One row per sample, by id: the columns of LISTING, then any of the source's own, which the index keeps."""
+
+    @property
+    def refused(self) -> pl.DataFrame:
+        """The quarantine rows of what the source holds but cannot be read; `row` counts on with the listing's."""
 
     @property
     def read(self) -> Reader:

@@ -5,6 +5,7 @@ import polars as pl
 from numpy.typing import NDArray
 from PIL import Image
 
+from ratchet.data import quarantine
 from ratchet.data.sources import Label, SplitName, listing
 
 __all__ = ["Digits"]
@@ -18,6 +19,7 @@ class Digits:
     name = "digits"
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()
+    refused = quarantine.rows([])
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits  # takes seconds to import

@@ -4,9 +4,11 @@ Every file in it is a sample, hidden ones and Windows' Thumbs.db aside; what can
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
+from ratchet.data import quarantine
 from ratchet.data.sources import SplitName, listing
 from ratchet.data.sources.storage import Storage
 from ratchet.errors import DataError
@@ -40,7 +42,7 @@ class ImageFolder:
         classes = {split: self._tree.inside(folder) for split, folder in self._tops.items()}
         self.classes = tuple(classes["train" if splits else None])
         self._check_classes(classes)
-        self.listing = self._list()
+        self.listing, self.refused = self._list()
         self._check_filled(classes)
 
     def _find_splits(self) -> dict[SplitName, str]:
@@ -83,30 +85,30 @@ class ImageFolder:
                     f"which has {_some(self.classes)}: rename or remove it, or add training pictures"
                 )
 
-    def _list(self) -> pl.DataFrame:
+    def _list(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The listing, and what is refused."""
         index = {name: label for label, name in enumerate(self.classes)}
         prefixes = {folder: split for split, folder in self._tops.items()}
         depth = 1 if self.given else 0
-        labels: list[int | None] = []
-        splits: list[SplitName | None] = []
-        faults: list[str | None] = []
-        for name in self._tree.names:
+        columns: dict[str, list[Any]] = {name: [] for name in ("row", "id", "label", "split", "stamp")}
+        refused: list[tuple[str, int, str, str]] = []
+        for row, (name, stamp) in enumerate(sorted(zip(self._tree.names, self._tree.stamps, strict=True))):
             parts = name.split("/", depth + 1)
-            inside = len(parts) == depth + 2
-            splits.append(prefixes.get(parts[0] if depth else ""))
-            labels.append(index[parts[depth]] if inside else None)
-            faults.append(self._tree.faults.get(name) if inside else "not in a class folder")
-        return listing(
-            {
-                "id": self._tree.names, "label": labels, "split": splits, "fault": faults, "stamp": self._tree.stamps
-            }
-        )  # fmt: skip
+            fault = self._tree.faults.get(name) if len(parts) == depth + 2 else "not in a class folder"
+            if fault is not None:
+                refused.append((name, row, "unreadable", fault))
+                continue
+            split = prefixes.get(parts[0] if depth else "")
+            for column, value in zip(columns.values(), (row, name, index[parts[depth]], split, stamp), strict=True):
+                column.append(value)
+        return listing(columns), quarantine.rows(refused)
 
     def _check_filled(self, found: dict[SplitName | None, list[str]]) -> None:
-        filled = set(self.listing.select("split", "label").unique().rows())
+        depth = 2 if self.given else 1
+        filled = {"/".join(parts[:depth]) for name in self._tree.names if len(parts := name.split("/")) > depth}
         for split, names in found.items():
             for name in names:
-                if (split, self.classes.index(name)) not in filled:
+                if "/".join(part for part in (self._tops[split], name) if part) not in filled:
                     place = f"{self._place(split)}/{name}"
                     raise DataError(f"{place}: the class folder is empty: add pictures, or remove it")
 

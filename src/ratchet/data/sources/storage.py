@@ -54,6 +54,7 @@ class Storage(Protocol):
 
     name: str  # the last part of the path
     where: str  # the whole of it, for a person
+    lists: bool  # whether it can tell what it holds without searching the world
 
     def tree(self) -> Tree:
         """Everything that lies here, hidden files and Windows' Thumbs.db passed over."""
@@ -85,6 +86,8 @@ def open_storage(path: str, *, root: Path) -> Storage:
 
 class LocalFolder:
     """A folder of this machine. Links to folders are followed, except back up to a folder they lie in."""
+
+    lists = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,6 +159,7 @@ class RemoteFolder:
     def __init__(self, url: str) -> None:
         self.where = url
         self.name = url.rpartition("/")[2]
+        self.lists = not url.startswith("http")  # a web server shows pages, with links to anywhere
         self._top: str
 
     @cached_property
@@ -168,8 +172,8 @@ class RemoteFolder:
             raise DataError(f"data.path: {self.where}: {error}: install what it needs, or copy the data here") from None
         return system
 
-    def __getstate__(self) -> dict[str, str]:
-        return {"where": self.where, "name": self.name}  # a connection is no other process's
+    def __getstate__(self) -> dict[str, Any]:
+        return {"where": self.where, "name": self.name, "lists": self.lists}  # a connection is no other process's
 
     def tree(self) -> Tree:
         """Everything that lies here."""

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from PIL import Image
 
+from ratchet.data import quarantine
 from ratchet.data.sources import Label, SplitName, listing
 from ratchet.errors import DataError, SettingsError
 
@@ -32,6 +33,8 @@ class TorchvisionSet:
         SettingsError: torchvision has no such set.
         DataError: the set is neither there nor to be had, or is not pictures with one class each.
     """
+
+    refused = quarantine.rows([])
 
     def __init__(self, name: str, *, path: Path, download: bool) -> None:
         self.name = name

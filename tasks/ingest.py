@@ -47,6 +47,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         quarantine=workspace.quarantine,
         root=workspace.root,
         report=watch.progress,
+        remember=None if sample else workspace.state / "ingest.parquet",
         sample=sample,
     )
     _name_trouble(workspace, watch)

@@ -25,6 +25,7 @@ class Place:
         self.root = root
         self.packed = root / "data" / "packed"
         self.quarantine = root / "data" / "quarantine.parquet"
+        self.memo: Path | None = None
         self.progress: list[tuple[int, int]] = []
 
     def ingest(self, **changes: object) -> Manifest:
@@ -36,6 +37,7 @@ class Place:
             quarantine=self.quarantine,
             root=self.root,
             report=lambda done, total: self.progress.append((done, total)),
+            remember=self.memo,
         )
 
     @staticmethod

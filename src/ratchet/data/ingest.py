@@ -20,7 +20,7 @@ from ratchet.data.memo import Earlier, Memo
 from ratchet.data.pictures import Facts, Look, patient_pillow
 from ratchet.data.profile import channel_statistics, packed_pixels, profile
 from ratchet.data.sample import sampled, spread
-from ratchet.data.sources import Source, open_source
+from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
@@ -208,7 +208,8 @@ class _Ingest:
                 histogram = counts
         mean, std = channel_statistics(histogram)
         by_rule = quarantine.by_rule(bad)
-        pack.write_index(draft, index)
+        own = [name for name in self.listing.columns if name not in LISTING]
+        pack.write_index(draft, index if index["group"].count() else index.drop("group"), own=own)
         description = profile(
             index, classes=self.source.classes, pixels=packed_pixels(histogram),
             conflicts=contract.label_conflicts(index), quarantined=by_rule,
@@ -262,7 +263,8 @@ class _Ingest:
             rows = at[start:end]
             fresh = rows >= 0
             pixels = np.empty((end - start, *scratch.shape), np.uint8)
-            pixels[fresh] = scratch.read(rows[fresh])
+            if fresh.any():
+                pixels[fresh] = scratch.read(rows[fresh])
             if not fresh.all():
                 digests = index["pixels"][start:end].filter(pl.Series(~fresh)).to_list()
                 pixels[~fresh] = earlier.read(before[start:end][~fresh], digests)

@@ -125,11 +125,14 @@ def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
     return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
 
 
-def write_index(packed: Path, index: pl.DataFrame) -> None:
-    """Write the table of the packed rows to index.parquet, split by split, each in the order of `index`."""
+def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -> None:
+    """Write the table of the packed rows to index.parquet, split by split, each in the order of `index`.
+
+    Columns that only some sources have (`place`, `group`) and the source's `own` come last.
+    """
     ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in SPLITS])
-    columns = [name for name in (*_INDEX_COLUMNS, "place") if name in index.columns]
+    columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *own) if name in index.columns]
     content = BytesIO()
     ordered.select(columns).write_parquet(content, compression="zstd", row_group_size=1 << 17)
     files.write_bytes(packed / "index.parquet", content.getvalue())

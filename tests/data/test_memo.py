@@ -1,0 +1,160 @@
+"""Ingest again after a change: it costs what changed, and gives what an ingest from nothing gives."""
+
+import os
+import random
+import shutil
+from collections import Counter
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.data import pictures
+from ratchet.data.sources import storage
+from ratchet.errors import DataError
+
+
+@pytest.fixture
+def counted(two_classes, monkeypatch):
+    """80 pictures, ingested once with a memo; `read` and `decoded` count from there on."""
+    monkeypatch.setattr(storage, "_FRESH", 0)  # files of this very moment are settled, too
+    counts = Counter()
+    to_pixels, opened = pictures.to_pixels, storage.LocalFolder.open
+
+    def counting_pixels(*args, **kwargs):
+        counts["decoded"] += 1
+        return to_pixels(*args, **kwargs)
+
+    def counting_open(self, name):
+        counts["read"] += 1
+        return opened(self, name)
+
+    monkeypatch.setattr(pictures, "to_pixels", counting_pixels)
+    monkeypatch.setattr(storage.LocalFolder, "open", counting_open)
+    two_classes.memo = two_classes.root / "memo.parquet"
+    two_classes.ingest()
+    assert counts["decoded"] == 80
+    counts.clear()
+    two_classes.counts = counts
+    return two_classes
+
+
+def test_nothing_is_read_where_nothing_changed_and_what_stands_there_is_not_touched(counted, monkeypatch) -> None:
+    before, stood = counted.bytes(), os.stat(counted.packed).st_ino
+    manifest = counted.ingest(workers=3)
+    assert counted.counts == {}
+    assert os.stat(counted.packed).st_ino == stood
+    assert counted.bytes() == before
+    assert sum(split.rows for split in manifest.splits.values()) == 80
+    assert counted.progress[-1] == (80, 80)
+
+
+def test_what_is_added_is_read_and_decoded_and_nothing_else(counted) -> None:
+    counted.fill("cat", 7, first=5000)
+    counted.ingest()
+    assert counted.index().height == 87
+    assert counted.counts["decoded"] == 7
+    assert counted.counts["read"] <= 7 + 64  # a few are looked at for the shape that all are to have
+
+
+@pytest.mark.parametrize("act", ["rename", "move", "touch"])
+def test_renamed_moved_and_touched_files_are_not_decoded_again(counted, act: str) -> None:
+    cat = counted.root / "pictures" / "cat"
+    for path in sorted(cat.iterdir())[:9]:
+        if act == "rename":
+            path.rename(cat / f"new-{path.name}")
+        elif act == "move":
+            path.rename(counted.root / "pictures" / "dog" / f"moved-{path.name}")
+        else:
+            os.utime(path, (1, 1))
+    counted.ingest()
+    assert counted.counts["decoded"] == 0
+    assert counted.index().height == 80
+
+
+def test_what_is_removed_is_gone_and_nothing_is_read(counted) -> None:
+    for path in sorted((counted.root / "pictures" / "dog").iterdir())[::3]:
+        path.unlink()
+    counted.ingest()
+    assert counted.counts["decoded"] == 0
+    assert counted.index().filter(pl.col("class") == "dog").height == 26
+
+
+def test_an_altered_file_of_the_same_size_and_time_is_noticed(counted) -> None:
+    path = sorted((counted.root / "pictures" / "cat").iterdir())[0]
+    times = os.stat(path)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    counted.ingest(max_bad_fraction=0.1)
+    assert counted.bad() == {"cat/0000.png": {"unreadable"}}
+
+
+def test_any_edits_give_the_bytes_of_an_ingest_from_nothing(counted) -> None:
+    drawn = random.Random(0)
+    folder = counted.root / "pictures"
+    for turn in range(6):
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in drawn.sample(files, 8):
+            match drawn.choice(["remove", "rename", "break", "copy", "swap"]):
+                case "remove":
+                    path.unlink()
+                case "rename":
+                    path.rename(path.with_name(f"{turn}-{path.name}"))
+                case "break":
+                    path.write_bytes(path.read_bytes()[: drawn.randrange(200)])
+                case "copy":
+                    shutil.copy(path, folder / "dog" / f"copy-{turn}-{path.name}")
+                case "swap":
+                    counted.picture(drawn.randrange(10**6)).save(path)
+        counted.fill("cat", 3, first=7000 + 10 * turn)
+        counted.ingest(max_bad_fraction=0.9)
+        remembered = counted.bytes()
+        counted.memo.unlink()
+        counted.ingest(max_bad_fraction=0.9)
+        assert counted.bytes() == remembered
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "other decoders", "other shape"])
+def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str) -> None:
+    expected = counted.bytes()
+    if damage == "gone":
+        counted.memo.unlink()
+    elif damage == "cut":
+        counted.memo.write_bytes(counted.memo.read_bytes()[:200])
+    elif damage == "other decoders":
+        monkeypatch.setattr("ratchet.data.memo.version", lambda name: "0")
+    else:
+        counted.ingest(image_size=16)
+        counted.counts.clear()
+    counted.fill("cat", 1, first=0)  # the same picture anew: only its stamp is another
+    counted.ingest()
+    assert counted.counts["decoded"] == 80
+    assert counted.bytes() == expected
+
+
+def test_a_packed_set_that_was_altered_is_refused_not_carried_on(counted) -> None:
+    shard = counted.packed / "train" / "images-00000.npy"
+    content = np.load(shard)
+    content[5] = 0
+    np.save(shard, content)
+    counted.fill("cat", 1, first=5000)
+    with pytest.raises(DataError, match="data/packed was altered .* remove the folder, then ingest again"):
+        counted.ingest()
+
+
+def test_what_was_kept_out_as_a_twin_comes_in_when_its_twin_is_gone(place, monkeypatch) -> None:
+    monkeypatch.setattr(storage, "_FRESH", 0)
+    for split, first in (("train", 0), ("val", 3000), ("test", 5000)):
+        place.fill(f"{split}/cat", 10, first=first)
+        place.fill(f"{split}/dog", 10, first=first + 1000)
+    twin = place.root / "pictures/test/cat/5000.png"
+    shutil.copy(twin, place.root / "pictures/train/cat/copy.png")
+    place.memo = place.root / "memo.parquet"
+    place.ingest()
+    assert place.bad() == {"train/cat/copy.png": {"duplicate-across-splits"}}
+    twin.unlink()
+    place.ingest()
+    assert place.bad() == {}
+    assert "train/cat/copy.png" in place.index()["id"].to_list()

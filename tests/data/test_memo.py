@@ -140,7 +140,7 @@ def test_a_packed_set_that_was_altered_is_refused_not_carried_on(counted) -> Non
     content[5] = 0
     np.save(shard, content)
     counted.fill("cat", 1, first=5000)
-    with pytest.raises(DataError, match="data/packed was altered .* remove the folder, then ingest again"):
+    with pytest.raises(DataError, match=r"data/packed was altered .* remove the folder, then ingest again"):
         counted.ingest()
 
 

@@ -15,7 +15,7 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.pictures import ARRAY, Facts, claimed
-from ratchet.data.privacy import PERSONAL
+from ratchet.data.privacy import looks_personal
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
@@ -115,11 +115,8 @@ def check_manifest(
         there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
         labelled=pl.col("means").is_in(list(classes)).fill_null(False),
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
-        **{
-            f"personal {name}": pl.any_horizontal(pl.col(name).str.contains(one) for one in PERSONAL.values())
-            for name in texts
-        },
     )
+    judged = judged.with_columns(looks_personal(judged[name]).alias(f"personal {name}") for name in texts)
     yes, no = (lambda rule: pa.Check.eq(True, error=rule)), (lambda rule: pa.Check.eq(False, error=rule))
     columns = {
         "id": pa.Column(pl.String),

@@ -10,20 +10,35 @@ import polars as pl
 from ratchet.errors import SettingsError
 from ratchet.params import DataSettings
 
-__all__ = ["KEY_VARIABLE", "PERSONAL", "guarded"]
+__all__ = ["KEY_VARIABLE", "guarded", "looks_personal"]
 
 KEY_VARIABLE = "RATCHET_HASH_KEY"
 _SHORTEST_KEY = 16  # characters: a shorter one could be found by trying
 
-PERSONAL = {
-    "an e-mail address": r"(?i)[a-z0-9._%+-]+@[a-z0-9-]+(\.[a-z0-9-]+)+",
-    "a card number": r"(?:^|\D)(?:\d[ -]?){13,19}(?:\D|$)",
-    "a telephone number": (
-        r"(?:^|[^\w.])(?:\+\d{1,3}[ ./-]?)?(?:\(\d{2,5}\)[ ./-]?)?\d{2,5}(?:[ /-]\d{2,6}){1,4}(?:\D|$)"
-        r"|(?:^|\s)\+\d{8,15}(?:\D|$)"
-    ),
-}
-"""What a text looks like -> the pattern that tells."""
+_ADDRESS = r"(?i)[a-z0-9._%+-]+@[a-z0-9-]+(\.[a-z0-9-]+)+"
+_TELEPHONE = (
+    r"(?:^|[^\w.])(?:"
+    r"\+\d{1,3}(?:[ ./-]?\(?\d{1,5}\)?){2,5}"  # +49 30 1234567
+    r"|\(0?\d{2,4}\)[ ./-]?\d{3,5}(?:[ ./-]?\d{2,5}){0,2}"  # (030) 123 4567
+    r"|0\d{1,4}[ /-]\d{3,8}(?:[ -]\d{2,5}){0,2}"  # 030/1234567
+    r"|\d{3}[ .-]\d{3}[ .-]\d{4}"  # 555-123-4567
+    r")(?:\D|$)"
+)
+_CARD = r"(?:^|\D)((?:\d[ -]?){12,18}\d)(?:\D|$)"
+
+
+def looks_personal(texts: pl.Series) -> pl.Series:
+    """Which texts hold what looks like an e-mail address, a telephone or a card number; null where there is no text."""
+    cards = texts.str.extract(_CARD, 1)
+    found = {number: _is_card(number) for number in cards.unique().drop_nulls()}
+    is_card = cards.replace_strict(found, default=False, return_dtype=pl.Boolean)
+    return texts.str.contains(_ADDRESS) | texts.str.contains(_TELEPHONE) | is_card
+
+
+def _is_card(number: str) -> bool:
+    """Whether the last digit is the check of the others (Luhn 1960), as every card's is and one number in ten's."""
+    digits = [int(digit) for digit in number if digit.isdigit()][::-1]
+    return sum(digits[::2] + [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]) % 10 == 0
 
 
 def guarded(table: pl.DataFrame, settings: DataSettings, *, needed: Sequence[str]) -> pl.DataFrame:

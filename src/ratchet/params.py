@@ -77,6 +77,8 @@ class DataSettings(Section):
     )
     validation_fraction: Fraction = Field(0.15, description="share held out for validation where none is given")
     test_fraction: Fraction = Field(0.15, description="share held out for testing where none is given")
+    folds: Count = Field(0, description="cross-validation: parts that all but the test samples are cut into; 0: none")
+    fold: Count = Field(0, description="the part held out for validation in place of data.validation_fraction, from 0")
     shard_mib: Positive = Field(256, description="largest packed file, MiB")
     workers: Count = Field(0, description="decoding threads, or processes for factory; 0: one per core")
     factory: str = Field(

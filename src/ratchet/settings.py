@@ -4,7 +4,7 @@ A key that is missing is refused as one that is unknown is: the file holds every
 keys, sees everything that decides a result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -172,13 +172,24 @@ def _check(document: Mapping[str, Any], path: Path) -> Params:
         told += faults.explain(Params, error.errors())
     if params is None or told:
         raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
-    held_out = params.data.validation_fraction + params.data.test_fraction
-    if held_out >= 1.0:
-        raise SettingsError(
-            f"{path.name}: data.validation_fraction + data.test_fraction is {held_out:g}; allowed: below 1, or nothing "
-            "is left to train on; lower one of them"
-        )
+    if told := list(_contradictions(params)):
+        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
     return params
+
+
+def _contradictions(params: Params) -> Iterator[str]:
+    """What is wrong with settings that are right one by one."""
+    data = params.data
+    held_out = data.validation_fraction + data.test_fraction
+    if held_out >= 1.0:
+        yield (
+            f"data.validation_fraction + data.test_fraction is {held_out:g}; allowed: below 1, or nothing is left to "
+            "train on; lower one of them"
+        )
+    if data.folds == 1:
+        yield "data.folds: found 1; allowed: 0, for none, or 2 and more"
+    elif data.fold >= max(1, data.folds):
+        yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
 
 
 def _plain(node: Any) -> Any:

@@ -51,6 +51,31 @@ def test_declared_splits_are_not_carved_as_well() -> None:
     assert chosen.count("validation") == pytest.approx(400, abs=4 * (2000 * 0.2 * 0.8) ** 0.5)
 
 
+@given(NAMES, st.integers(2, 12), FRACTION)
+def test_every_sample_that_is_not_test_is_validation_in_one_fold_and_train_in_the_others(
+    names: list[str], folds: int, test: float
+) -> None:
+    rounds = [
+        split.assign(
+            names, [None] * len(names), declared=(), validation_fraction=0.3, test_fraction=test, folds=folds, fold=fold
+        )
+        for fold in range(folds)
+    ]
+    for splits in zip(*rounds, strict=True):
+        assert sorted(splits) == ["test"] * folds or sorted(splits) == ["train"] * (folds - 1) + ["validation"]
+
+
+def test_folds_are_alike_in_size_and_leave_the_test_samples_where_they_are() -> None:
+    names = [str(number) for number in range(4000)]
+    plain = _assign(names)
+    for fold in range(5):
+        chosen = split.assign(
+            names, [None] * 4000, declared=(), validation_fraction=0.15, test_fraction=0.15, folds=5, fold=fold
+        )
+        assert chosen.count("validation") == pytest.approx(680, abs=4 * (4000 * 0.17 * 0.83) ** 0.5)
+        assert [name == "test" for name in chosen] == [plain[name] == "test" for name in names]
+
+
 def test_shares_per_class_lie_within_four_standard_deviations() -> None:
     for label in range(20):
         chosen = list(_assign([hashlib.sha256(f"{label}/{n}".encode()).hexdigest() for n in range(1000)]).values())

@@ -230,6 +230,7 @@ class _Ingest:
         assigned = split.assign(
             good.select(identity).to_series().to_list(), good["split"].to_list(), declared=self.source.given,
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
+            folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
         names = pl.Series(list(self.source.classes), dtype=pl.String)
         return good.with_columns(

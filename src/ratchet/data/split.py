@@ -36,6 +36,8 @@ def assign(
     declared: Collection[SplitName],
     validation_fraction: float,
     test_fraction: float,
+    folds: int = 0,
+    fold: int = 0,
 ) -> list[SplitName]:
     """A split for every sample.
 
@@ -48,11 +50,17 @@ def assign(
         declared: the splits that the source itself assigns.
         validation_fraction: share of the samples not otherwise given that goes to validation, [0, 1).
         test_fraction: the same for test; together below 1.
+        folds: in place of `validation_fraction`, into how many parts what is not test is cut, and ...
+        fold: ... which of them, from 0, is validation.
     """
     test = 0.0 if "test" in declared else test_fraction
     validation = 0.0 if "validation" in declared else validation_fraction
     u = np.fromiter(map(position, identities), dtype=np.float64, count=len(identities))
-    drawn = np.where(u < test, 2, np.where(u < test + validation, 1, 0))
+    if folds and "validation" not in declared:
+        held_out = np.floor((u - test) / (1 - test) * folds) == fold
+    else:
+        held_out = u < test + validation
+    drawn = np.where(u < test, 2, np.where(held_out, 1, 0))
     return [
         SPLITS[place] if split in (None, "train") else split for place, split in zip(drawn.tolist(), given, strict=True)
     ]

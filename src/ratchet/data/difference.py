@@ -1,0 +1,66 @@
+"""What differs between two versions of a data set, sample by sample."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+__all__ = ["COLUMNS", "Difference", "difference"]
+
+COLUMNS = ("id", "split", "class", "content")
+"""What of an index is compared."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Tables of samples, each by id.
+
+    added, removed: id, split, class. renamed: the same content under another id: before, id, split, class. altered: the
+    same id with other content: id, split, class. relabelled, moved: the same content in another class or split: id,
+    before, after.
+    """
+
+    added: pl.DataFrame
+    removed: pl.DataFrame
+    renamed: pl.DataFrame
+    altered: pl.DataFrame
+    relabelled: pl.DataFrame
+    moved: pl.DataFrame
+    rows: tuple[int, int]  # samples before and after
+
+    def counts(self) -> dict[str, int]:
+        """Kind of change -> samples, without those that there are none of."""
+        tables = {name: value for name, value in vars(self).items() if isinstance(value, pl.DataFrame)}
+        return {name: table.height for name, table in tables.items() if table.height}
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        told = ", ".join(f"{count:,} {name}" for name, count in self.counts().items()) or "no sample differs"
+        return f"{self.rows[0]:,} samples before, {self.rows[1]:,} after: {told}"
+
+
+def difference(before: pl.DataFrame, after: pl.DataFrame) -> Difference:
+    """What changed from one index to another, both with COLUMNS and ids that occur once.
+
+    A sample is the same one if its id is; one that is gone and whose content stands under a new id was renamed. Of
+    several with one content, as many count as renamed as there are on both sides, in the order of their ids.
+    """
+    before, after = (index.select(COLUMNS).sort("id") for index in (before, after))
+    gone = before.join(after, on="id", how="anti")
+    new = after.join(before, on="id", how="anti")
+    number = pl.int_range(pl.len()).over("content").alias("number")
+    pairs = gone.with_columns(number).rename({"id": "before", "class": "was", "split": "from"})
+    renamed = new.with_columns(number).join(pairs, on=["content", "number"], how="inner").sort("id")
+    kept = after.join(before.rename({"class": "was", "split": "from", "content": "then"}), on="id", how="inner")
+    kept = pl.concat([kept, renamed.with_columns(then="content").select(kept.columns)]).sort("id")
+    same = kept.filter(pl.col("content") == pl.col("then"))
+    shown = ("id", "split", "class")
+    return Difference(
+        added=new.join(renamed, on="id", how="anti").select(shown),
+        removed=gone.join(renamed, left_on="id", right_on="before", how="anti").select(shown),
+        renamed=renamed.select("before", *shown),
+        altered=kept.filter(pl.col("content") != pl.col("then")).select(shown),
+        relabelled=same.filter(pl.col("class") != pl.col("was")).select("id", before="was", after="class"),
+        moved=same.filter(pl.col("split") != pl.col("from")).select("id", before="from", after="split"),
+        rows=(before.height, after.height),
+    )

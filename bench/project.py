@@ -73,8 +73,8 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
             keys=write_array(folder / split, "keys", np.arange(count, dtype=np.uint64)),
         )
     manifest = Manifest.sealed(
-        format=FORMAT, kind="image", name="bench", classes=tuple(map(str, range(_CLASSES))), height=SIDE, width=SIDE,
-        channels=3, mean=_MEAN, std=_STD, splits=splits, source=name, quarantined=0, quarantined_by_rule={},
+        {"source": name, "quarantined": 0, "quarantined_by_rule": {}}, format=FORMAT, kind="image", name="bench",
+        classes=tuple(map(str, range(_CLASSES))), height=SIDE, width=SIDE, channels=3, mean=_MEAN, std=_STD, splits=splits,
     )  # fmt: skip
     manifest.write(folder)
     return name

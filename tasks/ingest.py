@@ -48,6 +48,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         root=workspace.root,
         report=watch.progress,
         remember=None if sample else workspace.state / "ingest.parquet",
+        releases=workspace.releases,
         sample=sample,
     )
     _name_trouble(workspace, watch)

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,13 +12,15 @@ from ratchet.workspace import Workspace, disk_errors
 
 __all__ = ["main"]
 
-app = typer.Typer(
-    help="Train, judge and register models; the champion only ever moves forward.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_PLAIN: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+app = typer.Typer(help="Train, judge and register models; the champion only ever moves forward.", **_PLAIN)
+data = typer.Typer(help="Look at the data: what was kept out, what changed, what looks wrong.", **_PLAIN)
+app.add_typer(data, name="data")
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable."),
@@ -89,6 +91,62 @@ def preflight() -> None:
     """Try the whole pipeline on a few samples, and look for silent bugs. Leaves nothing behind."""
     os.chdir(Workspace.find().root)
     os.execv(sys.executable, [sys.executable, "-m", "tasks.preflight"])
+
+
+@data.command()
+def quarantine(
+    rule: Annotated[str | None, typer.Option(help="Only what breaks this rule.")] = None,
+    most: Annotated[int, typer.Option(min=0, help="How many to list; 0: all.")] = 50,
+) -> None:
+    """List what was kept out, and why."""
+    import polars
+
+    from ratchet.data.quarantine import by_rule
+    from ratchet.errors import DataError
+
+    workspace = Workspace.find()
+    if not workspace.quarantine.exists():
+        raise DataError(f"{workspace.quarantine}: not there: ingest the data first (`ratchet train`)")
+    table = polars.read_parquet(workspace.quarantine)
+    for name, count in by_rule(table).items():
+        typer.echo(f"{name}: {count:,}")
+    shown = table if rule is None else table.filter(polars.col("rule") == rule)
+    for row in (shown.head(most) if most else shown).iter_rows(named=True):
+        typer.echo(f"{row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
+    if most and len(shown) > most:
+        typer.echo(f"... and {len(shown) - most:,} more: --most 0 lists all")
+    if table.is_empty():
+        typer.echo("nothing was kept out")
+
+
+@data.command()
+def release(
+    source: Annotated[str, typer.Argument(help="As `ratchet data quarantine` lists it.")],
+    reason: Annotated[str, typer.Option(help="Why it may be trained on; kept with the data version.")],
+) -> None:
+    """Let a quarantined sample in against its rules. Void as soon as its content changes."""
+    import getpass
+
+    import polars
+
+    from ratchet.data import releases
+
+    workspace = Workspace.find()
+    table = polars.read_parquet(workspace.quarantine)
+    rules = releases.add(workspace.releases, table, source, reason=reason, by=getpass.getuser())
+    typer.echo(f"{source}: released from {', '.join(rules)}; noted in {workspace.releases}: commit it with git")
+    typer.echo("next: ratchet train")
+
+
+@data.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="A git revision.")] = "HEAD",
+    after: Annotated[str, typer.Argument(help="Another; none: the data as it stands here.")] = "",
+    most: Annotated[int, typer.Option(min=0, help="How many of each kind to list; 0: all.")] = 20,
+) -> None:
+    """List the samples that differ between two versions of the packed data."""
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.data_diff", before, after, str(most)])
 
 
 @app.command()

@@ -81,6 +81,11 @@ class Workspace:
         return self.data / "quarantine.parquet"
 
     @property
+    def releases(self) -> Path:
+        """Samples let in by hand; kept in git."""
+        return self.data / "releases.csv"
+
+    @property
     def pretrained(self) -> Path:
         """Weights that a training may begin with."""
         return self.root / "data" / "pretrained"

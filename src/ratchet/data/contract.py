@@ -332,9 +332,10 @@ def _failures(
         cases = error.failure_cases
         if cases["index"].null_count():  # not about a row: a fault in the schema itself
             raise
+        content = [name for name in ("content",) if name in frame.columns]
         groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
         return pl.concat(
-            quarantine.table(frame[places].select(source="id", row="row", value=value(rule, column)), rule)
+            quarantine.table(frame[places].select(*content, source="id", row="row", value=value(rule, column)), rule)
             for rule, column, places in groups.agg("index").rows()
         ).sort("row", "rule", "value")
     return quarantine.rows([])

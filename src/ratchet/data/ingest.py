@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data import contract, memo, pack, pool, quarantine, split
+from ratchet.data import releases as releasing
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.memo import Earlier, Memo
 from ratchet.data.pictures import Facts, Look, patient_pillow
@@ -44,6 +45,7 @@ def ingest(
     root: Path,
     report: Report,
     remember: Path | None = None,
+    releases: Path | None = None,
     sample: bool = False,
 ) -> Manifest:
     """Read the source, keep out what is bad, split, and pack the rest into folder `packed`.
@@ -58,6 +60,7 @@ def ingest(
         root: the project folder.
         report: called with (done, total) as work goes on.
         remember: the file that one ingest leaves for the next one's sake; None: none.
+        releases: the table of samples let in by hand; None: there are none.
         sample: take only a few samples of each class, from all over the source.
 
     Raises:
@@ -74,7 +77,8 @@ def ingest(
             )
     with patient_pillow():
         source = open_source(settings, root=root)
-        work = _Ingest(settings, source, packed, quarantine, report, remember, sample=sample)
+        released = releasing.read(releases) if releases else releasing.none()
+        work = _Ingest(settings, source, packed, quarantine, report, remember, released, sample=sample)
         with disk_errors(packed):
             return work.unchanged() or work.anew()
 
@@ -84,9 +88,9 @@ class _Ingest:
 
     def __init__(
         self, settings: DataSettings, source: Source, packed: Path, table: Path, report: Report,
-        remember: Path | None, *, sample: bool,
+        remember: Path | None, released: pl.DataFrame, *, sample: bool,
     ) -> None:  # fmt: skip
-        self.settings, self.source = settings, source
+        self.settings, self.source, self.released = settings, source, released
         self.packed, self.table, self.remember = packed, table, remember
         listing = source.listing
         self.listing = sampled(listing, classes=len(source.classes)) if sample else listing
@@ -127,11 +131,12 @@ class _Ingest:
                         contract.duplicate_ids(facts),
                     ]
                 )
+                bad, used = releasing.apply(bad, self.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():
                     self._stop_if_bad(bad)
                 if self._shape(good) == shape:
-                    return self._pack(draft, good, bad, scratch, earlier), facts, shape
+                    return self._pack(draft, good, bad, scratch, earlier, used), facts, shape
             shape = self._shape(good)  # rare: the guess was wrong, or only broken files asked for another shape
 
     def _guess(self) -> Shape:
@@ -172,7 +177,8 @@ class _Ingest:
 
     def _read(self, unread: pl.DataFrame, shape: Shape, scratch: pack.Scratch, contents: pl.DataFrame) -> pl.DataFrame:
         """What reading samples tells, by their `place`; pixels go to scratch, those of known contents aside."""
-        look = Look(shape, self.settings.max_pixels, frozenset(contents["content"]))
+        known, released = frozenset(contents["content"]), frozenset(self.released["content"])
+        look = Look(shape, self.settings.max_pixels, known, released)
         chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
         names = (unread["id"][start : start + chunk].to_list() for start in range(0, unread.height, chunk))
         frames = [_NOTHING_KNOWN]
@@ -190,8 +196,9 @@ class _Ingest:
         return read.with_columns(pl.coalesce(read[name], known[name]) for name in known.columns)
 
     def _pack(
-        self, draft: Path, good: pl.DataFrame, bad: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier
-    ) -> Manifest:
+        self, draft: Path, good: pl.DataFrame, bad: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier,
+        used: pl.DataFrame,
+    ) -> Manifest:  # fmt: skip
         index = self._index(good)
         twins = contract.cross_split_duplicates(index)
         bad = pl.concat([bad, twins])
@@ -216,10 +223,13 @@ class _Ingest:
         )  # fmt: skip
         files.write_json(draft / "profile.json", description)
         size, _, channels = scratch.shape
+        told = {
+            "source": self.settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule,
+            "released": tuple(used.to_dicts()),
+        }  # fmt: skip
         manifest = Manifest.sealed(
-            format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
+            told, format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
             height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
-            source=self.settings.source, quarantined=quarantine.samples(bad), quarantined_by_rule=by_rule,
         )  # fmt: skip
         manifest.write(draft)
         return manifest
@@ -291,6 +301,7 @@ class _Ingest:
         listed = io.BytesIO()
         self.listing.write_ipc(listed)
         self.source.refused.write_ipc(listed)
+        self.released.write_ipc(listed)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
         return files.digest_json(

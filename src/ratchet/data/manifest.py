@@ -95,20 +95,14 @@ class Manifest:
     source: str
     quarantined: int
     quarantined_by_rule: Mapping[str, int]
+    released: tuple[Mapping[str, str], ...] = ()  # samples let in by hand: source, rule, content, reason, by, at
 
     @classmethod
-    def sealed(
-        cls, *, source: str, quarantined: int, quarantined_by_rule: Mapping[str, int], **identity: Any
-    ) -> "Manifest":
-        """The manifest with its digest worked out; `identity` are the fields above `digest`."""
-        draft = cls(
-            digest="", source=source, quarantined=quarantined, quarantined_by_rule=quarantined_by_rule, **identity
-        )
+    def sealed(cls, told: Mapping[str, Any], **identity: Any) -> "Manifest":
+        """The manifest with its digest worked out: `identity` are the fields above `digest`, `told` those below."""
+        draft = cls(digest="", **told, **identity)
         covered = {name: value for name, value in asdict(draft).items() if name in identity}
-        return cls(
-            digest=files.digest_json(covered), source=source, quarantined=quarantined,
-            quarantined_by_rule=quarantined_by_rule, **identity,
-        )  # fmt: skip
+        return cls(digest=files.digest_json(covered), **told, **identity)
 
     @classmethod
     def read(cls, packed: Path) -> "Manifest":
@@ -125,7 +119,7 @@ class Manifest:
                     f"{path}: format {content['format']}, this version reads {FORMAT}: ingest the data again"
                 )
             splits = {name: _split(split) for name, split in content.pop("splits").items()}
-            content |= {name: tuple(content[name]) for name in ("classes", "mean", "std")}
+            content |= {name: tuple(content[name]) for name in ("classes", "mean", "std", "released")}
             factory = content.pop("factory", None)
             return cls(splits=splits, factory=_own_dataset(factory) if factory else None, **content)
         except FileNotFoundError:

@@ -78,11 +78,13 @@ class Look:
     shape: (side, channels) to decode to; None: the header is enough.
     max_pixels: larger pictures are not decoded, whatever the contract says of them: they might fill the memory.
     known: digests of contents of which all is known but the size; they are not decoded again.
+    released: digests of contents that a person wants decoded whatever they are; of several frames the first.
     """
 
     shape: tuple[int, int] | None
     max_pixels: int
     known: Container[str] = frozenset()
+    released: Container[str] = frozenset()
 
     def at(self, read: Any, name: str) -> tuple[Facts, NDArray[np.uint8] | None]:
         """Read sample `name` by `read`: facts, and pixels uint8 (side, side, channels) where they were decoded.
@@ -138,8 +140,8 @@ class Look:
 
     def _decoded(self, facts: Facts, image: Image.Image) -> tuple[Facts, NDArray[np.uint8] | None]:
         facts = replace(facts, readable=True, width=image.width, height=image.height, grey=_is_grey(image))
-        alone = facts.frames is None or facts.frames == 1
-        if self.shape is None or not alone or image.width * image.height > self.max_pixels:
+        tame = facts.frames in (None, 1) and image.width * image.height <= self.max_pixels
+        if self.shape is None or not (tame or facts.content in self.released):
             return facts, None
         try:
             pixels = to_pixels(image, size=self.shape[0], channels=self.shape[1])

@@ -10,8 +10,14 @@ from ratchet import files
 
 __all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "table", "without", "write"]
 
-SCHEMA = pl.Schema({"source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String})
-"""source: where the sample came from; row: its position among all samples, by id; value: what was found."""
+SCHEMA = pl.Schema(
+    {
+        "source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String,
+        "content": pl.String,
+    }
+)  # fmt: skip
+"""source: where the sample came from; row: its position among all samples, by id; value: what was found; content:
+SHA-256 (hex) of its bytes, null where they were not read."""
 
 HINTS = {
     "empty-file": "the file has no content: fetch it again, or remove it",
@@ -43,13 +49,14 @@ HINTS = {
 
 def rows(found: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
     """A table from (source, row, rule, value)."""
-    filled = [(source, row, rule, value, HINTS[rule]) for source, row, rule, value in found]
+    filled = [(source, row, rule, value, HINTS[rule], None) for source, row, rule, value in found]
     return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
 
 
 def table(found: pl.DataFrame, rule: str) -> pl.DataFrame:
-    """A table from columns source, row and value, of samples that break one rule."""
-    return found.with_columns(rule=pl.lit(rule), hint=pl.lit(HINTS[rule])).select(*SCHEMA)
+    """A table from columns source, row, value and perhaps content, of samples that break one rule."""
+    content = pl.col("content") if "content" in found.columns else pl.lit(None, pl.String)
+    return found.with_columns(rule=pl.lit(rule), hint=pl.lit(HINTS[rule]), content=content).select(*SCHEMA)
 
 
 def by_rule(table: pl.DataFrame) -> dict[str, int]:

@@ -71,15 +71,15 @@ def ingest_own(
         conflicts=contract.label_conflicts(index), quarantined=by_rule,
     )  # fmt: skip
     files.write_json(draft / "profile.json", description)
+    told = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
     manifest = Manifest.sealed(
-        format=FORMAT, kind="image", name=source.name, classes=source.classes, **seen.shape,
+        told, format=FORMAT, kind="image", name=source.name, classes=source.classes, **seen.shape,
         mean=tuple(seen.mean.tolist()), std=tuple(seen.std.tolist()),
         splits={split: _write_split(draft / split, index, len(source.ids[split])) for split in SPLITS},
         factory=OwnDataset(
             settings.factory, os.path.relpath(root.absolute(), packed.absolute()), settings.code,
             source.factory.digest(), tuple(seen.low.tolist()), tuple(seen.high.tolist()),
         ),
-        source=settings.source, quarantined=quarantine.samples(bad), quarantined_by_rule=by_rule,
     )  # fmt: skip
     manifest.write(draft)
     return manifest

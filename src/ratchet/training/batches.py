@@ -102,6 +102,13 @@ class Split:
         batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
         return batches if device.type == "cpu" else ahead(batches)
 
+    def only(self, rows: Rows) -> "Split":
+        """These rows as a split of their own; nothing is copied but labels and keys."""
+        return _Part(
+            self.name, self.shards, self.starts, np.asarray(self.labels)[rows], np.asarray(self.keys)[rows], whole=self,
+            rows=rows,
+        )  # fmt: skip
+
     def close(self) -> None:
         """End what `feed` keeps for its next call: nothing, for a packed set."""
 
@@ -120,6 +127,18 @@ class Split:
             whole = torch.from_numpy(self.gather(np.arange(len(self)))).to(device) if fits else None
             self._resident[device] = whole
         return self._resident[device]
+
+
+@dataclass(frozen=True)
+class _Part(Split):
+    """Some rows of a split."""
+
+    whole: Split = field(kw_only=True)
+    rows: Rows = field(kw_only=True)
+
+    def gather(self, rows: Rows) -> NDArray[np.uint8]:
+        """The images of `rows`, which count within this part."""
+        return self.whole.gather(self.rows[rows])
 
 
 def _moved(array: NDArray[np.uint8] | NDArray[np.int64], device: torch.device) -> torch.Tensor:

@@ -19,8 +19,8 @@ def suspects(probabilities: NDArray[np.float32], labels: NDArray[np.int64]) -> p
         labels: int64 (rows,), as given.
 
     Returns:
-        row, label, likely (the class that is meant), given (the label's probability) and doubt, in 0..1: by how much the
-        other class's probability is larger.
+        row, label, likely (the class that is meant), given (the label's probability) and doubt (by how much the other
+        class's probability is larger, in 0..1).
     """
     rows, classes = probabilities.shape
     usual = np.array(
@@ -31,7 +31,13 @@ def suspects(probabilities: NDArray[np.float32], labels: NDArray[np.int64]) -> p
     given = probabilities[np.arange(rows), labels]
     doubt = probabilities[np.arange(rows), likely] - given
     wrong = np.flatnonzero((earnest.max(axis=1) > 0) & (likely != labels) & (doubt > 0))
-    found = {"row": wrong, "label": labels[wrong], "likely": likely[wrong], "given": given[wrong], "doubt": doubt[wrong]}
+    found = {
+        "row": wrong,
+        "label": labels[wrong],
+        "likely": likely[wrong],
+        "given": given[wrong],
+        "doubt": doubt[wrong],
+    }
     return pl.DataFrame(found).sort("doubt", "row", descending=[True, False])
 
 

@@ -2,9 +2,7 @@
 
 import io
 import os
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ __all__ = ["Storage", "Tree", "is_url", "open_storage"]
 
 IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: clocks of file systems are coarse, a change just made may not show
-_AT_ONCE = 64 << 20  # bytes: larger remote files go through a temporary file
+_LARGEST = 1 << 30  # bytes: a remote file is fetched into memory
 _TRIES = 4
 
 
@@ -167,7 +165,7 @@ class RemoteFolder:
         import fsspec
 
         try:
-            system, self._top = fsspec.core.url_to_fs(self.where)
+            system, self._top = fsspec.core.url_to_fs(self.where, skip_instance_cache=True)
         except (ImportError, ValueError) as error:
             raise DataError(f"data.path: {self.where}: {error}: install what it needs, or copy the data here") from None
         return system
@@ -177,7 +175,10 @@ class RemoteFolder:
 
     def tree(self) -> Tree:
         """Everything that lies here."""
-        found = self._try(lambda: self._system.find(self._top, detail=True))
+        try:
+            found = self._try(lambda: self._system.find(self._top, detail=True))
+        except FileNotFoundError:
+            found = {}
         if not found:
             raise DataError(f"data.path: {self.where} holds nothing: name a place with your pictures")
         tree, folders = Tree(), set()
@@ -188,22 +189,20 @@ class RemoteFolder:
                 continue
             folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
             version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), None)
-            tree.add(name, None if version is None else f"{info.get('size')} {version}")
+            size = info.get("size") or 0
+            fault = f"{size:,} bytes, more than any picture has" if size > _LARGEST else None
+            tree.add(name, None if version is None else f"{size} {version}", fault=fault)
         tree.folders = sorted(folders)
         return tree
 
     def open(self, name: str) -> BinaryIO:
-        """The file with this relative path: in memory, or through a temporary file where it is large."""
-        return self._try(lambda: self._fetch(f"{self._top}/{name}"))
+        """The file with this relative path, fetched whole."""
+        return io.BytesIO(self._try(lambda: self._fetch(name)))
 
-    def _fetch(self, path: str) -> BinaryIO:
-        if (self._system.size(path) or 0) <= _AT_ONCE:
-            return io.BytesIO(self._system.cat_file(path))
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        with self._system.open(path) as remote:
-            shutil.copyfileobj(remote, file)
-        file.seek(0)
-        return file
+    def _fetch(self, name: str) -> bytes:
+        # Not by its size first: fsspec calls a web server that is gone a file that is not there.
+        content: bytes = self._system.cat_file(f"{self._top}/{name}")
+        return content
 
     def _try(self, act: Callable[[], Any]) -> Any:
         """Do it, again after a while where the network fails; what is missing or forbidden is told at once."""

@@ -1,0 +1,173 @@
+"""Files elsewhere: S3 and HTTP servers on this machine, spoken to as they are spoken to in the world."""
+
+import contextlib
+import http.server
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ratchet.data.sources import storage
+from ratchet.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """An S3 server's address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("s3") / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
+        )
+    try:
+        while True:
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _random_state_of_its_own() -> Iterator[None]:
+    """S3's client draws how long it waits before it tries again."""
+    state = random.getstate()
+    yield
+    random.setstate(state)
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch) -> str:
+    """The server's address, which is in the environment, as are credentials."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return server
+
+
+def upload(folder: Path, bucket: str) -> None:
+    import s3fs
+
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    system.mkdir(bucket)
+    system.put(f"{folder}/", f"{bucket}/set/", recursive=True)
+
+
+def test_a_folder_in_s3_gives_the_very_bytes_that_it_gives_here(two_classes, make_place, s3: str) -> None:
+    upload(two_classes.root / "pictures", "same")
+    two_classes.ingest()
+    there = make_place("there")
+    there.ingest(path="s3://same/set")
+    here, elsewhere = (
+        {name: digest for name, digest in place.bytes().items() if "manifest" not in name}
+        for place in (two_classes, there)
+    )
+    assert elsewhere == here
+
+
+def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place, s3: str, monkeypatch) -> None:
+    upload(two_classes.root / "pictures", "again")
+    place = make_place("there")
+    place.memo = place.root / "memo.parquet"
+    place.ingest(path="s3://again/set")
+    opened: list[str] = []
+    open_file = storage.RemoteFolder.open
+    monkeypatch.setattr(
+        storage.RemoteFolder, "open", lambda self, name: (opened.append(name), open_file(self, name))[1]
+    )
+    place.ingest(path="s3://again/set")
+    assert opened == []
+    import s3fs
+
+    s3fs.S3FileSystem(skip_instance_cache=True).put(
+        str(two_classes.root / "pictures" / "cat" / "0001.png"), "again/set/dog/more.png"
+    )
+    place.ingest(path="s3://again/set")
+    assert place.index().height == 81
+    assert opened.count("dog/more.png") <= 2
+    assert len(opened) <= 1 + 65  # some are looked at for the shape that all are to have
+
+
+def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3: str, monkeypatch) -> None:
+    with pytest.raises(DataError, match=r"s3://nowhere/set (holds nothing|does not answer)"):
+        place.ingest(path="s3://nowhere/set")
+    monkeypatch.setattr(storage, "_TRIES", 1)
+    with pytest.raises(DataError, match=r"does not answer .*check the network, the address and the credentials"):
+        place.ingest(path="http://127.0.0.1:9/set", source="image-manifest", manifest="labels.csv")
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@example.org/set", "s3://me@bucket/set"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(place, url: str) -> None:
+    with pytest.raises(DataError, match="give credentials by the environment") as refused:
+        place.ingest(path=url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_protocol_that_nobody_knows_is_told(place) -> None:
+    with pytest.raises(DataError, match="gopher"):
+        place.ingest(path="gopher://example.org/set")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Not on the terminal."""
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address that a web server shows it under."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_manifest_on_a_web_server_is_read_and_what_it_lists_is_fetched(place, web: tuple[Path, str]) -> None:
+    folder, address = web
+    pictures = place.fill("flat", 80)
+    shutil.copytree(pictures, folder / "flat")
+    lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'}" for n in range(80)]
+    (folder / "labels.csv").write_text("\n".join(["path,label", *lines, "flat/gone.png,cat"]))
+    place.ingest(source="image-manifest", path=address, manifest="labels.csv")
+    assert place.index().height == 80
+    assert place.bad() == {"flat/gone.png": {"unreadable"}}
+
+
+def test_a_server_that_goes_away_stops_the_run_and_quarantines_nothing(
+    place, web: tuple[Path, str], monkeypatch
+) -> None:
+    folder, address = web
+    monkeypatch.setattr(storage, "_TRIES", 2)
+    shutil.copytree(place.fill("flat", 80), folder / "flat")
+    lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'}" for n in range(80)]
+    (folder / "labels.csv").write_text("\n".join(["path,label", *lines]))
+    fetch = storage.RemoteFolder._fetch
+
+    def failing(self, name):
+        if "0055" in name:
+            raise ConnectionResetError("the server is gone")
+        return fetch(self, name)
+
+    monkeypatch.setattr(storage.RemoteFolder, "_fetch", failing)
+    with pytest.raises(DataError, match=r"does not answer .*the server is gone"):
+        place.ingest(source="image-manifest", path=address, manifest="labels.csv")
+    assert not place.packed.exists()
+    assert not place.quarantine.exists()

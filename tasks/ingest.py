@@ -1,12 +1,16 @@
 """ingest: the source -> data/packed and data/quarantine.parquet."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
+
+if TYPE_CHECKING:
+    import polars
 
 __all__ = ["Dataset", "ingest"]
 
@@ -41,6 +45,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
     """Read, validate, split and pack the source that `params.data` names, or only a `sample` of it."""
     from ratchet.data.ingest import ingest as read_and_pack
 
+    before = _index(workspace)
     read_and_pack(
         params.data,
         packed=workspace.packed,
@@ -51,8 +56,32 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         releases=workspace.releases,
         sample=sample,
     )
+    if not sample:
+        _draw_card(workspace, before)
     _name_trouble(workspace, watch)
     return Dataset.load(workspace)
+
+
+def _index(workspace: Workspace) -> "polars.DataFrame | None":
+    """The index of the packed set that stands there, if there is one."""
+    import polars
+
+    from ratchet.data.difference import COLUMNS
+
+    path = workspace.packed / "index.parquet"
+    return polars.read_parquet(path, columns=COLUMNS) if path.exists() else None
+
+
+def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
+    """The data card, unless there is one of this very version already: it tells what changed since another."""
+    from ratchet.data.card import card
+    from ratchet.data.difference import difference
+
+    after = _index(workspace)
+    if workspace.card.exists() and before is not None and before.equals(after):
+        return
+    changed = None if before is None or after is None else difference(before, after)
+    files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
 def _name_trouble(workspace: Workspace, watch: Watch) -> None:

@@ -112,6 +112,11 @@ class Workspace:
         return self.reports / "report.html"
 
     @property
+    def card(self) -> Path:
+        """The page about the data."""
+        return self.reports / "data.html"
+
+    @property
     def registration(self) -> Path:
         return self.data / "registration.json"
 

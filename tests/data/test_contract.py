@@ -63,7 +63,9 @@ def test_each_kind_of_bad_file_is_quarantined_by_its_rule(rubbish) -> None:
     assert manifest.quarantined == 9
     assert manifest.quarantined_by_rule["unreadable"] == 2
     table = pl.read_parquet(rubbish.quarantine)
-    assert table.columns == ["source", "row", "rule", "value", "hint", "content"]
+    assert table.columns == ["source", "row", "rule", "value", "hint", "content", "thumbnail"]
+    drawn = table.filter(table["thumbnail"].is_not_null())["source"]
+    assert set(drawn) == {"cat/stray.gif", "cat/really.png", "cat/tiny.png", "cat/strip.png"}
     assert table.filter(table["source"] == "cat/bomb.png")["value"].item() == "60000 x 60000 pixels"
     assert table["hint"].str.len_chars().min() > 10
     index = rubbish.index()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import contract, memo, pack, pool, quarantine, split
 from ratchet.data import releases as releasing
+from ratchet.data.likeness import Likeness
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.memo import Earlier, Memo
 from ratchet.data.pictures import Facts, Look, patient_pillow
@@ -136,7 +137,7 @@ class _Ingest:
                 if good.is_empty():
                     self._stop_if_bad(bad)
                 if self._shape(good) == shape:
-                    return self._pack(draft, good, bad, scratch, earlier, used), facts, shape
+                    return self._pack(draft, facts, bad, used, scratch, earlier), facts, shape
             shape = self._shape(good)  # rare: the guess was wrong, or only broken files asked for another shape
 
     def _guess(self) -> Shape:
@@ -196,21 +197,24 @@ class _Ingest:
         return read.with_columns(pl.coalesce(read[name], known[name]) for name in known.columns)
 
     def _pack(
-        self, draft: Path, good: pl.DataFrame, bad: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier,
-        used: pl.DataFrame,
+        self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: pack.Scratch,
+        earlier: Earlier,
     ) -> Manifest:  # fmt: skip
-        index = self._index(good)
+        index = self._index(quarantine.without(facts, bad))
         twins = contract.cross_split_duplicates(index)
         bad = pl.concat([bad, twins])
         self._stop_if_bad(bad)
         index = quarantine.without(index, twins)
-        quarantine.write(self.table, bad)
+        seen = quarantine.shown(bad, facts)
+        look = self._reader(self._placed(seen, scratch, earlier), scratch, earlier)
+        quarantine.write(self.table, quarantine.with_thumbnails(bad, seen["row"], look(0, seen.height)))
         contract.check_index(index, self.settings, classes=self.source.classes)
         index = self._placed(index, scratch, earlier)
+        alike = Likeness()
         splits, histogram = {}, np.zeros((scratch.shape[-1], 256), np.int64)
         for name in split.SPLITS:
             mine = index.filter(pl.col("split") == name)
-            splits[name], counts = self._pack_split(draft / name, mine, scratch, earlier)
+            splits[name], counts = self._pack_split(draft / name, mine, scratch, earlier, alike)
             if name == "train":
                 histogram = counts
         mean, std = channel_statistics(histogram)
@@ -219,7 +223,7 @@ class _Ingest:
         pack.write_index(draft, index if index["group"].count() else index.drop("group"), own=own)
         description = profile(
             index, classes=self.source.classes, pixels=packed_pixels(histogram),
-            conflicts=contract.label_conflicts(index), quarantined=by_rule,
+            conflicts=contract.label_conflicts(index), quarantined=by_rule, alike=alike.pairs(index),
         )  # fmt: skip
         files.write_json(draft / "profile.json", description)
         size, _, channels = scratch.shape
@@ -265,10 +269,12 @@ class _Ingest:
         index = index.with_row_index("place").join(found, on="place", how="left", maintain_order="left")
         return index.with_columns(at=pl.coalesce("at", "late")).drop("place", "late")
 
-    def _pack_split(
-        self, folder: Path, index: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier
-    ) -> tuple[SplitFiles, NDArray[np.int64]]:
-        at, before = (index[name].fill_null(-1).to_numpy() for name in ("at", "earlier"))
+    @staticmethod
+    def _reader(
+        placed: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier
+    ) -> Callable[[int, int], NDArray[np.uint8]]:
+        """From a row of `placed` to before another: the pictures, uint8 (k, side, side, channels)."""
+        at, before = (placed[name].fill_null(-1).to_numpy() for name in ("at", "earlier"))
 
         def read(start: int, end: int) -> NDArray[np.uint8]:
             rows = at[start:end]
@@ -277,8 +283,20 @@ class _Ingest:
             if fresh.any():
                 pixels[fresh] = scratch.read(rows[fresh])
             if not fresh.all():
-                digests = index["pixels"][start:end].filter(pl.Series(~fresh)).to_list()
+                digests = placed["pixels"][start:end].filter(pl.Series(~fresh)).to_list()
                 pixels[~fresh] = earlier.read(before[start:end][~fresh], digests)
+            return pixels
+
+        return read
+
+    def _pack_split(
+        self, folder: Path, index: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier, alike: Likeness
+    ) -> tuple[SplitFiles, NDArray[np.int64]]:
+        pictures = self._reader(index, scratch, earlier)
+
+        def read(start: int, end: int) -> NDArray[np.uint8]:
+            pixels = pictures(start, end)
+            alike.look(pixels)
             return pixels
 
         shards, histogram = pack.write_shards(

@@ -11,7 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-__all__ = ["SIDE", "fingerprints", "pairs"]
+from ratchet.data.split import SPLITS
+
+__all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 
 Fingerprints = NDArray[np.uint64]
 
@@ -20,6 +22,31 @@ _BITS = 8  # that alike pictures may differ in, of 64
 _PARTS = 4  # of 16 bits: fingerprints that differ in three bits or fewer share one for certain
 _CROWD = 2_000  # pictures that share a part: more of them are pictures of nothing, not copies of each other
 _ALIKE = 0.98  # correlation of the small pictures
+
+
+class Likeness:
+    """Looks at all pictures of a set, some at a time, and tells which look the same."""
+
+    def __init__(self) -> None:
+        self._marks: list[Fingerprints] = []
+        self._small: list[NDArray[np.uint8]] = []
+
+    def look(self, pixels: NDArray[np.uint8]) -> None:
+        """At some more pictures, uint8 (n, side, side, channels)."""
+        marks, small = fingerprints(pixels)
+        self._marks.append(marks)
+        self._small.append(small)
+
+    def pairs(self, index: pl.DataFrame) -> pl.DataFrame:
+        """Pairs that look the same though their pixels differ: ids and splits of `one` and `other`.
+
+        `index` has the columns id, split and pixels; split by split its rows are the pictures in the order of looking.
+        """
+        ordered = pl.concat([index.filter(pl.col("split") == name) for name in SPLITS]).select("id", "split", "pixels")
+        found = pairs(np.concatenate(self._marks), np.concatenate(self._small))
+        one, other = (ordered[found[name].to_numpy()] for name in ("one", "other"))
+        told = one.rename(lambda name: f"one_{name}").hstack(other.rename(lambda name: f"other_{name}"))
+        return told.filter(pl.col("one_pixels") != pl.col("other_pixels")).drop("one_pixels", "other_pixels")
 
 
 def fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.uint8]]:

@@ -44,6 +44,7 @@ def profile(
     pixels: Mapping[str, object],
     conflicts: Sequence[Mapping[str, Sequence[str]]],
     quarantined: Mapping[str, int],
+    alike: pl.DataFrame | None = None,
 ) -> dict[str, object]:
     """Everything that profile.json holds.
 
@@ -53,6 +54,7 @@ def profile(
         pixels: what is known of the training pixels' values.
         conflicts: groups of samples with the same pixels and different labels.
         quarantined: samples by broken rule.
+        alike: pairs of samples that look the same, `one_` and `other_` `id` and `split`; None: not looked for.
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
@@ -67,8 +69,21 @@ def profile(
         "formats": dict(index.group_by("format").len().sort("format").rows()),
         "copies_within_splits": index.height - index.select("split", "pixels").n_unique(),
         "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_CONFLICTS_SHOWN])},
+        "near_duplicates": _alike(alike),
         "quarantined_by_rule": dict(quarantined),
     }
+
+
+def _alike(found: pl.DataFrame | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    apart = found.filter(pl.col("one_split") != pl.col("other_split"))
+    within = found.filter(pl.col("one_split") == pl.col("other_split"))
+    first = [
+        {"ids": [row["one_id"], row["other_id"]], "splits": [row["one_split"], row["other_split"]]}
+        for row in pl.concat([apart, within]).head(_CONFLICTS_SHOWN).iter_rows(named=True)
+    ]
+    return {"pairs": found.height, "across_splits": apart.height, "first": first}
 
 
 def _channel_quantiles(counts: NDArray[np.int64]) -> dict[str, int]:

@@ -4,20 +4,25 @@ from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
+from PIL import Image
 
 from ratchet import files
 
-__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "table", "without", "write"]
+__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "shown", "table", "with_thumbnails", "without", "write"]
 
 SCHEMA = pl.Schema(
     {
         "source": pl.String, "row": pl.Int64, "rule": pl.String, "value": pl.String, "hint": pl.String,
-        "content": pl.String,
+        "content": pl.String, "thumbnail": pl.Binary,
     }
 )  # fmt: skip
 """source: where the sample came from; row: its position among all samples, by id; value: what was found; content:
-SHA-256 (hex) of its bytes, null where they were not read."""
+SHA-256 (hex) of its bytes, null where they were not read; thumbnail: a small PNG, where there is something to see."""
+
+_THUMBNAILS, _THUMBNAIL_SIDE = 200, 96
 
 HINTS = {
     "empty-file": "the file has no content: fetch it again, or remove it",
@@ -49,14 +54,16 @@ HINTS = {
 
 def rows(found: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
     """A table from (source, row, rule, value)."""
-    filled = [(source, row, rule, value, HINTS[rule], None) for source, row, rule, value in found]
+    filled = [(source, row, rule, value, HINTS[rule], None, None) for source, row, rule, value in found]
     return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
 
 
 def table(found: pl.DataFrame, rule: str) -> pl.DataFrame:
     """A table from columns source, row, value and perhaps content, of samples that break one rule."""
     content = pl.col("content") if "content" in found.columns else pl.lit(None, pl.String)
-    return found.with_columns(rule=pl.lit(rule), hint=pl.lit(HINTS[rule]), content=content).select(*SCHEMA)
+    return found.with_columns(
+        rule=pl.lit(rule), hint=pl.lit(HINTS[rule]), content=content, thumbnail=pl.lit(None, pl.Binary)
+    ).select(*SCHEMA)
 
 
 def by_rule(table: pl.DataFrame) -> dict[str, int]:
@@ -73,6 +80,26 @@ def samples(table: pl.DataFrame) -> int:
 def without(frame: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """The rows of `frame` that the table does not hold, by their column `row`."""
     return frame.join(table.select("row").unique(), on="row", how="anti", maintain_order="left")
+
+
+def shown(table: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """The facts of the first samples in the table that there is something to see of."""
+    mine = facts.join(table.select("row").unique(), on="row", how="semi", maintain_order="left")
+    return mine.filter(pl.col("pixels").is_not_null()).head(_THUMBNAILS)
+
+
+def with_thumbnails(table: pl.DataFrame, rows: pl.Series, pictures: NDArray[np.uint8]) -> pl.DataFrame:
+    """The table with a small PNG of each of these pictures, uint8 (n, side, side, channels), beside its row."""
+    drawn = pl.DataFrame({"row": rows, "thumbnail": pl.Series([_thumbnail(one) for one in pictures], dtype=pl.Binary)})
+    return table.drop("thumbnail").join(drawn, on="row", how="left", maintain_order="left").select(*SCHEMA)
+
+
+def _thumbnail(pixels: NDArray[np.uint8]) -> bytes:
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    content = BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
 
 
 def write(path: Path, table: pl.DataFrame) -> None:

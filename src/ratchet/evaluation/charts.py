@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ratchet.evaluation.calibration import Bin
-from ratchet.evaluation.page import text
+from ratchet.page import text
 
 __all__ = ["Line", "heat_map", "key", "line_chart", "reliability_chart"]
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.page import Cell, bars, document, figure, folded, pairs, section, text
 from ratchet.evaluation.sections import calibration_section, classes_section, confusion_section, headline_section
 from ratchet.evaluation.verdict import Verdict
+from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text
 
 __all__ = ["Example", "ReportContent", "render"]
 

@@ -3,7 +3,7 @@
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.page import Cell, figure, folded, section, table, text
+from ratchet.page import Cell, figure, folded, section, table, text
 
 __all__ = ["calibration_section", "classes_section", "confusion_section", "headline_section"]
 

@@ -165,6 +165,13 @@ text-overflow:ellipsis;display:inline-block}
 .errors b{font-weight:600}.errors del{text-decoration:none;color:var(--bad)}
 .errors p{color:inherit;font-size:15px;line-height:1.4;overflow-wrap:anywhere}
 .errors small,code{font:13px/1.4 var(--mono);color:var(--soft);overflow-wrap:anywhere}
+.strip{display:grid;grid-template-columns:repeat(auto-fill,minmax(68px,1fr));gap:8px;margin:10px 0 22px}
+.strip.two{grid-template-columns:1fr 1fr;gap:4px;margin:0 0 6px}
+.strip img,table.words img{display:block;width:100%;aspect-ratio:1;object-fit:contain;border-radius:6px}
+.strip img.small,table.words img.small{image-rendering:pixelated}
+table.words img{width:56px}
+table.words th,table.words td{text-align:left;vertical-align:top}
+section>figure+figure,section>.scroll+figure,section>figure+.scroll{margin-top:24px}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}

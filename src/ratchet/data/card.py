@@ -21,7 +21,7 @@ from ratchet.page import Cell, bars, document, figure, folded, pairs, section, t
 __all__ = ["card"]
 
 _CLASSES = 40  # shown with pictures; the others are in the table
-_PICTURES = 8  # of a class
+_PICTURES = 14  # of a class
 _LISTED = 24
 _SMALL = 96  # pixels: smaller pictures are shown with their pixels
 
@@ -85,7 +85,7 @@ def _changes(changed: Difference | None) -> str:
     tables = []
     for kind, count in changed.counts().items():
         found: pl.DataFrame = getattr(changed, kind)
-        listed = table(found.columns, found.head(_LISTED).rows())
+        listed = table(found.columns, found.head(_LISTED).rows(), kind="words")
         more = f"<p>... and {count - _LISTED:,} more</p>" if count > _LISTED else ""
         tables.append(folded(f"{count:,} {kind}", listed + more))
     return section("What changed", *tables, note=f"Since the version before: {changed.words}.")
@@ -97,24 +97,28 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
     if bad.height:
         counted = {row["rule"]: row["len"] for row in bad.group_by("rule").len().sort("rule").iter_rows(named=True)}
         shown = [
-            (Cell(_shown(row.get("thumbnail")) + text(row["source"])), row["rule"], row["value"], row["hint"])
+            (row["source"], Cell(_shown(row["thumbnail"])), row["rule"], row["value"], row["hint"])
             for row in bad.head(_LISTED).iter_rows(named=True)
         ]
-        listed = table(("sample", "rule", "found", "the way out"), shown)
-        parts.append(figure("Kept out, by rule", bars(counted)) + folded(f"the first {len(shown)}", listed))
+        listed = table(("sample", "", "rule", "found", "the way out"), shown, kind="words")
+        more = (
+            f"<p>... and {bad.height - _LISTED:,} more in data/quarantine.parquet</p>" if bad.height > _LISTED else ""
+        )
+        parts.append(figure("Kept out, by rule", bars(counted)) + listed + more)
     if one.manifest.released:
         released = [(row["source"], row["rule"], row["reason"], row["by"], row["at"]) for row in one.manifest.released]
-        parts.append(figure("Let in by hand", table(("sample", "rule", "why", "by", "at"), released)))
+        listed = table(("sample", "rule", "why", "by", "at"), released, kind="words")
+        parts.append(figure("Let in by hand", listed))
     conflicts = profile["label_conflicts"]
     if conflicts["groups"]:
         shown = [(", ".join(group["ids"]), ", ".join(group["classes"])) for group in conflicts["first"][:_LISTED]]
-        listed = table(("samples with the same pixels", "labelled"), shown)
-        parts.append(folded(f"{conflicts['groups']:,} pictures stand under several labels", listed))
+        listed = table(("samples with the same pixels", "labelled"), shown, kind="words")
+        parts.append(figure(f"{conflicts['groups']:,} pictures stand under several labels", listed))
     alike = profile.get("near_duplicates", {"pairs": 0})
     if alike["pairs"]:
         rows = [_pair(one, found) for found in alike["first"][:_LISTED]]
         words = f"{alike['pairs']:,} pairs look the same, {alike['across_splits']:,} of them in different splits"
-        parts.append(folded(words, f'<div class="errors">{"".join(rows)}</div>'))
+        parts.append(figure(words, f'<div class="errors">{"".join(rows)}</div>'))
     counts = {name: count for name, count in profile["classes"]["train"].items() if count}
     if counts and max(counts.values()) > 10 * min(counts.values()):
         least, most = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
@@ -148,7 +152,7 @@ def _pictures(one: _Set) -> str:
         chosen = mine[::step].head(_PICTURES).select("split", "row").rows()
         drawn = [_picture(one.picture(split, row)) for split, row in chosen]
         if any(drawn):
-            parts.append(figure(name, f'<div class="errors">{"".join(f"<div>{one}</div>" for one in drawn)}</div>'))
+            parts.append(figure(name, f'<div class="strip">{"".join(drawn)}</div>'))
     return section("Pictures", *parts, note="Of each class some training samples, as they are packed.")
 
 

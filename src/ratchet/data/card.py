@@ -21,7 +21,7 @@ from ratchet.page import Cell, bars, document, figure, folded, pairs, section, t
 __all__ = ["card"]
 
 _CLASSES = 40  # shown with pictures; the others are in the table
-_PICTURES = 14  # of a class
+_PICTURES = 13  # of a class
 _LISTED = 24
 _SMALL = 96  # pixels: smaller pictures are shown with their pixels
 
@@ -132,8 +132,9 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
 
 def _pair(one: _Set, found: Mapping[str, Any]) -> str:
     drawn = "".join(_picture(one.by_id(name)) for name in found["ids"])
+    splits = text(" and ".join(dict.fromkeys(found["splits"])))
     return (
-        f"<div>{drawn}<p>{text(' and '.join(found['ids']))}</p><small>{text(', '.join(found['splits']))}</small></div>"
+        f'<div><div class="strip two">{drawn}</div><p>{splits}</p><small>{text(", ".join(found["ids"]))}</small></div>'
     )
 
 

@@ -1,0 +1,230 @@
+"""What ingest costs over the bare reading of the same files, and what it costs again.
+
+    RATCHET_DATASETS=FOLDER python -m bench.ingest [--rounds 5]
+
+60,000 small PNG files and 2,000 photos (those of FOLDER/hymenoptera, cropped and saved anew until they are so many; with
+no FOLDER, noise in their place) are ingested by the library's own function, in a process that has imported everything.
+Beside it, one after the other in each round:
+
+bare: Pillow opens, decodes, scales and cuts the same files on all cores, by threads or by processes, whichever is
+faster, and keeps the pixels; no digest, no check, no file written.
+list: os.scandir and stat over all files.
+
+Memory is the process's peak of anonymous pages, sampled, in processes of their own.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from bench.memory import Peak
+from bench.project import ROOT, scratch, source
+from bench.report import Row, alone, options, ratio, spread
+
+__all__ = ["measure"]
+
+_SMALL, _PHOTOS, _PHOTO_SIDE = 60_000, 2_000, 64
+_CORES = os.cpu_count() or 1
+_CLAIMS = {"share of the bare limit": 0.8, "validation": 0.15, "again": 2.0, "memory": 0.10}
+
+
+def measure(rounds: int, *, quick: bool) -> list[Row]:
+    """The table's rows."""
+    small, photos = (600, 40) if quick else (_SMALL, _PHOTOS)
+    rows: list[Row] = []
+    with scratch() as folder:
+        _write_small(folder / "small", small)
+        _write_small(folder / "fewer", small // 6)
+        _write_photos(folder / "photos", photos)
+        for name, count in (("small", small), ("photos", photos)):
+            limit = _bare_limit(folder / name)
+            rates: dict[str, list[float]] = {"ingest": [], "bare": []}
+            for _ in range(rounds):
+                rates["bare"].append(count / limit())
+                rates["ingest"].append(count / _timed(folder / name, folder / "out", "fresh"))
+                print(f"{name}: " + ", ".join(f"{key} {value[-1]:,.0f}/s" for key, value in rates.items()), flush=True)
+            share = ratio(rates["ingest"], rates["bare"])
+            what = f"{count:,} {'PNG files of 32 x 32' if name == 'small' else 'photos'}"
+            claim = _CLAIMS["share of the bare limit"]
+            rows += [Row(f"files/s: {key}", what, spread(value)) for key, value in rates.items()]
+            rows.append(Row("ingest / bare limit", what, f"{share:.2f}", f">= {claim}", share >= claim))
+        rows += _again(folder, small, rounds)
+        rows += _memory(folder, small)
+    return rows
+
+
+def _again(folder: Path, count: int, rounds: int) -> list[Row]:
+    """No change at all, against listing the files."""
+    _timed(folder / "small", folder / "kept", "fresh", wait=3.0)
+    again, listed = [], []
+    for _ in range(rounds):
+        listed.append(_timed(folder / "small", folder / "kept", "list"))
+        again.append(_timed(folder / "small", folder / "kept", "again"))
+    share, claim = ratio(again, listed), _CLAIMS["again"]
+    what = f"{count:,} files, none changed"
+    return [
+        Row("s: list and stat", what, spread(listed, form=".2f")),
+        Row("s: ingest again", what, spread(again, form=".2f")),
+        Row("ingest again / list and stat", what, f"{share:.2f}", f"< {claim:g}", share < claim),
+    ]
+
+
+def _memory(folder: Path, count: int) -> list[Row]:
+    """Peak anonymous memory on six times the files."""
+    peaks = {}
+    for name in ("fewer", "small"):
+        peak = Peak()
+        _run(folder / name, folder / f"out-{name}", "fresh", sample=peak)
+        peaks[name] = peak.mib
+    growth, claim = peaks["small"] / peaks["fewer"] - 1, _CLAIMS["memory"]
+    return [
+        Row("peak anonymous memory, MiB", f"{count // 6:,} files", f"{peaks['fewer']:,.0f}"),
+        Row("peak anonymous memory, MiB", f"{count:,} files", f"{peaks['small']:,.0f}"),
+        Row("growth on six times the files", "", f"{growth:+.1%}", f"< {claim:.0%}", growth < claim),
+    ]
+
+
+def _write_small(folder: Path, count: int) -> None:
+    images, labels, _ = source()
+    for label in np.unique(labels):
+        (folder / str(label)).mkdir(parents=True)
+    for number in range(count):
+        pixels = images[number % len(images)].copy()
+        pixels[0, 0] = number % 256, number // 256 % 256, number // 65536  # the source's over and over, no two alike
+        Image.fromarray(pixels).save(folder / str(labels[number % len(labels)]) / f"{number:06d}.png")
+
+
+def _write_photos(folder: Path, count: int) -> None:
+    given = sorted((Path(os.environ.get("RATCHET_DATASETS", "")) / "hymenoptera" / "train").rglob("*.jp*g"))
+    drawn = np.random.default_rng(0)
+    for label in "ab":
+        (folder / label).mkdir(parents=True)
+    for number in range(count):
+        if given:
+            image = Image.open(given[number % len(given)]).convert("RGB")
+            left, top = (int(drawn.integers(0, side // 8 + 1)) for side in image.size)
+            image = image.crop((left, top, image.width, image.height))
+        else:
+            image = Image.fromarray(drawn.integers(0, 256, (375, 500, 3), dtype=np.uint8))
+        image.save(folder / "ab"[number % 2] / f"{number:05d}.jpg", quality=90)
+
+
+def _bare_limit(folder: Path) -> Callable[[], float]:
+    """Seconds of the bare reading, with the kind of workers that it is fastest with."""
+    files = sorted(map(str, folder.rglob("*.*")))
+    kinds: dict[str, Callable[[], Executor]] = {
+        "threads": lambda: ThreadPoolExecutor(_CORES),
+        "processes": lambda: ProcessPoolExecutor(_CORES),
+    }
+
+    def seconds(kind: str) -> float:
+        with kinds[kind]() as pool:
+            list(pool.map(_bare, [files[:8]] * _CORES))  # begun, and everything imported
+            began = time.perf_counter()
+            chunks = [files[start : start + 128] for start in range(0, len(files), 128)]
+            read = sum(len(part) for part in pool.map(_bare, chunks))
+            taken = time.perf_counter() - began
+        assert read == len(files)
+        return taken
+
+    best = min(kinds, key=seconds)
+    print(f"bare reading is fastest with {best}", flush=True)
+    return lambda: seconds(best)
+
+
+def _bare(files: list[str]) -> list[bytes]:
+    return [_pixels(file) for file in files]
+
+
+def _pixels(file: str) -> bytes:
+    with Image.open(file) as opened:
+        image = opened.convert("RGB")
+    side = min(image.size)
+    if image.size != (side, side) or side > _PHOTO_SIDE:
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        box = (left, top, left + side, top + side)
+        image = image.resize((_PHOTO_SIDE, _PHOTO_SIDE), Image.Resampling.BILINEAR, box=box)
+    return image.tobytes()
+
+
+def _timed(pictures: Path, out: Path, what: str, *, wait: float = 0.0) -> float:
+    """Seconds that one act takes in a process of its own, its imports aside."""
+    return float(_run(pictures, out, what, wait=wait))
+
+
+def _run(pictures: Path, out: Path, what: str, *, wait: float = 0.0, sample: Callable[[int], None] | None = None) -> str:
+    command = [sys.executable, "-m", "bench.ingest", "--act", what, str(pictures), str(out), "--wait", str(wait)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        while sample is not None and process.poll() is None:
+            sample(process.pid)
+            time.sleep(0.01)
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return str(json.loads(said.splitlines()[-1]))
+
+
+def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
+    """One act, in this process; its seconds are printed."""
+    import shutil
+
+    from ratchet.data.ingest import ingest
+    from ratchet.params import DataSettings
+
+    if what == "list":
+        began = time.perf_counter()
+        count = _stat_all(str(pictures))
+        taken = time.perf_counter() - began
+        assert count
+    else:
+        if what == "fresh":
+            shutil.rmtree(out, ignore_errors=True)
+        time.sleep(wait)  # until the files' stamps count as settled
+        settings = DataSettings(source="image-folder", path=str(pictures))
+        began = time.perf_counter()
+        ingest(
+            settings, packed=out / "packed", quarantine=out / "bad.parquet", root=out, report=lambda *_: None,
+            remember=out / "memo.parquet",
+        )  # fmt: skip
+        taken = time.perf_counter() - began
+    print(json.dumps(taken))
+
+
+def _stat_all(folder: str) -> int:
+    count = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                count += _stat_all(entry.path)
+            else:
+                entry.stat()
+                count += 1
+    return count
+
+
+def main() -> None:
+    """Measure and print; or one act, for the measurement's own use."""
+    parser = options(__doc__)
+    parser.add_argument("--act", nargs=3, metavar=("WHAT", "PICTURES", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--wait", type=float, default=0.0, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.act:
+        what, pictures, out = asked.act
+        _act(what, Path(pictures), Path(out), asked.wait)
+        return
+    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick))
+
+
+if __name__ == "__main__":
+    main()

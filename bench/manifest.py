@@ -1,0 +1,122 @@
+"""What the contract costs on a table of a million pictures, over the same rules as one bare polars pass.
+
+    python -m bench.manifest [--rounds 5]
+
+The table has 8 columns: path, label, split, group, a whole number, a number, a date and a note; one row in a hundred
+breaks one of ten rules. pandera judges it as ingest does, and every broken rule becomes a row of the quarantine table.
+The bare pass is what one would write by hand: ten expressions, evaluated at once, and the same table of what they found.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from bench.report import Row, alone, options, ratio, spread
+from ratchet.data import contract
+from ratchet.data.privacy import looks_personal
+from ratchet.data.quarantine import HINTS
+from ratchet.params import DataSettings
+
+__all__ = ["measure"]
+
+_CLASSES = ("ant", "bee", "cow", "dog")
+_CLAIM = 1.3
+_OWN = ("count", "weight", "day", "note")
+_PATTERNS = {
+    "count": r"^\s*[+-]?\d{1,18}\s*$",
+    "weight": r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$",
+    "day": r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ].*)?$",
+}
+
+
+def measure(rounds: int, *, quick: bool) -> list[Row]:
+    """The table's rows."""
+    count = 10_000 if quick else 1_000_000
+    table = _table(count)
+    settings = DataSettings(manifest="labels.csv", refuse_personal=True)
+    acts: dict[str, Callable[[], pl.DataFrame]] = {
+        "contract": lambda: contract.check_manifest(table, settings, own=_OWN, classes=_CLASSES)[0],
+        "bare pass": lambda: _bare(table),
+    }
+    found = {name: act().select("source", "row", "rule").sort("row", "rule") for name, act in acts.items()}
+    assert found["contract"].equals(found["bare pass"]), "the two do not find the same"
+    seconds: dict[str, list[float]] = {name: [] for name in acts}
+    for _ in range(rounds):
+        for name, act in acts.items():
+            began = time.perf_counter()
+            act()
+            seconds[name].append(time.perf_counter() - began)
+        print(", ".join(f"{name} {values[-1]:.2f} s" for name, values in seconds.items()), flush=True)
+    share = ratio(seconds["contract"], seconds["bare pass"])
+    what = f"{count:,} rows, {found['contract'].height:,} broken rules, median of {rounds} rounds"
+    return [
+        *(Row(f"s: {name}", what, spread(values, form=".2f")) for name, values in seconds.items()),
+        Row("contract / bare pass", what, f"{share:.2f}", f"<= {_CLAIM}", share <= _CLAIM),
+    ]
+
+
+def _table(count: int) -> pl.DataFrame:
+    """A manifest as ImageManifest hands it to the contract."""
+    drawn = np.random.default_rng(0)
+    rows = np.arange(count)
+    broken = np.where(rows % 100 == 7, rows // 100 % 9, -1)
+
+    def text(name: str, values: pl.Series, wrong: dict[int, str | None]) -> pl.Series:
+        frame = pl.DataFrame({name: values, "broken": broken})
+        expression = pl.col(name)
+        for number, value in wrong.items():
+            expression = pl.when(pl.col("broken") == number).then(pl.lit(value, pl.String)).otherwise(expression)
+        return frame.select(expression.alias(name)).to_series()
+
+    number = pl.Series(rows).cast(pl.String).str.zfill(7)
+    path = text("path", pl.concat_str([pl.lit("pictures/")]).pipe(lambda _: "pictures/" + number + ".jpg"), {0: None})
+    table = pl.DataFrame(
+        {
+            "row": pl.Series(rows + 1, dtype=pl.Int64),
+            "path": path,
+            "label": text("label", pl.Series(np.array(_CLASSES)[drawn.integers(0, 4, count)]), {1: "emu", 2: None}),
+            "split": text("split", pl.Series(np.array(["train", "val", "test"])[rows % 3]), {3: "holdout"}),
+            "group": "g" + pl.Series(rows // 5).cast(pl.String),
+            "count": text("count", pl.Series(drawn.integers(0, 1000, count)).cast(pl.String), {4: "many"}),
+            "weight": text("weight", pl.Series(drawn.random(count)).round(4).cast(pl.String), {5: "heavy"}),
+            "day": text("day", "2024-01-" + pl.Series(rows % 28 + 1).cast(pl.String).str.zfill(2), {6: "1/8/2024"}),
+            "note": text("note", "seen near " + number, {7: "ask jane@example.org"}),
+        }
+    )
+    meanings = {"train": "train", "val": "validation", "test": "test"}
+    return table.with_columns(
+        normal="path",
+        means=pl.when(pl.col("label").is_in(_CLASSES)).then("label"),
+        assigned=pl.col("split").replace_strict(meanings, default=None, return_dtype=pl.String),
+        there=pl.Series(broken != 8),
+        stamp=pl.lit(None, pl.String),
+    )
+
+
+def _bare(table: pl.DataFrame) -> pl.DataFrame:
+    """The quarantine table of the same rules, written by hand."""
+    again = ((pl.col("path") == "path") & (pl.col("label") == "label")).fill_null(False)
+    named = pl.col("path").str.strip_chars().fill_null("") != ""
+    rules = {
+        "repeated-header": again,
+        "no-path": ~named,
+        "outside-folder": named & pl.col("normal").is_null(),
+        "missing-file": pl.col("normal").is_not_null() & ~pl.col("there").fill_null(False),
+        "unknown-label": ~pl.col("means").is_in(_CLASSES).fill_null(False),
+        "unknown-split": pl.col("assigned").is_null() & pl.col("split").is_not_null(),
+        **{f"other-type {name}": ~pl.col(name).str.contains(pattern) for name, pattern in _PATTERNS.items()},
+    }
+    judged = table.with_columns(**rules, **{"personal-data": looks_personal(table["note"])})
+    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
+    parts = []
+    for name in (*rules, "personal-data"):
+        rule = name.partition(" ")[0]
+        broken = judged.filter(pl.col(name))
+        parts.append(broken.select(source=source, row="row", rule=pl.lit(rule), hint=pl.lit(HINTS[rule])))
+    return pl.concat(parts).sort("row", "rule")
+
+
+if __name__ == "__main__":
+    alone(options(__doc__), lambda asked: measure(asked.rounds, quick=asked.quick))

@@ -26,6 +26,7 @@ class Place:
         self.packed = root / "data" / "packed"
         self.quarantine = root / "data" / "quarantine.parquet"
         self.memo: Path | None = None
+        self.releases: Path | None = None
         self.progress: list[tuple[int, int]] = []
 
     def ingest(self, **changes: object) -> Manifest:
@@ -38,6 +39,7 @@ class Place:
             root=self.root,
             report=lambda done, total: self.progress.append((done, total)),
             remember=self.memo,
+            releases=self.releases,
         )
 
     @staticmethod

@@ -101,13 +101,9 @@ def quarantine(
     """List what was kept out, and why."""
     import polars
 
-    from ratchet.data.quarantine import by_rule
-    from ratchet.errors import DataError
+    from ratchet.data.quarantine import by_rule, read
 
-    workspace = Workspace.find()
-    if not workspace.quarantine.exists():
-        raise DataError(f"{workspace.quarantine}: not there: ingest the data first (`ratchet train`)")
-    table = polars.read_parquet(workspace.quarantine)
+    table = read(Workspace.find().quarantine)
     for name, count in by_rule(table).items():
         typer.echo(f"{name}: {count:,}")
     shown = table if rule is None else table.filter(polars.col("rule") == rule)
@@ -127,15 +123,23 @@ def release(
     """Let a quarantined sample in against its rules. Void as soon as its content changes."""
     import getpass
 
-    import polars
-
     from ratchet.data import releases
+    from ratchet.data.quarantine import read
 
     workspace = Workspace.find()
-    table = polars.read_parquet(workspace.quarantine)
-    rules = releases.add(workspace.releases, table, source, reason=reason, by=getpass.getuser())
+    rules = releases.add(workspace.releases, read(workspace.quarantine), source, reason=reason, by=getpass.getuser())
     typer.echo(f"{source}: released from {', '.join(rules)}; noted in {workspace.releases}: commit it with git")
     typer.echo("next: ratchet train")
+
+
+@data.command()
+def labels(
+    folds: Annotated[int, typer.Option(min=2, help="Models to train, each without its part of the samples.")] = 4,
+    epochs: Annotated[int, typer.Option(min=0, help="For so long; 0: as training.epochs says.")] = 0,
+) -> None:
+    """List training labels that are likely wrong, by models that never saw the samples they speak of."""
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.labels", str(folds), str(epochs)])
 
 
 @data.command()

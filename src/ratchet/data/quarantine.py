@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ratchet import files
+from ratchet.errors import DataError
 
-__all__ = ["HINTS", "SCHEMA", "by_rule", "rows", "samples", "shown", "table", "with_thumbnails", "without", "write"]
+__all__ = ["HINTS", "SCHEMA", "by_rule", "read", "rows", "samples", "shown", "table", "with_thumbnails", "without", "write"]
 
 SCHEMA = pl.Schema(
     {
@@ -100,6 +101,20 @@ def _thumbnail(pixels: NDArray[np.uint8]) -> bytes:
     content = BytesIO()
     image.save(content, "PNG")
     return content.getvalue()
+
+
+def read(path: Path) -> pl.DataFrame:
+    """The table that stands there.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    try:
+        return pl.read_parquet(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: not there: ingest the data first (`ratchet train`)") from None
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{path}: damaged ({error}): ingest the data again") from error
 
 
 def write(path: Path, table: pl.DataFrame) -> None:

@@ -2,9 +2,9 @@
 
     RATCHET_DATASETS=FOLDER python -m bench.ingest [--rounds 5]
 
-60,000 small PNG files and 2,000 photos (those of FOLDER/hymenoptera, cropped and saved anew until they are so many; with
-no FOLDER, noise in their place) are ingested by the library's own function, in a process that has imported everything.
-Beside it, one after the other in each round:
+60,000 small PNG files and 2,000 photos (those of FOLDER/hymenoptera, cropped and saved anew until they are so many;
+with no FOLDER, noise in their place) are ingested by the library's own function, in a process that has imported
+everything. Beside it, one after the other in each round:
 
 bare: Pillow opens, decodes, scales and cuts the same files on all cores, by threads or by processes, whichever is
 faster, and keeps the pixels; no digest, no check, no file written.
@@ -161,7 +161,9 @@ def _timed(pictures: Path, out: Path, what: str, *, wait: float = 0.0) -> float:
     return float(_run(pictures, out, what, wait=wait))
 
 
-def _run(pictures: Path, out: Path, what: str, *, wait: float = 0.0, sample: Callable[[int], None] | None = None) -> str:
+def _run(
+    pictures: Path, out: Path, what: str, *, wait: float = 0.0, sample: Callable[[int], None] | None = None
+) -> str:
     command = [sys.executable, "-m", "bench.ingest", "--act", what, str(pictures), str(out), "--wait", str(wait)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

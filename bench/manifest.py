@@ -4,7 +4,8 @@
 
 The table has 8 columns: path, label, split, group, a whole number, a number, a date and a note; one row in a hundred
 breaks one of ten rules. pandera judges it as ingest does, and every broken rule becomes a row of the quarantine table.
-The bare pass is what one would write by hand: ten expressions, evaluated at once, and the same table of what they found.
+The bare pass is what one would write by hand: ten expressions, evaluated at once, and the same table of what they
+found.
 """
 
 import time

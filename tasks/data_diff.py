@@ -25,14 +25,14 @@ def index_at(root: Path, revision: str) -> pl.DataFrame:
             raise DataError(
                 f"{root / _INDEX}: not there: ingest the data first (`ratchet train`), or name two revisions"
             )
-        return pl.read_parquet(root / _INDEX, columns=COLUMNS)
+        return pl.read_parquet(root / _INDEX, columns=list(COLUMNS))
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
     from scmrepo.exceptions import SCMError
 
     try:
         with DVCFileSystem(str(root), rev=revision).open(_INDEX, mode="rb") as file:
-            return pl.read_parquet(file.read(), columns=COLUMNS)
+            return pl.read_parquet(file.read(), columns=list(COLUMNS))
     except FileNotFoundError:
         raise DataError(
             f"{revision}: its packed data is neither in DVC's cache nor in a remote, or it had none: `dvc fetch "

@@ -69,7 +69,7 @@ def _index(workspace: Workspace) -> "polars.DataFrame | None":
     from ratchet.data.difference import COLUMNS
 
     path = workspace.packed / "index.parquet"
-    return polars.read_parquet(path, columns=COLUMNS) if path.exists() else None
+    return polars.read_parquet(path, columns=list(COLUMNS)) if path.exists() else None
 
 
 def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
@@ -78,9 +78,10 @@ def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
     from ratchet.data.difference import difference
 
     after = _index(workspace)
+    assert after is not None
     if workspace.card.exists() and before is not None and before.equals(after):
         return
-    changed = None if before is None or after is None else difference(before, after)
+    changed = None if before is None else difference(before, after)
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 

@@ -153,7 +153,8 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
         (
             "source: digits",
             "source:",
-            "data.source: found null; allowed: text, not empty (digits, image-folder, image-manifest, factory, or a torchvision set)",
+            "data.source: found null; allowed: text, not empty (digits, image-folder, image-manifest, factory, or a "
+            "torchvision set)",
         ),
         (
             "validation_fraction: 0.15",

@@ -170,7 +170,7 @@ def test_dropped_and_hashed_columns_leave_no_trace_in_any_output_byte(place, mon
     for path in (place.root / "data").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         if path.suffix == ".parquet":
-            content += pl.read_parquet(path).write_json().encode()
+            content += str(pl.read_parquet(path).rows()).encode()
         assert b"Jane" not in content, path
         assert b"example.org" not in content, path
     first = dict(index.select("id", "group").rows())

@@ -72,8 +72,9 @@ def test_the_card_is_written_and_tells_what_changed(pets) -> None:
 
 
 def test_before_any_ingest_the_commands_say_what_to_do(project) -> None:
-    for command in (("quarantine",), ("diff",), ("labels",), ("release", "a", "--reason", "b")):
-        assert "ingest" in project.refused("ratchet", "data", *command)
+    for command in (("quarantine",), ("labels",), ("release", "a", "--reason", "b")):
+        assert "ingest the data first" in project.refused("ratchet", "data", *command)
+    assert "HEAD: its packed data is neither in DVC's cache nor" in project.refused("ratchet", "data", "diff")
 
 
 def test_wrong_labels_of_digits_are_found_and_nothing_is_changed(project) -> None:

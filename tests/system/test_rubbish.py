@@ -177,7 +177,8 @@ def test_what_was_packed_of_it_is_what_the_file_shows(rubbish: Path, tmp_path: P
         np.testing.assert_array_equal(images[split][row], np.asarray(expected), err_msg=name)
 
 
-def test_a_true_reason_is_given(rubbish: Path, tmp_path: Path) -> None:
+def test_a_true_reason_is_given(rubbish: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     _, bad, _ = run(rubbish, tmp_path)
     reasons = {rule: rows for (rule,), rows in bad.group_by("rule")}
     for name in reasons["unreadable"]["source"]:

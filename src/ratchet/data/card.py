@@ -111,14 +111,14 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
         parts.append(figure("Let in by hand", listed))
     conflicts = profile["label_conflicts"]
     if conflicts["groups"]:
-        shown = [(", ".join(group["ids"]), ", ".join(group["classes"])) for group in conflicts["first"][:_LISTED]]
-        listed = table(("samples with the same pixels", "labelled"), shown, kind="words")
+        both = [(", ".join(group["ids"]), ", ".join(group["classes"])) for group in conflicts["first"][:_LISTED]]
+        listed = table(("samples with the same pixels", "labelled"), both, kind="words")
         parts.append(figure(f"{conflicts['groups']:,} pictures stand under several labels", listed))
     alike = profile.get("near_duplicates", {"pairs": 0})
     if alike["pairs"]:
-        rows = [_pair(one, found) for found in alike["first"][:_LISTED]]
+        drawn = [_pair(one, found) for found in alike["first"][:_LISTED]]
         words = f"{alike['pairs']:,} pairs look the same, {alike['across_splits']:,} of them in different splits"
-        parts.append(figure(words, f'<div class="errors">{"".join(rows)}</div>'))
+        parts.append(figure(words, f'<div class="errors">{"".join(drawn)}</div>'))
     counts = {name: count for name, count in profile["classes"]["train"].items() if count}
     if counts and max(counts.values()) > 10 * min(counts.values()):
         least, most = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])

@@ -117,20 +117,21 @@ def check_manifest(
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
     )
     judged = judged.with_columns(looks_personal(judged[name]).alias(f"personal {name}") for name in texts)
-    yes, no = (lambda rule: pa.Check.eq(True, error=rule)), (lambda rule: pa.Check.eq(False, error=rule))
     columns = {
         "id": pa.Column(pl.String),
         "row": pa.Column(pl.Int64),
-        "named": pa.Column(pl.Boolean, yes("no-path")),
-        "inside": pa.Column(pl.Boolean, yes("outside-folder"), nullable=True),
-        "there": pa.Column(pl.Boolean, yes("missing-file"), nullable=True),
-        "labelled": pa.Column(pl.Boolean, yes("unknown-label")),
-        "divided": pa.Column(pl.Boolean, yes("unknown-split")),
+        "named": pa.Column(pl.Boolean, _must("no-path")),
+        "inside": pa.Column(pl.Boolean, _must("outside-folder"), nullable=True),
+        "there": pa.Column(pl.Boolean, _must("missing-file"), nullable=True),
+        "labelled": pa.Column(pl.Boolean, _must("unknown-label")),
+        "divided": pa.Column(pl.Boolean, _must("unknown-split")),
         **{
             name: pa.Column(pl.String, pa.Check.str_matches(kind.pattern, error="other-type"), nullable=True)
             for name, kind in kinds.items()
         },
-        **{f"personal {name}": pa.Column(pl.Boolean, no("personal-data"), nullable=True) for name in texts},
+        **{
+            f"personal {name}": pa.Column(pl.Boolean, _must("personal-data", be=False), nullable=True) for name in texts
+        },
     }
     found = {
         "no-path": pl.lit(""),
@@ -150,6 +151,10 @@ def check_manifest(
     headers = table.filter(again).select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
     refused = pl.concat([quarantine.table(headers, "repeated-header"), _failures(judged, columns, value)])
     return refused, judged.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
+
+
+def _must(rule: str, *, be: bool = True) -> pa.Check:
+    return pa.Check.eq(be, error=rule)
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,8 @@ def _kind(values: pl.Series) -> _Kind | None:
     texts = values.drop_nulls()
     if values.dtype != pl.String or texts.is_empty():
         return None
-    return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).mean() >= _NEARLY_ALL), None)
+    least = _NEARLY_ALL * len(texts)
+    return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).sum() >= least), None)
 
 
 def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:

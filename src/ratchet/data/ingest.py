@@ -178,8 +178,8 @@ class _Ingest:
 
     def _read(self, unread: pl.DataFrame, shape: Shape, scratch: pack.Scratch, contents: pl.DataFrame) -> pl.DataFrame:
         """What reading samples tells, by their `place`; pixels go to scratch, those of known contents aside."""
-        known, released = frozenset(contents["content"]), frozenset(self.released["content"])
-        look = Look(shape, self.settings.max_pixels, known, released)
+        kept_out = frozenset(self.released["content"])
+        look = Look(shape, self.settings.max_pixels, frozenset(contents["content"]), kept_out)
         chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
         names = (unread["id"][start : start + chunk].to_list() for start in range(0, unread.height, chunk))
         frames = [_NOTHING_KNOWN]
@@ -302,7 +302,7 @@ class _Ingest:
         shards, histogram = pack.write_shards(
             folder, read, rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib
         )
-        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"])
+        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"].to_list())
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"].to_list()))
         return SplitFiles(index.height, shards, labels, keys), histogram

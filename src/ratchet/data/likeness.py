@@ -18,6 +18,7 @@ __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 Fingerprints = NDArray[np.uint64]
 
 SIDE = 8  # frequencies a side of a fingerprint, and pixels a side of the small picture that goes with it
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # as Pillow makes colours grey
 _BITS = 8  # that alike pictures may differ in, of 64
 _PARTS = 4  # of 16 bits: fingerprints that differ in three bits or fewer share one for certain
 _CROWD = 2_000  # pictures that share a part: more of them are pictures of nothing, not copies of each other
@@ -51,9 +52,9 @@ class Likeness:
 
 def fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.uint8]]:
     """Of pictures uint8 (n, side, side, channels): uint64 (n,), and their small grey selves, uint8 (n, 8, 8)."""
-    grey = pixels.mean(axis=3, dtype=np.float32)
+    grey = (pixels @ _LUMA if pixels.shape[-1] == 3 else pixels[..., 0]).astype(np.float32)
     waves, boxes = _waves(grey.shape[1]), _boxes(grey.shape[1])
-    frequencies = (waves @ grey @ waves.T).reshape(len(grey), -1)
+    frequencies = (waves @ grey @ waves.T).reshape(len(grey), SIDE * SIDE)
     frequencies[:, 0] = 0.0  # the mean, which says how bright it is and nothing else
     bits = frequencies > np.median(frequencies, axis=1, keepdims=True)
     small = np.rint(boxes @ grey @ boxes.T).astype(np.uint8)
@@ -90,7 +91,8 @@ def _waves(side: int) -> NDArray[np.float32]:
     """The lowest cosines over `side` pixels: float32 (8, side), each of length one."""
     place = (np.arange(side) + 0.5) * np.pi / side
     waves = np.cos(np.outer(np.arange(SIDE), place))
-    return (waves / np.linalg.norm(waves, axis=1, keepdims=True)).astype(np.float32)
+    lowest: NDArray[np.float32] = (waves / np.linalg.norm(waves, axis=1, keepdims=True)).astype(np.float32)
+    return lowest
 
 
 @lru_cache
@@ -100,4 +102,5 @@ def _boxes(side: int) -> NDArray[np.float32]:
     low, high = edges[:-1, None], edges[1:, None]
     start = np.arange(side)[None, :]
     covered = np.clip(np.minimum(high, start + 1) - np.maximum(low, start), 0, 1)
-    return (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
+    means: NDArray[np.float32] = (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
+    return means

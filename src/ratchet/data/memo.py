@@ -112,6 +112,6 @@ class Earlier:
         found = np.stack(
             [self._shards[shard][place - self._starts[shard]] for shard, place in zip(shards, places, strict=True)]
         )
-        if [hashlib.sha256(one).hexdigest() for one in found] != digests:
+        if [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in found] != digests:
             raise DataError("data/packed was altered since it was made: remove the folder, then ingest again")
         return found

@@ -109,7 +109,7 @@ def write_shards(
             file.write(opening.getvalue())
             for first in range(start, end, step):
                 block = np.ascontiguousarray(read(first, min(first + step, end)))
-                digest.update(block)
+                digest.update(block.data)
                 file.write(block.data)
                 for channel, counts in enumerate(histogram):
                     counts += np.bincount(block[..., channel].ravel(), minlength=256)

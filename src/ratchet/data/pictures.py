@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +125,7 @@ class Look:
             read = file.read()
             content, file = hashlib.sha256(read).hexdigest(), io.BytesIO(read)
         else:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+            content = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
             file.seek(0)
         facts = replace(facts, content=content)
         if content in self.known:
@@ -148,7 +148,7 @@ class Look:
         except Exception as error:  # as above
             return replace(facts, readable=False, problem=_problem(error)), None
         brightness, contrast = _measure(pixels)
-        digest = hashlib.sha256(pixels).hexdigest()
+        digest = hashlib.sha256(pixels.data).hexdigest()
         return replace(facts, pixels=digest, brightness=brightness, contrast=contrast), pixels
 
 

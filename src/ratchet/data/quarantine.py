@@ -12,7 +12,19 @@ from PIL import Image
 from ratchet import files
 from ratchet.errors import DataError
 
-__all__ = ["HINTS", "SCHEMA", "by_rule", "read", "rows", "samples", "shown", "table", "with_thumbnails", "without", "write"]
+__all__ = [
+    "HINTS",
+    "SCHEMA",
+    "by_rule",
+    "read",
+    "rows",
+    "samples",
+    "shown",
+    "table",
+    "with_thumbnails",
+    "without",
+    "write",
+]
 
 SCHEMA = pl.Schema(
     {

@@ -34,7 +34,7 @@ def look_alikes(counts: Mapping[str, int]) -> dict[str, str]:
     alike: dict[str, list[str]] = defaultdict(list)
     for label in counts:
         alike[skeleton(label)].append(label)
-    found = {}
+    found: dict[str, str] = {}
     for labels in alike.values():
         usual = max(labels, key=lambda label: (counts[label], label))
         found |= {label: usual for label in labels if label != usual and counts[label] <= _RARE * counts[usual]}

@@ -31,7 +31,7 @@ class Digits:
     @property
     def listing(self) -> pl.DataFrame:
         """Ids are positions in scikit-learn's own order."""
-        return listing({"id": [f"{row:05d}" for row in range(len(self._labels))], "label": self._labels})
+        return listing({"id": [f"{row:05d}" for row in range(len(self._labels))], "label": self._labels.tolist()})
 
     def read(self, name: str) -> tuple[Image.Image, Label]:
         """One picture, with its digit."""

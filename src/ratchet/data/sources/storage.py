@@ -181,7 +181,7 @@ class RemoteFolder:
             found = {}
         if not found:
             raise DataError(f"data.path: {self.where} holds nothing: name a place with your pictures")
-        tree, folders = Tree(), set()
+        tree, folders = Tree(), set[str]()
         for path, info in found.items():
             name = path.removeprefix(self._top).lstrip("/")
             parts = name.split("/")

@@ -109,10 +109,10 @@ def _bare(table: pl.DataFrame) -> pl.DataFrame:
         "unknown-split": pl.col("assigned").is_null() & pl.col("split").is_not_null(),
         **{f"other-type {name}": ~pl.col(name).str.contains(pattern) for name, pattern in _PATTERNS.items()},
     }
-    judged = table.with_columns(**rules, **{"personal-data": looks_personal(table["note"])})
+    judged = table.with_columns(**rules, **{f"personal-data {name}": looks_personal(table[name]) for name in _OWN})
     source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
     parts = []
-    for name in (*rules, "personal-data"):
+    for name in (*rules, *(f"personal-data {name}" for name in _OWN)):
         rule = name.partition(" ")[0]
         broken = judged.filter(pl.col(name))
         parts.append(broken.select(source=source, row="row", rule=pl.lit(rule), hint=pl.lit(HINTS[rule])))

@@ -74,7 +74,8 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
         )
     manifest = Manifest.sealed(
         {"source": name, "quarantined": 0, "quarantined_by_rule": {}}, format=FORMAT, kind="image", name="bench",
-        classes=tuple(map(str, range(_CLASSES))), height=SIDE, width=SIDE, channels=3, mean=_MEAN, std=_STD, splits=splits,
+        classes=tuple(map(str, range(_CLASSES))), height=SIDE, width=SIDE, channels=3, mean=_MEAN,
+        std=_STD, splits=splits,
     )  # fmt: skip
     manifest.write(folder)
     return name

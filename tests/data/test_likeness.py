@@ -74,8 +74,8 @@ def test_pairs_are_told_by_id_and_split_and_exact_copies_are_not_among_them() ->
         }
     )
     alike = Likeness()
-    alike.look(np.stack([pictures[0], pictures[1], pictures[1]]))
-    alike.look(np.stack([pictures[2], near]))
+    alike.add(*fingerprints(np.stack([pictures[0], pictures[1], pictures[1]])))
+    alike.add(*fingerprints(np.stack([pictures[2], near])))
     assert alike.pairs(index).to_dicts() == [
         {"one_id": "a", "one_split": "train", "other_id": "near", "other_split": "test"}
     ]

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.data import pictures
-from ratchet.data.sources import storage
+from ratchet.data import pictures, storage
 from ratchet.errors import DataError
 
 
@@ -19,7 +18,7 @@ def counted(two_classes, monkeypatch):
     """80 pictures, ingested once with a memo; `read` and `decoded` count from there on."""
     monkeypatch.setattr(storage, "_FRESH", 0)  # files of this very moment are settled, too
     counts = Counter()
-    to_pixels, opened = pictures.to_pixels, storage.LocalFolder.open
+    to_pixels, opened = pictures.to_pixels, storage.LocalFolder.read
 
     def counting_pixels(*args, **kwargs):
         counts["decoded"] += 1
@@ -30,7 +29,7 @@ def counted(two_classes, monkeypatch):
         return opened(self, name)
 
     monkeypatch.setattr(pictures, "to_pixels", counting_pixels)
-    monkeypatch.setattr(storage.LocalFolder, "open", counting_open)
+    monkeypatch.setattr(storage.LocalFolder, "read", counting_open)
     two_classes.memo = two_classes.root / "memo.parquet"
     two_classes.ingest()
     assert counts["decoded"] == 80

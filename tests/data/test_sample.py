@@ -11,7 +11,7 @@ from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.data.sample import PER_CLASS, sampled, spread
 from ratchet.data.sources.image_folder import ImageFolder
-from ratchet.data.sources.storage import LocalFolder
+from ratchet.data.storage import LocalFolder
 from ratchet.params import DataSettings
 
 OWN = """

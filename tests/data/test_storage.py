@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.data.sources import storage
+from ratchet.data import storage
 from ratchet.errors import DataError
 
 
@@ -86,9 +86,9 @@ def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place,
     place.memo = place.root / "memo.parquet"
     place.ingest(path="s3://again/set")
     opened: list[str] = []
-    open_file = storage.RemoteFolder.open
+    read = storage.RemoteFolder.read
     monkeypatch.setattr(
-        storage.RemoteFolder, "open", lambda self, name: (opened.append(name), open_file(self, name))[1]
+        storage.RemoteFolder, "read", lambda self, name: (opened.append(name), read(self, name))[1]
     )
     place.ingest(path="s3://again/set")
     assert opened == []

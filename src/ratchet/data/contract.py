@@ -4,7 +4,7 @@ Each table is checked twice, because a wrong column would hide the values' fault
 mistake of ours can break, then the values with every failure collected.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from pandera import polars as pa
 from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
-from ratchet.data.pictures import ARRAY, Facts, claimed
+from ratchet.data.pictures import ARRAY, claimed
 from ratchet.data.privacy import looks_personal
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 
 __all__ = [
-    "CONCLUSIONS",
     "FACTS",
     "check_bad_fraction",
     "check_facts",
@@ -32,7 +31,6 @@ __all__ = [
     "duplicate_ids",
     "facts_frame",
     "label_conflicts",
-    "with_conclusions",
 ]
 
 FACTS: dict[str, Any] = {
@@ -41,18 +39,14 @@ FACTS: dict[str, Any] = {
     "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
 }  # fmt: skip
 
-CONCLUSIONS = ("claimed", "agrees", "side", "area", "aspect")
+
+def facts_frame(told: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
+    """One row per sample, from one list per fact."""
+    return pl.DataFrame({name: pl.Series(told[name], dtype=kind) for name, kind in FACTS.items()})
 
 
-def facts_frame(facts: Sequence[Facts]) -> pl.DataFrame:
-    """One row per sample."""
-    return pl.DataFrame(
-        {name: pl.Series([getattr(fact, name) for fact in facts], dtype=kind) for name, kind in FACTS.items()}
-    )
-
-
-def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
-    """The facts with what follows from them and the id: CONCLUSIONS."""
+def _with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
+    """The facts with what follows from them and the id."""
     width, height = pl.col("width"), pl.col("height")
     ending = pl.col("id").str.extract(r"(\.[^./]*)$", 1)
     formats = {found: claimed(f"name{found}") for found in frame.select(ending.unique())["id"].to_list() if found}
@@ -67,7 +61,7 @@ def with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
 
 def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
     """The quarantine rows (quarantine.SCHEMA) of the samples that must not be trained on, for what each is alone."""
-    return _failures(frame, _facts_schema(settings, classes))
+    return _failures(_with_conclusions(frame), _facts_schema(settings, classes))
 
 
 def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:

@@ -6,8 +6,9 @@ pixels of a few.
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import contract, memo, pack, pool, quarantine, split
 from ratchet.data import releases as releasing
-from ratchet.data.likeness import Likeness
+from ratchet.data.likeness import Likeness, fingerprints
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.memo import Earlier, Memo
-from ratchet.data.pictures import Facts, Look, patient_pillow
-from ratchet.data.profile import channel_statistics, packed_pixels, profile
+from ratchet.data.pictures import Look, patient_pillow
+from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
+from ratchet.data.reading import Reading, columns
 from ratchet.data.sample import sampled, spread
+from ratchet.data.scratch import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
@@ -33,9 +36,10 @@ Report = Callable[[int, int], None]
 Shape = tuple[int, int]  # side in pixels, channels
 
 AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
-_CHUNK = 128  # samples per piece of work
+_CHUNK = 256  # samples per piece of work
 _CHUNK_BYTES = 4 << 20  # packed bytes per piece of work
 _GUESSED = 64  # samples that the packed shape is guessed from
+_APART = 1_000  # files: fewer are read by threads before processes have begun
 
 
 def ingest(
@@ -104,7 +108,7 @@ class _Ingest:
         """The packed set that stands there, if it was made of just this and nothing has touched it since."""
         if self.remember is None or self.listing["stamp"].null_count():
             return None
-        known = Memo.read(self.remember)
+        known = Memo(self.remember)
         if known.inputs != self._inputs() or known.outputs != self._outputs():
             return None
         self._report(self.total, self.total)
@@ -121,10 +125,9 @@ class _Ingest:
     def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, Shape]:
         shape = self._guess()
         while True:
-            known = Memo.read(self.remember, shape=shape) if self.remember else Memo.none()
             earlier = Earlier(self.packed, shape=shape)
-            with pack.Scratch(draft / "scratch", size=shape[0], channels=shape[1]) as scratch:
-                facts = self._facts(shape, scratch, known)
+            with Scratch(draft / "scratch", side=shape[0], channels=shape[1]) as scratch:
+                facts = self._facts(shape, scratch, Memo(self.remember).facts(shape=shape))
                 bad = pl.concat(
                     [
                         self.source.refused,
@@ -144,10 +147,10 @@ class _Ingest:
         """The packed shape as a few samples have it."""
         if self.settings.image_size != "auto" and self.settings.channels != "auto":
             return self.settings.image_size, self.settings.channels
-        look = Look(None, self.settings.max_pixels)
         names = self.listing["id"]
-        seen = [look.at(self.source.read, names[at])[0] for at in spread(len(names), classes=1, of=1)[:_GUESSED]]
-        return self._shape(contract.facts_frame([one for one in seen if one.readable]))
+        chosen = [names[at] for at in spread(len(names), classes=1, of=1)[:_GUESSED]]
+        seen, _ = Look(None, self.settings.max_pixels).over(self.source.read, chosen)
+        return self._shape(contract.facts_frame(columns(seen)).filter("readable"))
 
     def _shape(self, facts: pl.DataFrame) -> Shape:
         """Side and channels of the packed pictures."""
@@ -158,46 +161,50 @@ class _Ingest:
             size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
         return size, (1 if facts["grey"].all() else 3) if channels == "auto" else channels
 
-    def _facts(self, shape: Shape, scratch: pack.Scratch, known: Memo) -> pl.DataFrame:
+    def _facts(self, shape: Shape, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
         """The listing with what is known of each sample, and `at`, its place in the scratch file if it is there."""
-        unread = self.listing.with_row_index("place")
-        remembered = unread.select("place", "id", "stamp").join(known.of_stamps(), on=["id", "stamp"])
+        unread = self.listing.select("id", "stamp").with_row_index("place")
+        remembered = unread.filter(pl.col("stamp").is_not_null()).join(known, on=["id", "stamp"])
         unread = unread.join(remembered, on="place", how="anti", maintain_order="left")
+        contents = known.join(remembered, on="id", how="anti").drop("id", "stamp")
         self._done = self.source.refused.height + remembered.height
         facts = pl.concat(
             [
                 _NOTHING_KNOWN,
                 remembered.drop("id", "stamp").with_columns(permitted=True),
-                self._read(unread, shape, scratch, known.of_contents()),
+                self._read(unread, shape, scratch, contents.unique("content", keep="first", maintain_order=True)),
             ],
             how="diagonal",
         ).sort("place")
         label = pl.coalesce(facts["label"], self.listing["label"])
-        told = self.listing.drop("label").hstack(facts.drop("place", "label"))
-        return contract.with_conclusions(told.with_columns(label=label))
+        return self.listing.drop("label").hstack(facts.drop("place", "label")).with_columns(label=label)
 
-    def _read(self, unread: pl.DataFrame, shape: Shape, scratch: pack.Scratch, contents: pl.DataFrame) -> pl.DataFrame:
+    def _read(self, unread: pl.DataFrame, shape: Shape, scratch: Scratch, contents: pl.DataFrame) -> pl.DataFrame:
         """What reading samples tells, by their `place`; pixels go to scratch, those of known contents aside."""
         kept_out = frozenset(self.released["content"])
         look = Look(shape, self.settings.max_pixels, frozenset(contents["content"]), kept_out)
-        chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
-        names = (unread["id"][start : start + chunk].to_list() for start in range(0, unread.height, chunk))
+        first, step = scratch.reserve(unread.height), max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
+        chunks = (
+            (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
+        )
         frames = [_NOTHING_KNOWN]
-
-        def work(some: list[str]) -> list[tuple[Facts, NDArray[np.uint8] | None]]:
-            return [look.at(self.source.read, name) for name in some]
-
-        for seen in pool.in_order(work, names, workers=self.workers):
-            at = [None if pixels is None else scratch.append(pixels) for _, pixels in seen]
-            frame = contract.facts_frame([facts for facts, _ in seen])
-            frames.append(frame.with_columns(at=pl.Series(at, dtype=pl.Int64)))
-            self._advance(len(seen))
+        for told in self._by_workers(Reading(self.source.read, look, scratch), chunks, count=unread.height):
+            frames.append(contract.facts_frame(told))
+            self._advance(frames[-1].height)
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
+        read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
         known = read.select("content").join(contents, on="content", how="left", maintain_order="left")
         return read.with_columns(pl.coalesce(read[name], known[name]) for name in known.columns)
 
+    def _by_workers(
+        self, reading: Reading, chunks: Iterable[tuple[int, list[str]]], *, count: int
+    ) -> Iterator[dict[str, list[Any]]]:
+        if self.source.near and self.workers > 1 and count >= _APART:
+            return pool.in_order_apart(reading, chunks, workers=self.workers, within=patient_pillow)
+        return pool.in_order(reading, chunks, workers=self.workers)
+
     def _pack(
-        self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: pack.Scratch,
+        self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: Scratch,
         earlier: Earlier,
     ) -> Manifest:  # fmt: skip
         index = self._index(quarantine.without(facts, bad))
@@ -211,18 +218,16 @@ class _Ingest:
         contract.check_index(index, self.settings, classes=self.source.classes)
         index = self._placed(index, scratch, earlier)
         alike = Likeness()
-        splits, histogram = {}, np.zeros((scratch.shape[-1], 256), np.int64)
+        splits, values = {}, {}
         for name in split.SPLITS:
             mine = index.filter(pl.col("split") == name)
-            splits[name], counts = self._pack_split(draft / name, mine, scratch, earlier, alike)
-            if name == "train":
-                histogram = counts
-        mean, std = channel_statistics(histogram)
+            splits[name], values[name] = self._pack_split(draft / name, mine, scratch, earlier, alike)
+        mean, std = channel_statistics(values["train"])
         by_rule = quarantine.by_rule(bad)
         own = [name for name in self.listing.columns if name not in LISTING]
         pack.write_index(draft, index if index["group"].count() else index.drop("group"), own=own)
         description = profile(
-            index, classes=self.source.classes, pixels=packed_pixels(histogram),
+            index, classes=self.source.classes, pixels=packed_pixels(values["train"]),
             conflicts=contract.label_conflicts(index), quarantined=by_rule, alike=alike.pairs(index),
         )  # fmt: skip
         files.write_json(draft / "profile.json", description)
@@ -253,7 +258,7 @@ class _Ingest:
             source=pl.col("id"),
         )
 
-    def _placed(self, index: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier) -> pl.DataFrame:
+    def _placed(self, index: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> pl.DataFrame:
         """With `earlier`, the place in the packed set of before; pixels in neither place are read after all."""
         index = index.join(earlier.places, on="pixels", how="left", maintain_order="left")
         nowhere = index.with_row_index("place").filter(pl.col("at").is_null() & pl.col("earlier").is_null())
@@ -261,7 +266,7 @@ class _Ingest:
             return index
         self._done -= nowhere.height
         shape = scratch.shape[0], scratch.shape[2]
-        read = self._read(nowhere.select("place", "id"), shape, scratch, Memo.none().of_contents())
+        read = self._read(nowhere.select("place", "id"), shape, scratch, _NOTHING_KNOWN.select("content"))
         changed = nowhere["id"].filter(read["pixels"].ne_missing(nowhere["pixels"]))
         if len(changed):
             raise DataError(f"{changed[0]}: changed while it was being read: wait until all is written, then run again")
@@ -270,9 +275,7 @@ class _Ingest:
         return index.with_columns(at=pl.coalesce("at", "late")).drop("place", "late")
 
     @staticmethod
-    def _reader(
-        placed: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier
-    ) -> Callable[[int, int], NDArray[np.uint8]]:
+    def _reader(placed: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> Callable[[int, int], NDArray[np.uint8]]:
         """From a row of `placed` to before another: the pictures, uint8 (k, side, side, channels)."""
         at, before = (placed[name].fill_null(-1).to_numpy() for name in ("at", "earlier"))
 
@@ -290,22 +293,20 @@ class _Ingest:
         return read
 
     def _pack_split(
-        self, folder: Path, index: pl.DataFrame, scratch: pack.Scratch, earlier: Earlier, alike: Likeness
+        self, folder: Path, index: pl.DataFrame, scratch: Scratch, earlier: Earlier, alike: Likeness
     ) -> tuple[SplitFiles, NDArray[np.int64]]:
-        pictures = self._reader(index, scratch, earlier)
-
-        def read(start: int, end: int) -> NDArray[np.uint8]:
-            pixels = pictures(start, end)
-            alike.look(pixels)
-            return pixels
-
-        shards, histogram = pack.write_shards(
-            folder, read, rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib
-        )
+        shards, seen = pack.write_shards(
+            folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), *fingerprints(pixels)),
+            rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib, workers=self.workers,
+        )  # fmt: skip
+        values = np.zeros((scratch.shape[-1], 256), np.int64)
+        for counts, marks, small in seen:
+            values += counts
+            alike.add(marks, small)
         pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"].to_list())
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"].to_list()))
-        return SplitFiles(index.height, shards, labels, keys), histogram
+        return SplitFiles(index.height, shards, labels, keys), values
 
     def _stop_if_bad(self, bad: pl.DataFrame) -> None:
         try:

@@ -18,7 +18,9 @@ __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 Fingerprints = NDArray[np.uint64]
 
 SIDE = 8  # frequencies a side of a fingerprint, and pixels a side of the small picture that goes with it
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # as Pillow makes colours grey
+_LUMA = np.array([299.0, 587.0, 114.0])  # thousandths, as Pillow makes colours grey
+_WHOLE = 1024  # what a cosine of 1 is
+_AT_ONCE = 1 << 18  # values, of eight bytes each
 _BITS = 8  # that alike pictures may differ in, of 64
 _PARTS = 4  # of 16 bits: fingerprints that differ in three bits or fewer share one for certain
 _CROWD = 2_000  # pictures that share a part: more of them are pictures of nothing, not copies of each other
@@ -26,22 +28,21 @@ _ALIKE = 0.98  # correlation of the small pictures
 
 
 class Likeness:
-    """Looks at all pictures of a set, some at a time, and tells which look the same."""
+    """Takes the fingerprints of all pictures of a set, some at a time, and tells which look the same."""
 
     def __init__(self) -> None:
         self._marks: list[Fingerprints] = []
         self._small: list[NDArray[np.uint8]] = []
 
-    def look(self, pixels: NDArray[np.uint8]) -> None:
-        """At some more pictures, uint8 (n, side, side, channels)."""
-        marks, small = fingerprints(pixels)
+    def add(self, marks: Fingerprints, small: NDArray[np.uint8]) -> None:
+        """Some more pictures' fingerprints."""
         self._marks.append(marks)
         self._small.append(small)
 
     def pairs(self, index: pl.DataFrame) -> pl.DataFrame:
         """Pairs that look the same though their pixels differ: ids and splits of `one` and `other`.
 
-        `index` has the columns id, split and pixels; split by split its rows are the pictures in the order of looking.
+        `index` has the columns id, split and pixels; split by split its rows are the pictures in the order of adding.
         """
         ordered = pl.concat([index.filter(pl.col("split") == name) for name in SPLITS]).select("id", "split", "pixels")
         found = pairs(np.concatenate(self._marks), np.concatenate(self._small))
@@ -51,14 +52,29 @@ class Likeness:
 
 
 def fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.uint8]]:
-    """Of pictures uint8 (n, side, side, channels): uint64 (n,), and their small grey selves, uint8 (n, 8, 8)."""
-    grey = (pixels @ _LUMA if pixels.shape[-1] == 3 else pixels[..., 0]).astype(np.float32)
-    waves, boxes = _waves(grey.shape[1]), _boxes(grey.shape[1])
-    frequencies = (waves @ grey @ waves.T).reshape(len(grey), SIDE * SIDE)
+    """Of pictures uint8 (n, side, side, channels): uint64 (n,), and their small grey selves, uint8 (n, 8, 8).
+
+    All sums are of whole numbers that doubles hold exactly, so equal pictures have equal fingerprints everywhere.
+    """
+    marks, small = np.zeros(len(pixels), np.uint64), np.zeros((len(pixels), SIDE, SIDE), np.uint8)
+    step = max(1, _AT_ONCE // max(1, pixels[:1].size))
+    for start in range(0, len(pixels), step):
+        some = slice(start, start + step)
+        marks[some], small[some] = _fingerprints(pixels[some])
+    return marks, small
+
+
+def _fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.uint8]]:
+    count, side = pixels.shape[:2]
+    grey = np.rint(pixels @ _LUMA / 1000) if pixels.shape[-1] == 3 else pixels[..., 0].astype(np.float64)
+    both = np.concatenate([_waves(side), _boxes(side)])  # along the rows, one product for the two of them
+    along = (grey.reshape(-1, side) @ both.T).reshape(count, side, 2 * SIDE)
+    frequencies = (_waves(side) @ along[..., :SIDE]).reshape(count, SIDE * SIDE)
+    means = _boxes(side) @ along[..., SIDE:]
     frequencies[:, 0] = 0.0  # the mean, which says how bright it is and nothing else
-    bits = frequencies > np.median(frequencies, axis=1, keepdims=True)
-    small = np.rint(boxes @ grey @ boxes.T).astype(np.uint8)
-    return np.packbits(bits, axis=1).view(">u8").ravel().astype(np.uint64), small
+    middle = np.partition(frequencies, (31, 32), axis=1)[:, 31:33].sum(axis=1, keepdims=True)
+    marks = np.packbits(2 * frequencies > middle, axis=1).view(">u8").ravel().astype(np.uint64)
+    return marks, np.rint(means / side**2).astype(np.uint8)
 
 
 def pairs(marks: Fingerprints, small: NDArray[np.uint8]) -> pl.DataFrame:
@@ -87,20 +103,18 @@ def _normal(small: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 @lru_cache
-def _waves(side: int) -> NDArray[np.float32]:
-    """The lowest cosines over `side` pixels: float32 (8, side), each of length one."""
-    place = (np.arange(side) + 0.5) * np.pi / side
-    waves = np.cos(np.outer(np.arange(SIDE), place))
-    lowest: NDArray[np.float32] = (waves / np.linalg.norm(waves, axis=1, keepdims=True)).astype(np.float32)
+def _waves(side: int) -> NDArray[np.float64]:
+    """The lowest cosines over `side` pixels, all of about one length, in whole numbers: float64 (8, side)."""
+    waves = np.cos(np.outer(np.arange(SIDE), (np.arange(side) + 0.5) * np.pi / side))
+    waves[0] /= 2**0.5  # as in the orthonormal transform
+    lowest: NDArray[np.float64] = np.rint(_WHOLE * waves)
     return lowest
 
 
 @lru_cache
-def _boxes(side: int) -> NDArray[np.float32]:
-    """What makes eight means of `side` pixels: float32 (8, side)."""
-    edges = np.arange(SIDE + 1) * side / SIDE
-    low, high = edges[:-1, None], edges[1:, None]
-    start = np.arange(side)[None, :]
-    covered = np.clip(np.minimum(high, start + 1) - np.maximum(low, start), 0, 1)
-    means: NDArray[np.float32] = (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
-    return means
+def _boxes(side: int) -> NDArray[np.float64]:
+    """What makes eight sums of `side` pixels, each counted eight times in all: float64 (8, side)."""
+    low, high = np.arange(SIDE)[:, None] * side, np.arange(1, SIDE + 1)[:, None] * side
+    start = np.arange(side)[None, :] * SIDE
+    sums: NDArray[np.float64] = np.clip(np.minimum(high, start + SIDE) - np.maximum(low, start), 0, SIDE).astype(float)
+    return sums

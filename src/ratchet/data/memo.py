@@ -8,9 +8,9 @@ another. Whoever loses it loses time and nothing else, for equal input gives equ
 import hashlib
 import io
 import json
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,43 +30,31 @@ _REMEMBERED = [name for name in FACTS if name not in ("label", "permitted")]
 _COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _REMEMBERED}}
 
 
-@dataclass(frozen=True)
 class Memo:
     """Facts of samples as they were when last read. `inputs` and `outputs`: what the last ingest read and wrote."""
 
-    facts: pl.DataFrame
-    inputs: str = ""
-    outputs: str = ""
+    def __init__(self, path: Path | None) -> None:
+        """What is remembered in `path`; nothing if it is damaged."""
+        self._path = path
+        self._told: dict[str, Any] = {}
+        if path is not None:
+            try:
+                self._told = json.loads(pl.read_parquet_metadata(path)["ratchet"])
+            except (OSError, ValueError, KeyError, pl.exceptions.PolarsError):
+                self._path = None
+        if self._told.get("decoders") != _decoders():
+            self._path = None
+        self.inputs, self.outputs = self._told.get("inputs"), self._told.get("outputs")
 
-    @classmethod
-    def read(cls, path: Path, *, shape: tuple[int, int] | None = None) -> "Memo":
-        """What is remembered there, the measures only of pictures decoded to `shape`; nothing if it is damaged."""
+    def facts(self, *, shape: tuple[int, int]) -> pl.DataFrame:
+        """Id, stamp and facts of what need not be looked at again, the pictures among it decoded to `shape`."""
+        if self._path is None or self._told["shape"] != list(shape):
+            return pl.DataFrame(schema=_COLUMNS)
         try:
-            told = json.loads(pl.read_parquet_metadata(path)["ratchet"])
-            facts = pl.read_parquet(path)
-        except (OSError, ValueError, KeyError, pl.exceptions.PolarsError):
-            return cls.none()
-        if told["decoders"] != _decoders() or facts.schema != pl.Schema(_COLUMNS):
-            return cls.none()
-        if told["shape"] != list(shape or ()):
-            facts = facts.with_columns(pl.lit(None, FACTS[name]).alias(name) for name in _MEASURES)
-        return cls(facts, told["inputs"], told["outputs"])
-
-    @classmethod
-    def none(cls) -> "Memo":
-        """Nothing is remembered."""
-        return cls(pl.DataFrame(schema=_COLUMNS))
-
-    def of_stamps(self) -> pl.DataFrame:
-        """Facts by id and stamp: of files that need not be read."""
-        return self._complete().filter(pl.col("stamp").is_not_null())
-
-    def of_contents(self) -> pl.DataFrame:
-        """Facts by content: of files that need not be decoded."""
-        return self._complete().drop("id", "stamp").unique("content", keep="first", maintain_order=True)
-
-    def _complete(self) -> pl.DataFrame:
-        return self.facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
+            facts = pl.read_parquet(self._path)
+        except (OSError, pl.exceptions.PolarsError):
+            return pl.DataFrame(schema=_COLUMNS)
+        return facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
 
 
 def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, int], inputs: str, outputs: str) -> None:

@@ -1,28 +1,26 @@
-"""Typed arrays in shards, written as a stream and read by memory map.
-
-Pixels pass once through a scratch file, because which rows are packed, and into which split, is known only when all are
-decoded. Plain writes, not a writable memory map: on a full disk they give an error, where a map gives a dead process.
-"""
+"""Typed arrays in shards, written as a stream and read by memory map."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.data import pool
 from ratchet.data.manifest import PackedFile, Shard
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 
-__all__ = ["Scratch", "check_shards", "write_array", "write_index", "write_shards"]
+__all__ = ["check_shards", "write_array", "write_index", "write_shards"]
 
-_BLOCK = 8 << 20  # bytes moved at a time
+Seen = TypeVar("Seen")
+
+_BLOCK = 4 << 20  # bytes moved at a time
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
 _INDEX_COLUMNS = (
@@ -31,73 +29,37 @@ _INDEX_COLUMNS = (
 )  # fmt: skip
 
 
-class Scratch:
-    """Decoded pictures in the order they came, on disk; gone when the context ends."""
-
-    def __init__(self, path: Path, *, size: int, channels: int) -> None:
-        self.path = path
-        self.shape = (size, size, channels)
-        self.rows = 0
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> "Scratch":
-        self._file = self.path.open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._file is not None:
-                self._file.close()
-        except OSError:
-            if error is None:  # otherwise the disk's first complaint is on its way already
-                raise
-        finally:
-            self.path.unlink(missing_ok=True)
-
-    def append(self, pixels: NDArray[np.uint8]) -> int:
-        """Add one picture, uint8 (size, size, channels); its row."""
-        assert self._file is not None
-        assert pixels.shape == self.shape
-        assert pixels.dtype == np.uint8
-        self._file.write(pixels.data)
-        self.rows += 1
-        return self.rows - 1
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The pictures at `rows`, uint8 (k, size, size, channels)."""
-        assert self._file is not None
-        self._file.flush()
-        stored = np.memmap(self.path, dtype=np.uint8, mode="r", shape=(self.rows, *self.shape))
-        return np.asarray(stored[rows])
-
-
 def write_shards(
     folder: Path,
     read: Callable[[int, int], NDArray[np.uint8]],
+    look: Callable[[NDArray[np.uint8]], Seen],
     *,
     rows: int,
     shape: tuple[int, int, int],
     shard_mib: int,
-) -> tuple[tuple[Shard, ...], NDArray[np.int64]]:
+    workers: int,
+) -> tuple[tuple[Shard, ...], list[Seen]]:
     """Write so many pictures to folder/images-NNNNN.npy, none above `shard_mib` unless one picture is.
 
     Args:
         folder: is made.
         read: the pictures from a row to before another, uint8 (k, *shape); asked for a few MiB at a time.
+        look: is shown the same pictures, and its answers come back in their order.
         rows: how many pictures there are.
         shape: (height, width, channels) of a picture.
         shard_mib: MiB.
-
-    Returns:
-        the shards, and how often each value occurs: int64 (channels, 256).
-    """  # fmt: skip
+        workers: threads that read and look ahead.
+    """
     folder.mkdir()
     each = int(np.prod(shape))
     per_shard, step = max(1, (shard_mib * MIB - _HEADER) // each), max(1, _BLOCK // each)
-    histogram = np.zeros((shape[-1], 256), np.int64)
-    shards = []
+
+    def work(span: tuple[int, int]) -> tuple[NDArray[np.uint8], Seen]:
+        block = np.ascontiguousarray(read(*span))
+        return block, look(block)
+
+    shards: list[Shard] = []
+    answers: list[Seen] = []
     for number, start in enumerate(range(0, rows, per_shard)):
         end = min(start + per_shard, rows)
         path = folder / f"images-{number:05d}.npy"
@@ -105,16 +67,15 @@ def write_shards(
         opening = BytesIO()
         np.lib.format.write_array_header_1_0(opening, header)
         digest = hashlib.sha256(opening.getvalue())
+        spans = ((first, min(first + step, end)) for first in range(start, end, step))
         with path.open("wb") as file:
             file.write(opening.getvalue())
-            for first in range(start, end, step):
-                block = np.ascontiguousarray(read(first, min(first + step, end)))
+            for block, seen in pool.in_order(work, spans, workers=workers):
                 digest.update(block.data)
                 file.write(block.data)
-                for channel, counts in enumerate(histogram):
-                    counts += np.bincount(block[..., channel].ravel(), minlength=256)
+                answers.append(seen)
         shards.append(Shard(f"{folder.name}/{path.name}", end - start, digest.hexdigest()))
-    return tuple(shards), histogram
+    return tuple(shards), answers
 
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:

@@ -1,40 +1,114 @@
-"""Work shared among threads, its results in order."""
+"""Work shared among threads or processes, its results in order."""
 
 import os
+import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import get_context, parent_process
+from threading import Thread
+from types import ModuleType
+from typing import Any, TypeVar
 
-__all__ = ["in_order", "threads"]
+from ratchet.errors import DataError
+
+__all__ = ["in_order", "in_order_apart", "threads"]
 
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 
-_AHEAD = 2  # chunks begun per thread before the oldest is taken: keeps threads busy and memory bounded
+_AHEAD = 2  # chunks begun per worker before the oldest is taken: keeps workers busy and memory bounded
 
 
 def threads(workers: int) -> int:
-    """`data.workers` as a number of threads: 0 means one per core that this process may use."""
+    """`data.workers` as a number of workers: 0 means one per core that this process may use."""
     if workers:
         return workers
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], *, workers: int) -> Iterator[Result]:
-    """`work` on each of `chunks`, by `workers` threads: the results in the order of the chunks.
+    """`work` on each of `chunks`, by `workers` threads: the results in the order of the chunks."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="ingest") as pool:
+        yield from _in_order(pool, work, chunks, workers)
 
-    Pillow and hashlib let go of the interpreter lock where the time is spent, so threads run side by side.
+
+def in_order_apart(
+    work: Callable[[Chunk], Result],
+    chunks: Iterable[Chunk],
+    *,
+    workers: int,
+    within: Callable[[], AbstractContextManager[object]],
+) -> Iterator[Result]:
+    """As `in_order`, by processes, which do not wait for each other's interpreter lock but take a moment to begin.
+
+    `work` is pickled once for each of them, chunks and results every time; all is done within this context.
+
+    Raises:
+        DataError: a process died.
     """
-    pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="ingest") as pool:
+    with (
+        _nameless_main(),
+        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work, within)) as pool,
+    ):
         try:
-            for chunk in chunks:
-                pending.append(pool.submit(work, chunk))
-                if len(pending) >= _AHEAD * workers:
-                    yield pending.popleft().result()
-            while pending:
+            yield from _in_order(pool, _do, chunks, workers)
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that read samples was killed, for want of memory perhaps: run the same again, "
+                "with a smaller data.workers if it happens again"
+            ) from error
+
+
+def _in_order(
+    pool: Executor, work: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int
+) -> Iterator[Result]:
+    pending: deque[Future[Result]] = deque()
+    try:
+        for chunk in chunks:
+            pending.append(pool.submit(work, chunk))
+            if len(pending) >= _AHEAD * workers:
                 yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+_work: Callable[[Any], Any]
+
+
+def _begin(work: Callable[[Any], Any], within: Callable[[], AbstractContextManager[object]]) -> None:
+    """What a process does first."""
+    global _work
+    _work = work
+    within().__enter__()  # for as long as the process lives
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's affair
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _do(chunk: Any) -> Any:
+    return _work(chunk)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody; its pool would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _nameless_main() -> Iterator[None]:
+    """Have processes begin without the main module, which they would import anew, with all that it imports."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -15,8 +15,9 @@ SplitName = Literal["train", "validation", "test"]
 Label = int | None
 """Class index; None where the source does not say."""
 
-Reader = Callable[[str], BinaryIO | tuple[Image.Image, Label]]
-"""From a sample's id to its file, open and seekable, or to the picture itself with its label; from any thread."""
+Reader = Callable[[str], bytes | BinaryIO | tuple[Image.Image, Label]]
+"""From a sample's id to what its file holds, to the file, open and seekable, if it is large, or to the picture itself
+with its label; from any thread."""
 
 LISTING: dict[str, Any] = {
     "row": pl.Int64, "id": pl.String, "label": pl.Int64, "split": pl.String, "group": pl.String, "stamp": pl.String
@@ -55,6 +56,10 @@ class Source(Protocol):
     def read(self) -> Reader:
         """How a sample is read."""
 
+    @property
+    def near(self) -> bool:
+        """Whether `read` opens files of this machine, which other processes can do as well."""
+
 
 def listing(columns: Mapping[str, Sequence[Any] | pl.Series]) -> pl.DataFrame:
     """A listing from some of its columns, by id; the others are null, and `row` is the place by id."""
@@ -76,7 +81,7 @@ def open_source(settings: DataSettings, *, root: Path) -> Source:
 
         return Digits()
     if settings.source in ("image-folder", "image-manifest"):
-        from ratchet.data.sources.storage import open_storage
+        from ratchet.data.storage import open_storage
 
         storage = open_storage(settings.path, root=root)
         if settings.source == "image-folder":

@@ -17,6 +17,7 @@ class Digits:
     """8 x 8 grey pictures of ten digits; no split is given."""
 
     name = "digits"
+    near = False
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()
     refused = quarantine.rows([])

@@ -3,14 +3,13 @@
 Every file in it is a sample, hidden ones and Windows' Thumbs.db aside; what cannot be one is quarantined.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import polars as pl
 
 from ratchet.data import quarantine
 from ratchet.data.sources import SplitName, listing
-from ratchet.data.sources.storage import Storage
+from ratchet.data.storage import Storage
 from ratchet.errors import DataError
 
 __all__ = ["ImageFolder"]
@@ -33,7 +32,7 @@ class ImageFolder:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self.name, self.read = storage.name, storage.open
+        self.name, self.read, self.near = storage.name, storage.read, storage.near
         self._where = storage.where
         self._tree = storage.tree()
         splits = self._find_splits()
@@ -42,8 +41,7 @@ class ImageFolder:
         classes = {split: self._tree.inside(folder) for split, folder in self._tops.items()}
         self.classes = tuple(classes["train" if splits else None])
         self._check_classes(classes)
-        self.listing, self.refused = self._list()
-        self._check_filled(classes)
+        self.listing, self.refused = self._list(classes)
 
     def _find_splits(self) -> dict[SplitName, str]:
         """Which folder is which split; empty where the top holds class folders."""
@@ -85,30 +83,39 @@ class ImageFolder:
                     f"which has {_some(self.classes)}: rename or remove it, or add training pictures"
                 )
 
-    def _list(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _list(self, classes: Mapping[SplitName | None, Sequence[str]]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The listing, and what is refused."""
-        index = {name: label for label, name in enumerate(self.classes)}
-        prefixes = {folder: split for split, folder in self._tops.items()}
+        told = {"id": self._tree.names, "stamp": self._tree.stamps}
         depth = 1 if self.given else 0
-        columns: dict[str, list[Any]] = {name: [] for name in ("row", "id", "label", "split", "stamp")}
-        refused: list[tuple[str, int, str, str]] = []
-        for row, (name, stamp) in enumerate(sorted(zip(self._tree.names, self._tree.stamps, strict=True))):
-            parts = name.split("/", depth + 1)
-            fault = self._tree.faults.get(name) if len(parts) == depth + 2 else "not in a class folder"
-            if fault is not None:
-                refused.append((name, row, "unreadable", fault))
-                continue
-            split = prefixes.get(parts[0] if depth else "")
-            for column, value in zip(columns.values(), (row, name, index[parts[depth]], split, stamp), strict=True):
-                column.append(value)
-        return listing(columns), quarantine.rows(refused)
+        parts = pl.col("id").str.splitn("/", depth + 2)
+        found = pl.DataFrame(told, schema=dict.fromkeys(told, pl.String)).sort("id").with_row_index("row")
+        found = found.with_columns(
+            fault=pl.col("id").replace_strict(self._tree.faults, default=None, return_dtype=pl.String),
+            top=parts.struct[0] if self.given else pl.lit(""),
+            folder=parts.struct[depth],
+            inside=parts.struct[depth + 1].is_not_null(),
+        )
+        self._check_filled(set(found.filter("inside").select("top", "folder").unique().rows()), classes)
+        fault = pl.when("inside").then("fault").otherwise(pl.lit("not in a class folder"))
+        refused = found.select("id", "row", rule=pl.lit("unreadable"), fault=fault).filter(
+            pl.col("fault").is_not_null()
+        )
+        good = found.filter(pl.col("inside") & pl.col("fault").is_null())
+        labels = {name: label for label, name in enumerate(self.classes)}
+        splits = {folder: split for split, folder in self._tops.items()}
+        columns = {
+            "row": good["row"], "id": good["id"], "stamp": good["stamp"],
+            "label": good["folder"].replace_strict(labels, return_dtype=pl.Int64),
+            "split": good["top"].replace_strict(splits, return_dtype=pl.String),
+        }  # fmt: skip
+        return listing(columns), quarantine.rows(refused.rows())
 
-    def _check_filled(self, found: dict[SplitName | None, list[str]]) -> None:
-        depth = 2 if self.given else 1
-        filled = {"/".join(parts[:depth]) for name in self._tree.names if len(parts := name.split("/")) > depth}
-        for split, names in found.items():
+    def _check_filled(
+        self, filled: Collection[tuple[str, str]], classes: Mapping[SplitName | None, Sequence[str]]
+    ) -> None:
+        for split, names in classes.items():
             for name in names:
-                if "/".join(part for part in (self._tops[split], name) if part) not in filled:
+                if (self._tops[split], name) not in filled:
                     place = f"{self._place(split)}/{name}"
                     raise DataError(f"{place}: the class folder is empty: add pictures, or remove it")
 

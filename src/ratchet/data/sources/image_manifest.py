@@ -13,8 +13,8 @@ from ratchet.data import contract
 from ratchet.data.privacy import guarded
 from ratchet.data.sources import LISTING, SplitName, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.sources.storage import Storage
 from ratchet.data.spelling import look_alikes
+from ratchet.data.storage import Storage
 from ratchet.errors import DataError, SettingsError
 from ratchet.params import DataSettings
 
@@ -47,7 +47,7 @@ class ImageManifest:
     """
 
     def __init__(self, storage: Storage, settings: DataSettings) -> None:
-        self.read = storage.open
+        self.read, self.near = storage.read, storage.near
         self._settings = settings
         if settings.manifest == "none":
             raise SettingsError(
@@ -83,8 +83,10 @@ class ImageManifest:
         """The table as it stands there, CSV's cells as texts."""
         name = self._settings.manifest
         try:
-            with storage.open(name) as file:
-                content = file.read()
+            content = storage.read(name)
+            if not isinstance(content, bytes):
+                with content as file:
+                    content = file.read()
         except OSError as error:
             raise DataError(
                 f"data.manifest: {self._where}: {error.strerror or error}: name a file in data.path"

@@ -35,6 +35,7 @@ class TorchvisionSet:
     """
 
     refused = quarantine.rows([])
+    near = False
 
     def __init__(self, name: str, *, path: Path, download: bool) -> None:
         self.name = name

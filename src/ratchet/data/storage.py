@@ -1,6 +1,5 @@
 """Where files lie: a folder of this machine, or any URL that fsspec knows (s3://, gs://, https:// ...)."""
 
-import io
 import os
 import stat
 import time
@@ -17,6 +16,7 @@ __all__ = ["Storage", "Tree", "is_url", "open_storage"]
 
 IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: clocks of file systems are coarse, a change just made may not show
+_AT_ONCE = 8 << 20  # bytes: larger files are not read into memory
 _LARGEST = 1 << 30  # bytes: a remote file is fetched into memory
 _TRIES = 4
 
@@ -53,12 +53,13 @@ class Storage(Protocol):
     name: str  # the last part of the path
     where: str  # the whole of it, for a person
     lists: bool  # whether it can tell what it holds without searching the world
+    near: bool  # whether reading costs this machine's time and not the network's
 
     def tree(self) -> Tree:
         """Everything that lies here, hidden files and Windows' Thumbs.db passed over."""
 
-    def open(self, name: str) -> BinaryIO:
-        """The file with this relative path, seekable. OSError: it cannot be had."""
+    def read(self, name: str) -> bytes | BinaryIO:
+        """What the file with this relative path holds; a large one open and seekable. OSError: it cannot be had."""
 
 
 def is_url(path: str) -> bool:
@@ -85,10 +86,11 @@ def open_storage(path: str, *, root: Path) -> Storage:
 class LocalFolder:
     """A folder of this machine. Links to folders are followed, except back up to a folder they lie in."""
 
-    lists = True
+    lists = near = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._start = os.path.join(path, "")
         self.name = Path(os.path.abspath(path)).name
         self.where = str(path)
         if not path.is_dir():
@@ -101,13 +103,20 @@ class LocalFolder:
         _walk(str(self.path), "", (), tree, settled=time.time_ns() - _FRESH)
         return tree
 
-    def open(self, name: str) -> BinaryIO:
-        """The file with this relative path."""
-        file = open(self.path / name, "rb")  # noqa: SIM115 - the caller closes it
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise OSError("not a regular file")
-        return file
+    def read(self, name: str) -> bytes | BinaryIO:
+        """What the file with this relative path holds; a large one open and seekable."""
+        opened = os.open(f"{self._start}{name}", os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait
+        try:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise OSError("not a regular file")
+            content = os.read(opened, _AT_ONCE)
+            if len(content) < _AT_ONCE:
+                return content
+            file = os.fdopen(os.dup(opened), "rb")
+            file.seek(0)
+            return file
+        finally:
+            os.close(opened)
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tree, *, settled: int) -> None:
@@ -122,21 +131,23 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
             f"{folder}: cannot be listed ({error.strerror}): let this user read it, or remove it"
         ) from error
     for entry in entries:
-        if entry.name.startswith(".") or entry.name.casefold() in IGNORED:
+        if entry.name[0] == "." or entry.name.casefold() in IGNORED:
             continue
         name = prefix + entry.name
-        text = _text(name)
         try:
             kind = entry.stat()
         except OSError as error:
-            tree.add(text, fault=f"cannot be reached: {error.strerror}")
+            tree.add(_text(name), fault=f"cannot be reached: {error.strerror}")
             continue
         if stat.S_ISREG(kind.st_mode):
+            # A number in place of its parts: there may be millions. Python hashes whole numbers alike in every process.
+            stamp = hash((kind.st_size, kind.st_mtime_ns, kind.st_ctime_ns, kind.st_ino))
             changed = max(kind.st_mtime_ns, kind.st_ctime_ns)
-            stamp = f"{kind.st_size} {kind.st_mtime_ns} {kind.st_ctime_ns} {kind.st_ino}" if changed < settled else None
-            tree.add(text, stamp, fault=None if text is name else "name is not UTF-8")
+            text = name if name.isascii() else _text(name)
+            fault = None if text is name else "name is not UTF-8"
+            tree.add(text, str(stamp) if changed < settled else None, fault=fault)
         elif not stat.S_ISDIR(kind.st_mode):
-            tree.add(text, fault="not a regular file")
+            tree.add(_text(name), fault="not a regular file")
         elif (kind.st_dev, kind.st_ino) not in above:
             tree.folders.append(name)
             _walk(entry.path, f"{name}/", above, tree, settled=settled)
@@ -154,6 +165,8 @@ def _text(name: str) -> str:
 class RemoteFolder:
     """A URL, by fsspec. Credentials come from the environment, as each storage's own tools read them."""
 
+    near = False
+
     def __init__(self, url: str) -> None:
         self.where = url
         self.name = url.rpartition("/")[2]
@@ -169,9 +182,6 @@ class RemoteFolder:
         except (ImportError, ValueError) as error:
             raise DataError(f"data.path: {self.where}: {error}: install what it needs, or copy the data here") from None
         return system
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"where": self.where, "name": self.name, "lists": self.lists}  # a connection is no other process's
 
     def tree(self) -> Tree:
         """Everything that lies here."""
@@ -195,14 +205,14 @@ class RemoteFolder:
         tree.folders = sorted(folders)
         return tree
 
-    def open(self, name: str) -> BinaryIO:
-        """The file with this relative path, fetched whole."""
-        return io.BytesIO(self._try(lambda: self._fetch(name)))
-
-    def _fetch(self, name: str) -> bytes:
-        # Not by its size first: fsspec calls a web server that is gone a file that is not there.
-        content: bytes = self._system.cat_file(f"{self._top}/{name}")
+    def read(self, name: str) -> bytes:
+        """What the file with this relative path holds."""
+        content: bytes = self._try(lambda: self._fetch(name))
         return content
+
+    def _fetch(self, name: str) -> Any:
+        # Not by its size first: fsspec calls a web server that is gone a file that is not there.
+        return self._system.cat_file(f"{self._top}/{name}")
 
     def _try(self, act: Callable[[], Any]) -> Any:
         """Do it, again after a while where the network fails; what is missing or forbidden is told at once."""

@@ -87,9 +87,7 @@ def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place,
     place.ingest(path="s3://again/set")
     opened: list[str] = []
     read = storage.RemoteFolder.read
-    monkeypatch.setattr(
-        storage.RemoteFolder, "read", lambda self, name: (opened.append(name), read(self, name))[1]
-    )
+    monkeypatch.setattr(storage.RemoteFolder, "read", lambda self, name: (opened.append(name), read(self, name))[1])
     place.ingest(path="s3://again/set")
     assert opened == []
     import s3fs

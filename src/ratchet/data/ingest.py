@@ -7,6 +7,7 @@ pixels of a few.
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,14 @@ class _Ingest:
     def anew(self) -> Manifest:
         """Make the packed set."""
         with files.draft_directory(self.packed) as draft:
-            manifest, facts, shape = self._into(draft)
+            manifest, bad, facts, shape = self._into(draft)
+        quarantine.write(self.table, bad)  # at once after the set that it belongs to
         if self.remember is not None:
             memo.write(self.remember, facts, shape=shape, inputs=self._inputs(), outputs=self._outputs())
         return manifest
 
-    def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, Shape]:
+    def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
+        """Fill the draft: its manifest, the quarantine table, what is known of all samples, and their packed shape."""
         shape = self._guess()
         while True:
             earlier = Earlier(self.packed, shape=shape)
@@ -140,7 +143,7 @@ class _Ingest:
                 if good.is_empty():
                     self._stop_if_bad(bad)
                 if self._shape(good) == shape:
-                    return self._pack(draft, facts, bad, used, scratch, earlier), facts, shape
+                    return *self._pack(draft, facts, bad, used, scratch, earlier), facts, shape
             shape = self._shape(good)  # rare: the guess was wrong, or only broken files asked for another shape
 
     def _guess(self) -> Shape:
@@ -206,7 +209,7 @@ class _Ingest:
     def _pack(
         self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: Scratch,
         earlier: Earlier,
-    ) -> Manifest:  # fmt: skip
+    ) -> tuple[Manifest, pl.DataFrame]:  # fmt: skip
         index = self._index(quarantine.without(facts, bad))
         twins = contract.cross_split_duplicates(index)
         bad = pl.concat([bad, twins])
@@ -214,8 +217,9 @@ class _Ingest:
         index = quarantine.without(index, twins)
         seen = quarantine.shown(bad, facts)
         look = self._reader(self._placed(seen, scratch, earlier), scratch, earlier)
-        quarantine.write(self.table, quarantine.with_thumbnails(bad, seen["row"], look(0, seen.height)))
-        contract.check_index(index, self.settings, classes=self.source.classes)
+        bad = quarantine.with_thumbnails(bad, seen["row"], look(0, seen.height))
+        with self._telling(bad):
+            contract.check_index(index, self.settings, classes=self.source.classes)
         index = self._placed(index, scratch, earlier)
         alike = Likeness()
         splits, values = {}, {}
@@ -241,7 +245,7 @@ class _Ingest:
             height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
         )  # fmt: skip
         manifest.write(draft)
-        return manifest
+        return manifest, bad
 
     def _index(self, good: pl.DataFrame) -> pl.DataFrame:
         """One row per good sample, with its split."""
@@ -309,10 +313,16 @@ class _Ingest:
         return SplitFiles(index.height, shards, labels, keys), values
 
     def _stop_if_bad(self, bad: pl.DataFrame) -> None:
-        try:
+        with self._telling(bad):
             contract.check_bad_fraction(bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table)
-        except Exception:
-            quarantine.write(self.table, bad)  # the message names it
+
+    @contextmanager
+    def _telling(self, bad: pl.DataFrame) -> Iterator[None]:
+        """Where the set as a whole breaks a rule, leave the table of what was kept out: it says why."""
+        try:
+            yield
+        except DataError:
+            quarantine.write(self.table, bad)
             raise
 
     def _inputs(self) -> str:

@@ -1,0 +1,88 @@
+"""Ingest killed at any moment: what stood there stays whole, and the next run finishes the work."""
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ratchet.data.manifest import Manifest
+
+FILES = 1_500  # enough for processes of their own to read them
+KILLS = 8
+CLASSES = ("cat", "dog")
+
+
+def _fill(folder: Path, numbers: range) -> None:
+    for number in numbers:
+        path = folder / CLASSES[number % 2] / f"{number:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def photos(project):
+    folder = project.root / "photos"
+    _fill(folder, range(FILES))
+    (folder / "cat" / "cut.png").write_bytes((folder / "cat" / "00000.png").read_bytes()[:100])
+    project.good("ratchet", "set", "data.source=image-folder", "data.path=photos", "data.workers=2")
+    return project
+
+
+def _written(project) -> tuple[dict[str, str], bytes]:
+    return project.digests("data/packed"), project.workspace.quarantine.read_bytes()
+
+
+def _ingest(project) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        project.stage("ingest"), cwd=project.root, env=project.environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_a_kill_at_any_moment_leaves_the_last_version_whole_and_the_next_run_finishes(photos) -> None:
+    photos.good(*photos.stage("ingest"))
+    before = _written(photos)
+    _fill(photos.root / "photos", range(FILES, FILES + 300))
+    began = time.monotonic()
+    assert _ingest(photos).wait() == 0
+    taken = time.monotonic() - began
+    after = _written(photos)
+    assert after != before
+    assert Manifest.read(photos.workspace.packed).quarantined == 1
+
+    memo, packed = photos.workspace.state / "ingest.parquet", photos.workspace.packed
+    drawn, cut = random.Random(0), 0
+    for number in range(KILLS):
+        # Back to the first version, with all that is known of the second forgotten.
+        memo.unlink(missing_ok=True)
+        _move(photos.root / "photos", away=True)
+        photos.good(*photos.stage("ingest"))
+        assert _written(photos) == before
+        memo.unlink()
+        _move(photos.root / "photos", away=False)
+        process = _ingest(photos)
+        time.sleep(taken * drawn.uniform(0.2, 1.0))
+        process.send_signal(signal.SIGKILL)
+        cut += process.wait() != 0
+        Manifest.read(packed)
+        assert photos.digests("data/packed") in (before[0], after[0]), number
+        photos.good(*photos.stage("ingest"))
+        assert _written(photos) == after
+    assert cut >= KILLS // 3
+    assert not [path.name for path in packed.parent.iterdir() if path.name.startswith(".draft")]
+
+
+def _move(folder: Path, *, away: bool) -> None:
+    """The last 300 files, out of the folder or back into it."""
+    aside = folder.parent / "aside"
+    start, end = (folder, aside) if away else (aside, folder)
+    for number in range(FILES, FILES + 300):
+        name = Path(CLASSES[number % 2], f"{number:05d}.png")
+        (end / name).parent.mkdir(parents=True, exist_ok=True)
+        (start / name).rename(end / name)

@@ -22,18 +22,24 @@ _TIMES, _GROWTH = 8, 0.05
 
 
 class Peak:
-    """The largest RssAnon that was seen, MiB."""
+    """The largest RssAnon that was seen of a process and those that it began, MiB."""
 
     def __init__(self) -> None:
         self.mib = 0.0
 
     def __call__(self, process: int) -> None:
-        try:
-            status = Path(f"/proc/{process}/status").read_text()
-        except OSError:  # it has just ended
-            return
-        found = re.search(r"RssAnon:\s+(\d+) kB", status)
-        self.mib = max(self.mib, int(found[1]) / 1024) if found else self.mib
+        self.mib = max(self.mib, _anonymous_mib(process))
+
+
+def _anonymous_mib(process: int) -> float:
+    """RssAnon of a process and of all below it; 0 of what has just ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return 0.0
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return (int(found[1]) / 1024 if found else 0.0) + sum(_anonymous_mib(int(child)) for child in children)
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:

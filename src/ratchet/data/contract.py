@@ -183,9 +183,8 @@ def _kind(values: pl.Series) -> _Kind | None:
 
 def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
     """The quarantine rows of samples whose id another has; the one in the split that must most stay unseen stays."""
-    ranked = _ranked(frame.select("row", "id", pl.col("split").fill_null("train"))).sort(
-        "rank", "row", descending=[True, False]
-    )
+    again = frame.select("row", "id", pl.col("split").fill_null("train")).filter(pl.col("id").is_duplicated())
+    ranked = _ranked(again).sort("rank", "row", descending=[True, False])
     leaving = ranked.with_columns(kept=pl.col("split").first().over("id")).filter(~pl.col("id").is_first_distinct())
     return quarantine.rows(
         (one["id"], one["row"], "duplicate-id", f"again in {one['split']}, kept in {one['kept']}")
@@ -198,7 +197,7 @@ def cross_split_duplicates(index: pl.DataFrame) -> pl.DataFrame:
 
     Of twins, the one in test stays, else the one in validation. Copies within one split all stay.
     """
-    ranked = _ranked(index.select("row", "id", "pixels", "split"))
+    ranked = _ranked(index.select("row", "id", "pixels", "split").filter(pl.col("pixels").is_duplicated()))
     ranked = ranked.with_columns(top=pl.col("rank").max().over("pixels"))
     twins = (
         ranked.filter(pl.col("rank") == pl.col("top"))
@@ -220,7 +219,11 @@ def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
 
 def label_conflicts(index: pl.DataFrame) -> list[dict[str, list[str]]]:
     """Groups of samples with the same pixels and different labels: {"ids": [...], "classes": [...]}, by first id."""
-    groups = index.group_by("pixels").agg(pl.col("id").sort(), pl.col("class").unique().sort())
+    groups = (
+        index.filter(pl.col("pixels").is_duplicated())
+        .group_by("pixels")
+        .agg(pl.col("id").sort(), pl.col("class").unique().sort())
+    )
     found = groups.filter(pl.col("class").list.len() > 1)
     pairs = zip(found["id"].to_list(), found["class"].to_list(), strict=True)
     return [{"ids": ids, "classes": names} for ids, names in sorted(pairs)]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from PIL import Image
 
 from ratchet import files
 from ratchet.data import contract, memo, pack, pool, quarantine, split
@@ -39,6 +40,7 @@ Shape = tuple[int, int]  # side in pixels, channels
 AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
 _CHUNK = 256  # samples per piece of work
 _CHUNK_BYTES = 4 << 20  # packed bytes per piece of work
+_TOLD = 4_096  # samples whose facts are kept as lists before they become a frame
 _GUESSED = 64  # samples that the packed shape is guessed from
 _APART = 1_000  # files: fewer are read by threads before processes have begun
 
@@ -191,9 +193,14 @@ class _Ingest:
             (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
         )
         frames = [_NOTHING_KNOWN]
-        for told in self._by_workers(Reading(self.source.read, look, scratch), chunks, count=unread.height):
-            frames.append(contract.facts_frame(told))
-            self._advance(frames[-1].height)
+        told: dict[str, list[Any]] = {}
+        for some in self._by_workers(Reading(self.source.read, look, scratch), chunks, count=unread.height):
+            told = {name: told.get(name, []) + values for name, values in some.items()}
+            if len(told["bytes"]) >= _TOLD:
+                frames.append(contract.facts_frame(told))
+                told = {}
+            self._advance(len(some["bytes"]))
+        frames += [contract.facts_frame(told)] if told else []
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
         known = read.select("content").join(contents, on="content", how="left", maintain_order="left")
@@ -204,6 +211,7 @@ class _Ingest:
     ) -> Iterator[dict[str, list[Any]]]:
         if self.source.near and self.workers > 1 and count >= _APART:
             return pool.in_order_apart(reading, chunks, workers=self.workers, within=patient_pillow)
+        Image.init()  # not safe to leave to the first of many threads
         return pool.in_order(reading, chunks, workers=self.workers)
 
     def _pack(
@@ -256,7 +264,8 @@ class _Ingest:
             folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
         names = pl.Series(list(self.source.classes), dtype=pl.String)
-        return good.with_columns(
+        done_with = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey")
+        return good.drop(done_with).with_columns(
             pl.Series("split", assigned, pl.String),
             pl.Series("class", names.gather(good["label"])),
             source=pl.col("id"),
@@ -264,8 +273,10 @@ class _Ingest:
 
     def _placed(self, index: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> pl.DataFrame:
         """With `earlier`, the place in the packed set of before; pixels in neither place are read after all."""
-        index = index.join(earlier.places, on="pixels", how="left", maintain_order="left")
-        nowhere = index.with_row_index("place").filter(pl.col("at").is_null() & pl.col("earlier").is_null())
+        found = index.select("pixels").join(earlier.places, on="pixels", how="left", maintain_order="left")
+        index = index.with_columns(found["earlier"])
+        nowhere = index.select("id", "pixels", "at", "earlier").with_row_index("place")
+        nowhere = nowhere.filter(pl.col("at").is_null() & pl.col("earlier").is_null())
         if nowhere.is_empty():
             return index
         self._done -= nowhere.height
@@ -274,9 +285,7 @@ class _Ingest:
         changed = nowhere["id"].filter(read["pixels"].ne_missing(nowhere["pixels"]))
         if len(changed):
             raise DataError(f"{changed[0]}: changed while it was being read: wait until all is written, then run again")
-        found = read.select("place", late="at")
-        index = index.with_row_index("place").join(found, on="place", how="left", maintain_order="left")
-        return index.with_columns(at=pl.coalesce("at", "late")).drop("place", "late")
+        return index.with_columns(at=index["at"].scatter(nowhere["place"], read["at"]))
 
     @staticmethod
     def _reader(placed: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> Callable[[int, int], NDArray[np.uint8]]:

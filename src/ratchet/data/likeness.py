@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.data.pictures import in_grey
 from ratchet.data.split import SPLITS
 
 __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
@@ -18,9 +19,8 @@ __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 Fingerprints = NDArray[np.uint64]
 
 SIDE = 8  # frequencies a side of a fingerprint, and pixels a side of the small picture that goes with it
-_LUMA = np.array([299.0, 587.0, 114.0])  # thousandths, as Pillow makes colours grey
 _WHOLE = 1024  # what a cosine of 1 is
-_AT_ONCE = 1 << 18  # values, of eight bytes each
+_AT_ONCE = 1 << 16  # values, of eight bytes each: they stay in the processor's cache
 _BITS = 8  # that alike pictures may differ in, of 64
 _PARTS = 4  # of 16 bits: fingerprints that differ in three bits or fewer share one for certain
 _CROWD = 2_000  # pictures that share a part: more of them are pictures of nothing, not copies of each other
@@ -66,7 +66,7 @@ def fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.ui
 
 def _fingerprints(pixels: NDArray[np.uint8]) -> tuple[Fingerprints, NDArray[np.uint8]]:
     count, side = pixels.shape[:2]
-    grey = np.rint(pixels @ _LUMA / 1000) if pixels.shape[-1] == 3 else pixels[..., 0].astype(np.float64)
+    grey = in_grey(pixels).astype(np.float64)
     both = np.concatenate([_waves(side), _boxes(side)])  # along the rows, one product for the two of them
     along = (grey.reshape(-1, side) @ both.T).reshape(count, side, 2 * SIDE)
     frequencies = (_waves(side) @ along[..., :SIDE]).reshape(count, SIDE * SIDE)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,11 +69,12 @@ def write_shards(
         np.lib.format.write_array_header_1_0(opening, header)
         digest = hashlib.sha256(opening.getvalue())
         spans = ((first, min(first + step, end)) for first in range(start, end, step))
-        with path.open("wb") as file:
+        with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
             file.write(opening.getvalue())
             for block, seen in pool.in_order(work, spans, workers=workers):
-                digest.update(block.data)
+                digested = beside.submit(digest.update, block.data)
                 file.write(block.data)
+                digested.result()
                 answers.append(seen)
         shards.append(Shard(f"{folder.name}/{path.name}", end - start, digest.hexdigest()))
     return tuple(shards), answers
@@ -94,9 +96,7 @@ def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -
     ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in SPLITS])
     columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *own) if name in index.columns]
-    content = BytesIO()
-    ordered.select(columns).write_parquet(content, compression="zstd", row_group_size=1 << 17)
-    files.write_bytes(packed / "index.parquet", content.getvalue())
+    ordered.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: Sequence[str]) -> None:

@@ -105,10 +105,17 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _nameless_main() -> Iterator[None]:
-    """Have processes begin without the main module, which they would import anew, with all that it imports."""
-    main = sys.modules["__main__"]
+    """Have processes begin without the main module, which they would import anew, with all that it imports.
+
+    Nor do their libraries begin threads: there is a process for each core.
+    """
+    main, threads = sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")
     sys.modules["__main__"] = ModuleType("__main__")
+    os.environ["OMP_NUM_THREADS"] = "1"
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        os.environ.pop("OMP_NUM_THREADS")
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads

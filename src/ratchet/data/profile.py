@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from PIL import Image
 
+from ratchet.data.pictures import one_below_the_other
 from ratchet.data.split import SPLITS
 
 __all__ = ["channel_statistics", "histogram", "packed_pixels", "profile"]
@@ -17,10 +17,8 @@ _CONFLICTS_SHOWN = 100
 
 def histogram(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
     """How often each value occurs in pictures, uint8 (n, side, side, channels): int64 (channels, 256)."""
-    count, side, _, channels = pixels.shape
-    mode = "L" if channels == 1 else "RGB"
-    counted = Image.frombuffer(mode, (side, count * side), pixels, "raw", mode, 0, 1).histogram()  # NumPy is slower
-    return np.array(counted, np.int64).reshape(channels, 256)
+    counted = one_below_the_other(pixels).histogram()  # NumPy is slower
+    return np.array(counted, np.int64).reshape(-1, 256)
 
 
 def channel_statistics(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -92,6 +92,8 @@ def samples(table: pl.DataFrame) -> int:
 
 def without(frame: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """The rows of `frame` that the table does not hold, by their column `row`."""
+    if table.is_empty():
+        return frame
     return frame.join(table.select("row").unique(), on="row", how="anti", maintain_order="left")
 
 

@@ -107,14 +107,12 @@ class LocalFolder:
         """What the file with this relative path holds; a large one open and seekable."""
         opened = os.open(f"{self._start}{name}", os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait
         try:
-            if not stat.S_ISREG(os.fstat(opened).st_mode):
+            kind = os.fstat(opened)
+            if not stat.S_ISREG(kind.st_mode):
                 raise OSError("not a regular file")
-            content = os.read(opened, _AT_ONCE)
-            if len(content) < _AT_ONCE:
-                return content
-            file = os.fdopen(os.dup(opened), "rb")
-            file.seek(0)
-            return file
+            if kind.st_size > _AT_ONCE:
+                return os.fdopen(os.dup(opened), "rb")
+            return os.read(opened, kind.st_size)
         finally:
             os.close(opened)
 
@@ -144,8 +142,10 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
             stamp = hash((kind.st_size, kind.st_mtime_ns, kind.st_ctime_ns, kind.st_ino))
             changed = max(kind.st_mtime_ns, kind.st_ctime_ns)
             text = name if name.isascii() else _text(name)
-            fault = None if text is name else "name is not UTF-8"
-            tree.add(text, str(stamp) if changed < settled else None, fault=fault)
+            tree.names.append(text)
+            tree.stamps.append(str(stamp) if changed < settled else None)
+            if text is not name:
+                tree.faults[text] = "name is not UTF-8"
         elif not stat.S_ISDIR(kind.st_mode):
             tree.add(_text(name), fault="not a regular file")
         elif (kind.st_dev, kind.st_ino) not in above:

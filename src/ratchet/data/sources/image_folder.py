@@ -9,7 +9,7 @@ import polars as pl
 
 from ratchet.data import quarantine
 from ratchet.data.sources import SplitName, listing
-from ratchet.data.storage import Storage
+from ratchet.data.storage import Storage, Tree
 from ratchet.errors import DataError
 
 __all__ = ["ImageFolder"]
@@ -34,21 +34,21 @@ class ImageFolder:
     def __init__(self, storage: Storage) -> None:
         self.name, self.read, self.near = storage.name, storage.read, storage.near
         self._where = storage.where
-        self._tree = storage.tree()
-        splits = self._find_splits()
+        tree = storage.tree()
+        splits = self._find_splits(tree)
         self.given: frozenset[SplitName] = frozenset(splits)
         self._tops: dict[SplitName | None, str] = dict(splits.items()) if splits else {None: ""}
-        classes = {split: self._tree.inside(folder) for split, folder in self._tops.items()}
+        classes = {split: tree.inside(folder) for split, folder in self._tops.items()}
         self.classes = tuple(classes["train" if splits else None])
         self._check_classes(classes)
-        self.listing, self.refused = self._list(classes)
+        self.listing, self.refused = self._list(tree, classes)
 
-    def _find_splits(self) -> dict[SplitName, str]:
+    def _find_splits(self, tree: Tree) -> dict[SplitName, str]:
         """Which folder is which split; empty where the top holds class folders."""
-        names = self._tree.inside("")
+        names = tree.inside("")
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
         train = next((name for name in meant if name.casefold() == "train"), None)
-        if not meant or (len(meant) < len(names) and not (train and self._tree.inside(train))):
+        if not meant or (len(meant) < len(names) and not (train and tree.inside(train))):
             return {}
         others = [name for name in names if name not in meant]
         if others:
@@ -83,14 +83,14 @@ class ImageFolder:
                     f"which has {_some(self.classes)}: rename or remove it, or add training pictures"
                 )
 
-    def _list(self, classes: Mapping[SplitName | None, Sequence[str]]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _list(self, tree: Tree, classes: Mapping[SplitName | None, Sequence[str]]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The listing, and what is refused."""
-        told = {"id": self._tree.names, "stamp": self._tree.stamps}
+        told = {"id": tree.names, "stamp": tree.stamps}
         depth = 1 if self.given else 0
         parts = pl.col("id").str.splitn("/", depth + 2)
         found = pl.DataFrame(told, schema=dict.fromkeys(told, pl.String)).sort("id").with_row_index("row")
         found = found.with_columns(
-            fault=pl.col("id").replace_strict(self._tree.faults, default=None, return_dtype=pl.String),
+            fault=pl.col("id").replace_strict(tree.faults, default=None, return_dtype=pl.String),
             top=parts.struct[0] if self.given else pl.lit(""),
             folder=parts.struct[depth],
             inside=parts.struct[depth + 1].is_not_null(),

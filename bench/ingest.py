@@ -10,7 +10,8 @@ bare: Pillow opens, decodes, scales and cuts the same files on all cores, by thr
 faster, and keeps the pixels; no digest, no check, no file written.
 list: os.scandir and stat over all files.
 
-Memory is the process's peak of anonymous pages, sampled, in processes of their own.
+Validation is what the contract's functions take, each of them timed, over what the rest takes. Memory is the peak of
+anonymous pages, sampled, of `python -m tasks.ingest` in a project of its own and of the processes that it begins.
 """
 
 import argparse
@@ -22,18 +23,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from bench.memory import Peak
-from bench.project import ROOT, scratch, source
+from bench.project import ROOT, Project, scratch, source
 from bench.report import Row, alone, options, ratio, spread
 
 __all__ = ["measure"]
 
 _SMALL, _PHOTOS, _PHOTO_SIDE = 60_000, 2_000, 64
 _CORES = os.cpu_count() or 1
+_JUDGES = (
+    "check_facts",
+    "duplicate_ids",
+    "cross_split_duplicates",
+    "label_conflicts",
+    "check_bad_fraction",
+    "check_index",
+)
 _CLAIMS = {"share of the bare limit": 0.8, "validation": 0.15, "again": 2.0, "memory": 0.10}
 
 
@@ -48,15 +58,19 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
         for name, count in (("small", small), ("photos", photos)):
             limit = _bare_limit(folder / name)
             rates: dict[str, list[float]] = {"ingest": [], "bare": []}
+            judged = []
             for _ in range(rounds):
                 rates["bare"].append(count / limit())
                 rates["ingest"].append(count / _timed(folder / name, folder / "out", "fresh"))
+                judged.append(_timed(folder / name, folder / "out", "judged"))
                 print(f"{name}: " + ", ".join(f"{key} {value[-1]:,.0f}/s" for key, value in rates.items()), flush=True)
             share = ratio(rates["ingest"], rates["bare"])
             what = f"{count:,} {'PNG files of 32 x 32' if name == 'small' else 'photos'}"
             claim = _CLAIMS["share of the bare limit"]
             rows += [Row(f"files/s: {key}", what, spread(value)) for key, value in rates.items()]
             rows.append(Row("ingest / bare limit", what, f"{share:.2f}", f">= {claim}", share >= claim))
+            added, most = float(np.median(judged)), _CLAIMS["validation"]
+            rows.append(Row("validation adds", what, f"{added:.1%}", f"< {most:.0%}", added < most))
         rows += _again(folder, small, rounds)
         rows += _memory(folder, small)
     return rows
@@ -83,7 +97,8 @@ def _memory(folder: Path, count: int) -> list[Row]:
     peaks = {}
     for name in ("fewer", "small"):
         peak = Peak()
-        _run(folder / name, folder / f"out-{name}", "fresh", sample=peak)
+        settings = {"data.source": "image-folder", "data.path": str(folder / name)}
+        Project(folder / f"project-{name}", settings).stage("ingest", sample=peak)
         peaks[name] = peak.mib
     growth, claim = peaks["small"] / peaks["fewer"] - 1, _CLAIMS["memory"]
     return [
@@ -157,24 +172,11 @@ def _pixels(file: str) -> bytes:
 
 
 def _timed(pictures: Path, out: Path, what: str, *, wait: float = 0.0) -> float:
-    """Seconds that one act takes in a process of its own, its imports aside."""
-    return float(_run(pictures, out, what, wait=wait))
-
-
-def _run(
-    pictures: Path, out: Path, what: str, *, wait: float = 0.0, sample: Callable[[int], None] | None = None
-) -> str:
+    """Seconds, or their share, that one act takes in a process of its own, its imports aside."""
     command = [sys.executable, "-m", "bench.ingest", "--act", what, str(pictures), str(out), "--wait", str(wait)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        while sample is not None and process.poll() is None:
-            sample(process.pid)
-            time.sleep(0.01)
-        assert process.stdout is not None
-        said = process.stdout.read()
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    return str(json.loads(said.splitlines()[-1]))
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
+    return float(json.loads(said.splitlines()[-1]))
 
 
 def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
@@ -190,17 +192,41 @@ def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
         taken = time.perf_counter() - began
         assert count
     else:
-        if what == "fresh":
+        if what != "again":
             shutil.rmtree(out, ignore_errors=True)
         time.sleep(wait)  # until the files' stamps count as settled
         settings = DataSettings(source="image-folder", path=str(pictures))
+        judging = _timed_contract()
         began = time.perf_counter()
         ingest(
             settings, packed=out / "packed", quarantine=out / "bad.parquet", root=out, report=lambda *_: None,
             remember=out / "memo.parquet",
         )  # fmt: skip
         taken = time.perf_counter() - began
+        if what == "judged":
+            taken = sum(judging) / (taken - sum(judging))
     print(json.dumps(taken))
+
+
+def _timed_contract() -> list[float]:
+    """Have every function of the contract that judges note the seconds that it takes, in the list that comes back."""
+    from ratchet.data import contract
+
+    seconds: list[float] = []
+
+    def timed(act: Callable[..., Any]) -> Callable[..., Any]:
+        def timing(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return act(*arguments, **named)
+            finally:
+                seconds.append(time.perf_counter() - began)
+
+        return timing
+
+    for name in _JUDGES:
+        setattr(contract, name, timed(getattr(contract, name)))
+    return seconds
 
 
 def _stat_all(folder: str) -> int:

@@ -9,10 +9,12 @@ the threads of a convolution wait for one another, and every figure meaningless.
 import argparse
 import sys
 
-from bench import checkpoints, first_model, first_step, memory, precision, recipe, throughput
+from bench import checkpoints, first_model, first_step, ingest, manifest, memory, precision, recipe, throughput
 from bench.report import Row, machine, options, show
 
-_NAMES = ("throughput", "checkpoints", "memory", "first_step", "first_model", "precision", "recipe")
+_NAMES = (
+    "throughput", "checkpoints", "memory", "first_step", "first_model", "precision", "ingest", "manifest", "recipe",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -45,6 +47,10 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
             return first_step.measure(rounds, quick=quick)
         case "first_model":
             return first_model.measure(rounds)
+        case "ingest":
+            return ingest.measure(rounds, quick=quick)
+        case "manifest":
+            return manifest.measure(rounds, quick=quick)
         case "precision":
             return precision.measure(rounds, quick=quick, compiled=asked.compile)
         case _:

@@ -28,12 +28,13 @@ def index_at(root: Path, revision: str) -> pl.DataFrame:
         return pl.read_parquet(root / _INDEX, columns=list(COLUMNS))
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
+    from dvc_data.index import DataIndexDirError
     from scmrepo.exceptions import SCMError
 
     try:
         with DVCFileSystem(str(root), rev=revision).open(_INDEX, mode="rb") as file:
             return pl.read_parquet(file.read(), columns=list(COLUMNS))
-    except FileNotFoundError:
+    except (FileNotFoundError, DataIndexDirError):
         raise DataError(
             f"{revision}: its packed data is neither in DVC's cache nor in a remote, or it had none: `dvc fetch "
             "--all-commits` brings what the remote has"

@@ -114,8 +114,8 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
         both = [(", ".join(group["ids"]), ", ".join(group["classes"])) for group in conflicts["first"][:_LISTED]]
         listed = table(("samples with the same pixels", "labelled"), both, kind="words")
         parts.append(figure(f"{conflicts['groups']:,} pictures stand under several labels", listed))
-    alike = profile.get("near_duplicates", {"pairs": 0})
-    if alike["pairs"]:
+    alike = profile["near_duplicates"]
+    if alike and alike["pairs"]:
         drawn = [_pair(one, found) for found in alike["first"][:_LISTED]]
         words = f"{alike['pairs']:,} pairs look the same, {alike['across_splits']:,} of them in different splits"
         parts.append(figure(words, f'<div class="errors">{"".join(drawn)}</div>'))
@@ -127,7 +127,19 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
             "training.class_weights: balanced makes up for it"
         )
         parts.append(f"<p>{text(words)}</p>")
+    parts += [f"<p>{text(words)}</p>" for words in _telling(profile["telling"])]
     return section("What to look at", *(parts or ["<p>Nothing was kept out, and nothing looks wrong.</p>"]))
+
+
+def _telling(found: Mapping[str, Any]) -> list[str]:
+    """What is the same for all samples, and what tells the class without a look at the picture."""
+    constant = [f"column {name} is the same for all samples: it tells nothing" for name in found["constant"]]
+    return constant + [
+        f"{one['column']} tells the class of {100 * one['right']:.0f} % of the validation samples by itself, where the "
+        f"commonest class would be right for {100 * one['commonest']:.0f} %: a model may learn that in place of what "
+        "the pictures show"
+        for one in found["class"]
+    ]
 
 
 def _pair(one: _Set, found: Mapping[str, Any]) -> str:
@@ -154,6 +166,8 @@ def _pictures(one: _Set) -> str:
         drawn = [_picture(one.picture(split, row)) for split, row in chosen]
         if any(drawn):
             parts.append(figure(name, f'<div class="strip">{"".join(drawn)}</div>'))
+    if one.manifest.factory:
+        return section("Pictures", "<p>They stay where your Dataset reads them, and are not packed.</p>")
     return section("Pictures", *parts, note="Of each class some training samples, as they are packed.")
 
 

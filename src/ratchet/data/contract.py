@@ -31,6 +31,8 @@ __all__ = [
     "duplicate_ids",
     "facts_frame",
     "label_conflicts",
+    "picture_terms",
+    "sample_terms",
 ]
 
 FACTS: dict[str, Any] = {
@@ -72,18 +74,7 @@ def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
             words, `finite` and `label`, where they are known.
         classes: how many there are.
     """
-    common = frame["image"].drop_nulls().mode().sort().head(1).to_list()
-    columns = {
-        "id": pa.Column(pl.String),
-        "row": pa.Column(pl.Int64),
-        "returned": pa.Column(pl.Boolean, pa.Check.eq(True, error="raised")),
-        "proper": pa.Column(pl.Boolean, pa.Check.eq(True, error="not-a-sample")),
-        "problem": pa.Column(pl.String, nullable=True),
-        "image": pa.Column(pl.String, pa.Check.isin(common, error="other-shape"), nullable=True),
-        "finite": pa.Column(pl.Boolean, pa.Check.eq(True, error="not-finite"), nullable=True),
-        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
-    }
-    return _failures(frame, columns)
+    return _failures(frame, _samples_schema(frame["image"], classes))
 
 
 def check_manifest(
@@ -229,6 +220,28 @@ def label_conflicts(index: pl.DataFrame) -> list[dict[str, list[str]]]:
     return [{"ids": ids, "classes": names} for ids, names in sorted(pairs)]
 
 
+def picture_terms(settings: DataSettings) -> dict[str, list[dict[str, Any]]]:
+    """What the contract asks of a picture alone, and so of one that is sent to a model, as plain data.
+
+    By column the checks: `rule`, its name in the quarantine; `check`, pandera's name of it; and the check's limits.
+    """
+    return _terms(
+        _facts_schema(settings, classes=1), ("bytes", "readable", "format", "frames", "side", "area", "aspect")
+    )
+
+
+def sample_terms(images: pl.Series) -> dict[str, list[dict[str, Any]]]:
+    """As `picture_terms`, of what a user's own Dataset gives; `images` are type and shape of each, in words."""
+    return _terms(_samples_schema(images, classes=1), ("image", "finite"))
+
+
+def _terms(columns: Mapping[str, pa.Column], asked: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [{"rule": check.error, "check": check.name, **check.statistics} for check in columns[name].checks]
+        for name in asked
+    }
+
+
 def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Path) -> None:
     """Stop when too many samples are bad.
 
@@ -307,6 +320,20 @@ def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
         "aspect": column(pl.Float64, check.le(settings.max_aspect, error="bad-aspect")),
         "grey": column(pl.Boolean),
         "label": column(pl.Int64, check.in_range(0, classes - 1, error="unknown-label")),
+    }
+
+
+def _samples_schema(images: pl.Series, classes: int) -> dict[str, pa.Column]:
+    common = images.drop_nulls().mode().sort().head(1).to_list()
+    return {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "returned": pa.Column(pl.Boolean, _must("raised")),
+        "proper": pa.Column(pl.Boolean, _must("not-a-sample")),
+        "problem": pa.Column(pl.String, nullable=True),
+        "image": pa.Column(pl.String, pa.Check.isin(common, error="other-shape"), nullable=True),
+        "finite": pa.Column(pl.Boolean, _must("not-finite"), nullable=True),
+        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
     }
 
 

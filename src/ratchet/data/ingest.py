@@ -240,7 +240,8 @@ class _Ingest:
         pack.write_index(draft, index if index["group"].count() else index.drop("group"), own=own)
         description = profile(
             index, classes=self.source.classes, pixels=packed_pixels(values["train"]),
-            conflicts=contract.label_conflicts(index), quarantined=by_rule, alike=alike.pairs(index),
+            conflicts=contract.label_conflicts(index), quarantined=by_rule, own=own,
+            terms=contract.picture_terms(self.settings), alike=alike.pairs(index),
         )  # fmt: skip
         files.write_json(draft / "profile.json", description)
         size, _, channels = scratch.shape

@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 
 from ratchet.data.pictures import one_below_the_other
 from ratchet.data.split import SPLITS
+from ratchet.data.telling import telling
 
 __all__ = ["channel_statistics", "histogram", "packed_pixels", "profile"]
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _CONFLICTS_SHOWN = 100
+_WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
 
 
 def histogram(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -51,6 +53,8 @@ def profile(
     pixels: Mapping[str, object],
     conflicts: Sequence[Mapping[str, Sequence[str]]],
     quarantined: Mapping[str, int],
+    terms: Mapping[str, object],
+    own: Sequence[str] = (),
     alike: pl.DataFrame | None = None,
 ) -> dict[str, object]:
     """Everything that profile.json holds.
@@ -61,6 +65,8 @@ def profile(
         pixels: what is known of the training pixels' values.
         conflicts: groups of samples with the same pixels and different labels.
         quarantined: samples by broken rule.
+        terms: what the contract asks of a sample alone.
+        own: columns that the source has of its own.
         alike: pairs of samples that look the same, `one_` and `other_` `id` and `split`; None: not looked for.
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
@@ -77,8 +83,23 @@ def profile(
         "copies_within_splits": index.height - index.select("split", "pixels").n_unique(),
         "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_CONFLICTS_SHOWN])},
         "near_duplicates": _alike(alike),
+        "telling": telling(index, own=own),
         "quarantined_by_rule": dict(quarantined),
+        "contract": {"request": dict(terms), "drift": {name: _bins(train[name]) for name in _WATCHED}},
     }
+
+
+def _bins(values: pl.Series) -> dict[str, object]:
+    """How a column is cut for comparison with later data, and how many training samples lie in each part.
+
+    Numbers are cut at their deciles, equal ones once: part k holds values from edge k - 1 to below edge k.
+    """
+    if values.dtype == pl.String:
+        return {"values": dict(values.value_counts().sort(values.name).rows())}
+    numbers = values.to_numpy().astype(np.float64)
+    edges = np.unique(np.quantile(numbers, np.arange(1, 10) / 10, method="nearest"))
+    counts = np.bincount(np.searchsorted(edges, numbers, side="right"), minlength=len(edges) + 1)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def _alike(found: pl.DataFrame | None) -> dict[str, object] | None:

@@ -68,7 +68,7 @@ def ingest_own(
     by_rule = quarantine.by_rule(bad)
     description = profile(
         index, classes=source.classes, pixels=seen.described,
-        conflicts=contract.label_conflicts(index), quarantined=by_rule,
+        conflicts=contract.label_conflicts(index), quarantined=by_rule, terms=contract.sample_terms(facts["image"]),
     )  # fmt: skip
     files.write_json(draft / "profile.json", description)
     told = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import get_context, parent_process
@@ -33,7 +33,7 @@ def threads(workers: int) -> int:
 def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], *, workers: int) -> Iterator[Result]:
     """`work` on each of `chunks`, by `workers` threads: the results in the order of the chunks."""
     with ThreadPoolExecutor(workers, thread_name_prefix="ingest") as pool:
-        yield from _in_order(pool, work, chunks, workers)
+        yield from _in_order(lambda chunk: pool.submit(work, chunk), chunks, workers)
 
 
 def in_order_apart(
@@ -50,12 +50,14 @@ def in_order_apart(
     Raises:
         DataError: a process died.
     """
-    with (
-        _nameless_main(),
-        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work, within)) as pool,
-    ):
+
+    def submit(chunk: Chunk) -> Future[Result]:
+        with _beginning():  # the first of them begin the processes
+            return pool.submit(_do, chunk)
+
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work, within)) as pool:
         try:
-            yield from _in_order(pool, _do, chunks, workers)
+            yield from _in_order(submit, chunks, workers)
         except BrokenProcessPool as error:
             raise DataError(
                 "a process that read samples was killed, for want of memory perhaps: run the same again, "
@@ -63,13 +65,11 @@ def in_order_apart(
             ) from error
 
 
-def _in_order(
-    pool: Executor, work: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int
-) -> Iterator[Result]:
+def _in_order(submit: Callable[[Chunk], Future[Result]], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
     pending: deque[Future[Result]] = deque()
     try:
         for chunk in chunks:
-            pending.append(pool.submit(work, chunk))
+            pending.append(submit(chunk))
             if len(pending) >= _AHEAD * workers:
                 yield pending.popleft().result()
         while pending:
@@ -87,7 +87,6 @@ def _begin(work: Callable[[Any], Any], within: Callable[[], AbstractContextManag
     global _work
     _work = work
     within().__enter__()  # for as long as the process lives
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's affair
     Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -104,17 +103,20 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _nameless_main() -> Iterator[None]:
-    """Have processes begin without the main module, which they would import anew, with all that it imports.
+def _beginning() -> Iterator[None]:
+    """What processes that begin in here are spared.
 
-    Nor do their libraries begin threads: there is a process for each core.
+    The main module, which they would import anew with all that it imports; threads of their libraries, for there is a
+    process for each core; and Ctrl+C, which is their parent's affair and reaches it as soon as this is left.
     """
     main, threads = sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")
     sys.modules["__main__"] = ModuleType("__main__")
     os.environ["OMP_NUM_THREADS"] = "1"
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         sys.modules["__main__"] = main
         os.environ.pop("OMP_NUM_THREADS")
         if threads is not None:

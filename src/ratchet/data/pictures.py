@@ -5,6 +5,7 @@ Metadata (EXIF, GPS, comments, colour profiles) ends here: the orientation is ap
 
 import hashlib
 import io
+import logging
 import os
 import re
 import warnings
@@ -67,14 +68,18 @@ class Facts:
 
 @contextmanager
 def patient_pillow() -> Iterator[None]:
-    """Let Pillow open a header of any size, without warnings: the contract judges sizes before anything is decoded."""
+    """Let Pillow open a header of any size, in silence: the contract judges sizes before anything is decoded."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    log = logging.getLogger("PIL")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # the quarantine says what is wrong with a file
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")
             yield
     finally:
         Image.MAX_IMAGE_PIXELS = limit
+        log.setLevel(level)
 
 
 @dataclass(frozen=True, slots=True)

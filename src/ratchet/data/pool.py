@@ -80,13 +80,14 @@ def _in_order(submit: Callable[[Chunk], Future[Result]], chunks: Iterable[Chunk]
 
 
 _work: Callable[[Any], Any]
+_context: AbstractContextManager[object]
 
 
 def _begin(work: Callable[[Any], Any], within: Callable[[], AbstractContextManager[object]]) -> None:
     """What a process does first."""
-    global _work
-    _work = work
-    within().__enter__()  # for as long as the process lives
+    global _work, _context
+    _work, _context = work, within()
+    _context.__enter__()  # for as long as the process lives
     Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -3,13 +3,16 @@
 A copy is made of the files that git knows of, those not yet committed included, with the shipped settings shrunk.
 """
 
+import contextlib
 import os
 import pickle
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -152,6 +155,44 @@ def unprivileged() -> tuple[str, ...]:
 def project(tmp_path: Path) -> Project:
     """A fresh copy of the project for one test."""
     return make_project(tmp_path.resolve() / "project", tmp_path.resolve() / "home")
+
+
+@pytest.fixture(scope="session")
+def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables by which S3 clients find a server on this machine, and may use it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("s3") / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
+        )
+    try:
+        while True:
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The same variables, which are set in this process, too."""
+    for name, value in s3_environment.items():
+        monkeypatch.setenv(name, value)
+    state = random.getstate()
+    yield s3_environment
+    random.setstate(state)  # from which S3's client draws how long it waits before it tries again
 
 
 # Set once in a process, by libraries as they are imported or by us on their behalf, and never set back.

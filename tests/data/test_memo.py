@@ -90,9 +90,10 @@ def test_an_altered_file_of_the_same_size_and_time_is_noticed(counted) -> None:
     assert counted.bad() == {"cat/0000.png": {"unreadable"}}
 
 
-def test_any_edits_give_the_bytes_of_an_ingest_from_nothing(counted) -> None:
+def test_any_edits_give_the_bytes_of_an_ingest_from_nothing_and_move_no_sample(counted) -> None:
     drawn = random.Random(0)
     folder = counted.root / "pictures"
+    places = dict(counted.index().select("content", "split").rows())
     for turn in range(6):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in drawn.sample(files, 8):
@@ -113,6 +114,8 @@ def test_any_edits_give_the_bytes_of_an_ingest_from_nothing(counted) -> None:
         counted.memo.unlink()
         counted.ingest(max_bad_fraction=0.9)
         assert counted.bytes() == remembered
+        for content, name in counted.index().select("content", "split").rows():
+            assert places.setdefault(content, name) == name  # where it was in any version before
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other decoders", "other shape"])

@@ -1,14 +1,8 @@
 """Files elsewhere: S3 and HTTP servers on this machine, spoken to as they are spoken to in the world."""
 
-import contextlib
 import http.server
-import random
 import shutil
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,47 +13,6 @@ from ratchet.data import storage
 from ratchet.errors import DataError
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[str]:
-    """An S3 server's address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("s3") / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
-        )
-    try:
-        while True:
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(autouse=True)
-def _random_state_of_its_own() -> Iterator[None]:
-    """S3's client draws how long it waits before it tries again."""
-    state = random.getstate()
-    yield
-    random.setstate(state)
-
-
-@pytest.fixture
-def s3(server: str, monkeypatch) -> str:
-    """The server's address, which is in the environment, as are credentials."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    return server
-
-
 def upload(folder: Path, bucket: str) -> None:
     import s3fs
 
@@ -68,7 +21,7 @@ def upload(folder: Path, bucket: str) -> None:
     system.put(f"{folder}/", f"{bucket}/set/", recursive=True)
 
 
-def test_a_folder_in_s3_gives_the_very_bytes_that_it_gives_here(two_classes, make_place, s3: str) -> None:
+def test_a_folder_in_s3_gives_the_very_bytes_that_it_gives_here(two_classes, make_place, s3) -> None:
     upload(two_classes.root / "pictures", "same")
     two_classes.ingest()
     there = make_place("there")
@@ -80,7 +33,7 @@ def test_a_folder_in_s3_gives_the_very_bytes_that_it_gives_here(two_classes, mak
     assert elsewhere == here
 
 
-def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place, s3: str, monkeypatch) -> None:
+def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place, s3, monkeypatch) -> None:
     upload(two_classes.root / "pictures", "again")
     place = make_place("there")
     place.memo = place.root / "memo.parquet"
@@ -101,7 +54,7 @@ def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place,
     assert len(opened) <= 1 + 65  # some are looked at for the shape that all are to have
 
 
-def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3: str, monkeypatch) -> None:
+def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3, monkeypatch) -> None:
     with pytest.raises(DataError, match=r"s3://nowhere/set (holds nothing|does not answer)"):
         place.ingest(path="s3://nowhere/set")
     monkeypatch.setattr(storage, "_TRIES", 1)

@@ -96,3 +96,29 @@ def test_wrong_labels_of_digits_are_found_and_nothing_is_changed(project) -> Non
     named = found["id"].head(20).to_list()
     assert len(planted & set(named)) >= min(18, len(named))
     assert len(planted & set(found["id"])) >= 15
+
+
+def test_pictures_in_s3_are_ingested_and_watched(pets, s3) -> None:
+    import s3fs
+
+    bucket = s3fs.S3FileSystem(skip_instance_cache=True)
+    bucket.mkdir("animals")
+    folder = pets.root / "data" / "raw" / "pets"
+    bucket.put(f"{folder}/", "animals/pets/", recursive=True)
+    before = pets.digests("data/packed")
+
+    pets.good("ratchet", "set", "data.path=s3://animals/pets")
+    pets.good("dvc", "repro", "--quiet", "ingest", **s3)
+    shards = {name for name in before if "/images-" in name}
+    assert {name: pets.digests("data/packed")[name] for name in shards} == {name: before[name] for name in shards}
+    assert "didn't change, skipping" in pets.good("dvc", "repro", "ingest", **s3)
+
+    bucket.rm("animals/pets/dog/1001.png")
+    pets.good("dvc", "repro", "--quiet", "ingest", **s3)
+    assert "119 after: 1 removed" in pets.good("ratchet", "data", "diff")
+    wrong = s3 | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    assert "does not answer" in pets.refused(*pets.stage("ingest"), **wrong)
+    assert (
+        "secret"
+        not in "".join(path.read_text() for path in pets.root.glob("*.yaml")) + (pets.root / "dvc.lock").read_text()
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.data import ingest, pool
+from ratchet.data import pool, survey
 from ratchet.errors import DataError, WorkspaceError
 
 WAITING = """
@@ -62,8 +62,8 @@ def test_processes_and_threads_pack_the_same_bytes(two_classes, monkeypatch) -> 
     two_classes.ingest(workers=1, max_bad_fraction=0.1)
     alone = two_classes.bytes()
     assert two_classes.bad() == {"cat/cut.png": {"unreadable"}, "cat/empty.png": {"empty-file"}}
-    monkeypatch.setattr(ingest, "_APART", 1)
-    monkeypatch.setattr(ingest, "_CHUNK", 7)
+    monkeypatch.setattr(survey, "_APART", 1)
+    monkeypatch.setattr(survey, "_CHUNK", 7)
     for workers in (2, 8):
         two_classes.ingest(workers=workers, max_bad_fraction=0.1)
         assert two_classes.bytes() == alone
@@ -78,7 +78,7 @@ def test_a_disk_that_takes_no_more_is_told_by_processes_too(two_classes, monkeyp
     resource = pytest.importorskip("resource", reason="limits as POSIX has them")
     two_classes.ingest()
     before = two_classes.bytes()
-    monkeypatch.setattr(ingest, "_APART", 1)
+    monkeypatch.setattr(survey, "_APART", 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:

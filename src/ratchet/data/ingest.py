@@ -6,28 +6,26 @@ pixels of a few.
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from PIL import Image
 
 from ratchet import files
-from ratchet.data import contract, memo, pack, pool, quarantine, split
+from ratchet.data import contract, memo, pack, quarantine, split
 from ratchet.data import releases as releasing
 from ratchet.data.likeness import Likeness, fingerprints
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.memo import Earlier, Memo
-from ratchet.data.pictures import Look, patient_pillow
+from ratchet.data.pictures import patient_pillow
 from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
-from ratchet.data.reading import Reading, columns
-from ratchet.data.sample import sampled, spread
+from ratchet.data.sample import sampled
 from ratchet.data.scratch import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
+from ratchet.data.survey import Survey
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
@@ -38,11 +36,6 @@ Report = Callable[[int, int], None]
 Shape = tuple[int, int]  # side in pixels, channels
 
 AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
-_CHUNK = 256  # samples per piece of work
-_CHUNK_BYTES = 4 << 20  # packed bytes per piece of work
-_TOLD = 4_096  # samples whose facts are kept as lists before they become a frame
-_GUESSED = 64  # samples that the packed shape is guessed from
-_APART = 1_000  # files: fewer are read by threads before processes have begun
 
 
 def ingest(
@@ -103,7 +96,7 @@ class _Ingest:
         listing = source.listing
         self.listing = sampled(listing, classes=len(source.classes)) if sample else listing
         self.total = self.listing.height + source.refused.height
-        self.workers = pool.threads(settings.workers)
+        self.survey = Survey(source, settings, released=released["content"], advance=self._advance)
         self._report = report
         self._done = self._told = 0
 
@@ -132,7 +125,8 @@ class _Ingest:
         while True:
             earlier = Earlier(self.packed, shape=shape)
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1]) as scratch:
-                facts = self._facts(shape, scratch, Memo(self.remember).facts(shape=shape))
+                self._done = self.source.refused.height
+                facts = self.survey.all(self.listing, scratch, Memo(self.remember).facts(shape=shape))
                 bad = pl.concat(
                     [
                         self.source.refused,
@@ -152,10 +146,7 @@ class _Ingest:
         """The packed shape as a few samples have it."""
         if self.settings.image_size != "auto" and self.settings.channels != "auto":
             return self.settings.image_size, self.settings.channels
-        names = self.listing["id"]
-        chosen = [names[at] for at in spread(len(names), classes=1, of=1)[:_GUESSED]]
-        seen, _ = Look(None, self.settings.max_pixels).over(self.source.read, chosen)
-        return self._shape(contract.facts_frame(columns(seen)).filter("readable"))
+        return self._shape(self.survey.some(self.listing["id"]))
 
     def _shape(self, facts: pl.DataFrame) -> Shape:
         """Side and channels of the packed pictures."""
@@ -165,54 +156,6 @@ class _Ingest:
             side = min(sides, default=AUTO_SIDE)
             size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
         return size, (1 if facts["grey"].all() else 3) if channels == "auto" else channels
-
-    def _facts(self, shape: Shape, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
-        """The listing with what is known of each sample, and `at`, its place in the scratch file if it is there."""
-        unread = self.listing.select("id", "stamp").with_row_index("place")
-        remembered = unread.filter(pl.col("stamp").is_not_null()).join(known, on=["id", "stamp"])
-        unread = unread.join(remembered, on="place", how="anti", maintain_order="left")
-        contents = known.join(remembered, on="id", how="anti").drop("id", "stamp")
-        self._done = self.source.refused.height + remembered.height
-        facts = pl.concat(
-            [
-                _NOTHING_KNOWN,
-                remembered.drop("id", "stamp").with_columns(permitted=True),
-                self._read(unread, shape, scratch, contents.unique("content", keep="first", maintain_order=True)),
-            ],
-            how="diagonal",
-        ).sort("place")
-        label = pl.coalesce(facts["label"], self.listing["label"])
-        return self.listing.drop("label").hstack(facts.drop("place", "label")).with_columns(label=label)
-
-    def _read(self, unread: pl.DataFrame, shape: Shape, scratch: Scratch, contents: pl.DataFrame) -> pl.DataFrame:
-        """What reading samples tells, by their `place`; pixels go to scratch, those of known contents aside."""
-        kept_out = frozenset(self.released["content"])
-        look = Look(shape, self.settings.max_pixels, frozenset(contents["content"]), kept_out)
-        first, step = scratch.reserve(unread.height), max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
-        chunks = (
-            (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
-        )
-        frames = [_NOTHING_KNOWN]
-        told: dict[str, list[Any]] = {}
-        for some in self._by_workers(Reading(self.source.read, look, scratch), chunks, count=unread.height):
-            told = {name: told.get(name, []) + values for name, values in some.items()}
-            if len(told["bytes"]) >= _TOLD:
-                frames.append(contract.facts_frame(told))
-                told = {}
-            self._advance(len(some["bytes"]))
-        frames += [contract.facts_frame(told)] if told else []
-        read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
-        read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
-        known = read.select("content").join(contents, on="content", how="left", maintain_order="left")
-        return read.with_columns(pl.coalesce(read[name], known[name]) for name in known.columns)
-
-    def _by_workers(
-        self, reading: Reading, chunks: Iterable[tuple[int, list[str]]], *, count: int
-    ) -> Iterator[dict[str, list[Any]]]:
-        if self.source.near and self.workers > 1 and count >= _APART:
-            return pool.in_order_apart(reading, chunks, workers=self.workers, within=patient_pillow)
-        Image.init()  # not safe to leave to the first of many threads
-        return pool.in_order(reading, chunks, workers=self.workers)
 
     def _pack(
         self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: Scratch,
@@ -260,7 +203,7 @@ class _Ingest:
         """One row per good sample, with its split."""
         identity = pl.when(pl.col("group").is_null()).then("content").otherwise("group " + pl.col("group"))
         assigned = split.assign(
-            good.select(identity).to_series().to_list(), good["split"].to_list(), declared=self.source.given,
+            good.select(identity).to_series(), good["split"], declared=self.source.given,
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
             folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
@@ -281,8 +224,7 @@ class _Ingest:
         if nowhere.is_empty():
             return index
         self._done -= nowhere.height
-        shape = scratch.shape[0], scratch.shape[2]
-        read = self._read(nowhere.select("place", "id"), shape, scratch, _NOTHING_KNOWN.select("content"))
+        read = self.survey.read(nowhere.select("place", "id"), scratch)
         changed = nowhere["id"].filter(read["pixels"].ne_missing(nowhere["pixels"]))
         if len(changed):
             raise DataError(f"{changed[0]}: changed while it was being read: wait until all is written, then run again")
@@ -311,15 +253,15 @@ class _Ingest:
     ) -> tuple[SplitFiles, NDArray[np.int64]]:
         shards, seen = pack.write_shards(
             folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), *fingerprints(pixels)),
-            rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib, workers=self.workers,
+            rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib, workers=self.survey.workers,
         )  # fmt: skip
         values = np.zeros((scratch.shape[-1], 256), np.int64)
         for counts, marks, small in seen:
             values += counts
             alike.add(marks, small)
-        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"].to_list())
+        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"])
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
-        keys = pack.write_array(folder, "keys", split.keys(index["id"].to_list()))
+        keys = pack.write_array(folder, "keys", split.keys(index["id"]))
         return SplitFiles(index.height, shards, labels, keys), values
 
     def _stop_if_bad(self, bad: pl.DataFrame) -> None:
@@ -360,6 +302,3 @@ class _Ingest:
         self._done += samples
         self._told = max(self._told, self._done)  # a second reading must not move a progress bar back
         self._report(self._told, self.total)
-
-
-_NOTHING_KNOWN = pl.DataFrame(schema={"place": pl.UInt32, **contract.FACTS, "at": pl.Int64})

@@ -99,7 +99,7 @@ def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -
     ordered.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 
 
-def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: Sequence[str]) -> None:
+def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:
     """Read back what was written: type, shape, row counts, and each shard's first and last picture.
 
     Args:

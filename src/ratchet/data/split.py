@@ -11,7 +11,7 @@ then adding one could move another.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ def position(identity: str) -> float:
 
 
 def assign(
-    identities: Sequence[str],
-    given: Sequence[SplitName | None],
+    identities: Collection[str],
+    given: Iterable[SplitName | None],
     *,
     declared: Collection[SplitName],
     validation_fraction: float,
@@ -66,7 +66,7 @@ def assign(
     ]
 
 
-def keys(ids: Sequence[str]) -> NDArray[np.uint64]:
+def keys(ids: Iterable[str]) -> NDArray[np.uint64]:
     """uint64 (n,): a stable number for each sample id, from which augmentation draws."""
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, person=b"ratchet-key").digest() for name in ids)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

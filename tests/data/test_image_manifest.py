@@ -122,6 +122,21 @@ def test_an_unknown_split_and_a_value_of_another_kind_are_named(place) -> None:
     assert place.index()["count"].dtype == pl.Int64
 
 
+def test_dates_in_two_formats_as_a_real_table_has_them_are_told_apart(place, shared) -> None:
+    """Of one set the hours were saved anew by a spreadsheet, as 1/1/11, and the days were not, as 2011-01-01."""
+    folder = shared("tabular/bike-sharing") / "tabular" / "bike-sharing"
+    place.fill("flat", 156)
+    rows = [pl.read_csv(folder / name, infer_schema=False) for name in ("hour.csv", "day.csv")]
+    joined = pl.concat([rows[0].head(150), rows[1].head(6)], how="diagonal")
+    told = {"path": [f"flat/{n:04d}.png" for n in range(156)], "label": ["cat", "dog"] * 78}
+    pl.DataFrame(told).hstack(joined).write_csv(place.root / "pictures" / "labels.csv")
+    place.ingest(source="image-manifest", manifest="labels.csv", max_bad_fraction=0.1)
+    assert place.bad() == {f"flat/{n:04d}.png": {"other-type"} for n in range(150, 156)}
+    values = pl.read_parquet(place.quarantine)["value"]
+    assert values[0] == "dteday 2011-01-01, where nearly all are dates with slashes"
+    assert (place.index()["temp"].dtype, place.index()["cnt"].dtype) == (pl.Float64, pl.Int64)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

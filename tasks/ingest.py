@@ -102,6 +102,11 @@ def _name_trouble(workspace: Workspace, watch: Watch) -> None:
 
 
 if __name__ == "__main__":
+    import os
+
     from tasks.command import run
 
+    # polars' allocator keeps for a while what is freed, which in an ingest is as much as what is held. It reads this
+    # when it is imported; a parent that imported it has left its own defaults here.
+    os.environ["_RJEM_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
     run(ingest, unit="samples")

@@ -52,7 +52,7 @@ def test_pictures_that_look_the_same_and_labels_that_contradict_are_shown(two_cl
     shutil.copy(pictures / "cat" / "0005.png", pictures / "dog" / "wrong.png")
     two_classes.ingest()
     page = drawn(two_classes)
-    assert "1 pairs look the same" in page
+    assert "Pairs that look the same: 1, in different splits: " in page
     assert "cat/again.jpg, cat/photo.png" in page
     assert "1 pictures stand under several labels" in page
 

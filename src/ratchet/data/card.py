@@ -93,7 +93,15 @@ def _changes(changed: Difference | None) -> str:
 
 def _trouble(one: _Set, bad: pl.DataFrame) -> str:
     profile = one.profile
-    parts = []
+    parts = [f"<p>{text(words)}</p>" for words in _telling(profile["telling"])]
+    counts = {name: count for name, count in profile["classes"]["train"].items() if count}
+    if counts and max(counts.values()) > 10 * min(counts.values()):
+        least, most = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
+        words = (
+            f"{most} has {counts[most]:,} training samples and {least} {counts[least]:,}: "
+            "training.class_weights: balanced makes up for it"
+        )
+        parts.append(f"<p>{text(words)}</p>")
     if bad.height:
         counted = {row["rule"]: row["len"] for row in bad.group_by("rule").len().sort("rule").iter_rows(named=True)}
         shown = [
@@ -117,17 +125,8 @@ def _trouble(one: _Set, bad: pl.DataFrame) -> str:
     alike = profile["near_duplicates"]
     if alike and alike["pairs"]:
         drawn = [_pair(one, found) for found in alike["first"][:_LISTED]]
-        words = f"{alike['pairs']:,} pairs look the same, {alike['across_splits']:,} of them in different splits"
+        words = f"Pairs that look the same: {alike['pairs']:,}, in different splits: {alike['across_splits']:,}"
         parts.append(figure(words, f'<div class="errors">{"".join(drawn)}</div>'))
-    counts = {name: count for name, count in profile["classes"]["train"].items() if count}
-    if counts and max(counts.values()) > 10 * min(counts.values()):
-        least, most = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
-        words = (
-            f"{most} has {counts[most]:,} training samples and {least} {counts[least]:,}: "
-            "training.class_weights: balanced makes up for it"
-        )
-        parts.append(f"<p>{text(words)}</p>")
-    parts += [f"<p>{text(words)}</p>" for words in _telling(profile["telling"])]
     return section("What to look at", *(parts or ["<p>Nothing was kept out, and nothing looks wrong.</p>"]))
 
 

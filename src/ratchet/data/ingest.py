@@ -173,10 +173,12 @@ class _Ingest:
             contract.check_index(index, self.settings, classes=self.source.classes)
         index = self._placed(index, scratch, earlier)
         alike = Likeness()
-        splits, values = {}, {}
+        splits, values, start = {}, {}, 0
+        counts = dict(index.group_by("split").len().rows())
         for name in split.SPLITS:
-            mine = index.filter(pl.col("split") == name)
+            mine = index.slice(start, counts.get(name, 0))
             splits[name], values[name] = self._pack_split(draft / name, mine, scratch, earlier, alike)
+            start += mine.height
         mean, std = channel_statistics(values["train"])
         by_rule = quarantine.by_rule(bad)
         own = [name for name in self.listing.columns if name not in LISTING]
@@ -200,7 +202,7 @@ class _Ingest:
         return manifest, bad
 
     def _index(self, good: pl.DataFrame) -> pl.DataFrame:
-        """One row per good sample, with its split."""
+        """One row per good sample with its split: split by split, each in the order of ids."""
         identity = pl.when(pl.col("group").is_null()).then("content").otherwise("group " + pl.col("group"))
         assigned = split.assign(
             good.select(identity).to_series(), good["split"], declared=self.source.given,
@@ -209,11 +211,12 @@ class _Ingest:
         )  # fmt: skip
         names = pl.Series(list(self.source.classes), dtype=pl.String)
         done_with = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey")
-        return good.drop(done_with).with_columns(
+        index = good.drop(done_with).with_columns(
             pl.Series("split", assigned, pl.String),
             pl.Series("class", names.gather(good["label"])),
             source=pl.col("id"),
         )
+        return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
     def _placed(self, index: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> pl.DataFrame:
         """With `earlier`, the place in the packed set of before; pixels in neither place are read after all."""

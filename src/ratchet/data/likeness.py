@@ -12,7 +12,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.pictures import in_grey
-from ratchet.data.split import SPLITS
 
 __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 
@@ -42,9 +41,9 @@ class Likeness:
     def pairs(self, index: pl.DataFrame) -> pl.DataFrame:
         """Pairs that look the same though their pixels differ: ids and splits of `one` and `other`.
 
-        `index` has the columns id, split and pixels; split by split its rows are the pictures in the order of adding.
+        `index` has the columns id, split and pixels; its rows are the pictures in the order of adding.
         """
-        ordered = pl.concat([index.filter(pl.col("split") == name) for name in SPLITS]).select("id", "split", "pixels")
+        ordered = index.select("id", "split", "pixels")
         found = pairs(np.concatenate(self._marks), np.concatenate(self._small))
         one, other = (ordered[found[name].to_numpy()] for name in ("one", "other"))
         told = one.rename(lambda name: f"one_{name}").hstack(other.rename(lambda name: f"other_{name}"))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import pool
 from ratchet.data.manifest import PackedFile, Shard
-from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 
 __all__ = ["check_shards", "write_array", "write_index", "write_shards"]
@@ -89,14 +88,13 @@ def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
 
 
 def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -> None:
-    """Write the table of the packed rows to index.parquet, split by split, each in the order of `index`.
+    """Write the table of the packed rows, which come split by split, to index.parquet.
 
     Columns that only some sources have (`place`, `group`) and the source's `own` come last.
     """
-    ranked = index.with_columns(row=pl.int_range(pl.len()).over("split"))
-    ordered = pl.concat([ranked.filter(pl.col("split") == name) for name in SPLITS])
     columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *own) if name in index.columns]
-    ordered.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
+    index = index.with_columns(row=pl.int_range(pl.len()).over("split"))
+    index.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:

@@ -71,7 +71,7 @@ def profile(
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
-    train = index.filter(pl.col("split") == "train")
+    train = index.select("split", *_WATCHED).filter(pl.col("split") == "train")
     return {
         "rows": {split: sum(numbers.values()) for split, numbers in per_split.items()},
         "classes": per_split,

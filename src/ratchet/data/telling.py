@@ -27,7 +27,8 @@ def telling(index: pl.DataFrame, *, own: Sequence[str]) -> dict[str, object]:
         index: the packed rows: split, label, format, width, height and the source's own columns.
         own: their names.
     """
-    train, held_out = (index.filter(pl.col("split") == name) for name in ("train", "validation"))
+    asked = index.select("split", "label", *_OF_THE_FILE, *own)
+    train, held_out = (asked.filter(pl.col("split") == name) for name in ("train", "validation"))
     constant, found = [], []
     commonest = _share(held_out["label"] == _commonest(train["label"]))
     for name in (*_OF_THE_FILE, *own):

@@ -42,6 +42,9 @@ FACTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_ID = pl.col("id")
+
+
 def facts_frame(told: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
     """One row per sample, from one list per fact."""
     return pl.DataFrame({name: pl.Series(told[name], dtype=kind) for name, kind in FACTS.items()})
@@ -93,8 +96,9 @@ def check_manifest(
     texts = [name for name in own if table[name].dtype == pl.String] if settings.refuse_personal else []
     again = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
     named = pl.col("path").str.strip_chars().fill_null("") != ""
-    judged = table.filter(~again).with_columns(
-        id=pl.coalesce("normal", "path", pl.format("row {}", "row")),
+    headers = table.filter(again)
+    rows = table.filter(~again) if headers.height else table
+    judged = rows.with_columns(
         named=named,
         inside=pl.when(named).then(pl.col("normal").is_not_null()),
         there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
@@ -102,22 +106,17 @@ def check_manifest(
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
     )
     judged = judged.with_columns(looks_personal(judged[name]).alias(f"personal {name}") for name in texts)
-    columns = {
-        "id": pa.Column(pl.String),
-        "row": pa.Column(pl.Int64),
-        "named": pa.Column(pl.Boolean, _must("no-path")),
-        "inside": pa.Column(pl.Boolean, _must("outside-folder"), nullable=True),
-        "there": pa.Column(pl.Boolean, _must("missing-file"), nullable=True),
-        "labelled": pa.Column(pl.Boolean, _must("unknown-label")),
-        "divided": pa.Column(pl.Boolean, _must("unknown-split")),
-        **{
-            name: pa.Column(pl.String, pa.Check.str_matches(kind.pattern, error="other-type"), nullable=True)
-            for name, kind in kinds.items()
-        },
-        **{
-            f"personal {name}": pa.Column(pl.Boolean, _must("personal-data", be=False), nullable=True) for name in texts
-        },
+    rules = {
+        "row": (pl.Int64, None),
+        "named": (pl.Boolean, _must("no-path")),
+        "inside": (pl.Boolean, _must("outside-folder")),
+        "there": (pl.Boolean, _must("missing-file")),
+        "labelled": (pl.Boolean, _must("unknown-label")),
+        "divided": (pl.Boolean, _must("unknown-split")),
+        **{name: (pl.String, pa.Check.str_matches(kind.pattern, error="other-type")) for name, kind in kinds.items()},
+        **{f"personal {name}": (pl.Boolean, _must("personal-data", be=False)) for name in texts},
     }
+    columns = {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
     found = {
         "no-path": pl.lit(""),
         "outside-folder": pl.col("path"),
@@ -133,8 +132,11 @@ def check_manifest(
             return pl.lit(f"{column.removeprefix('personal ')} looks like a person's address or number")
         return found[rule]
 
-    headers = table.filter(again).select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
-    refused = pl.concat([quarantine.table(headers, "repeated-header"), _failures(judged, columns, value)])
+    headers = headers.select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
+    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
+    refused = pl.concat(
+        [quarantine.table(headers, "repeated-header"), _failures(judged, columns, value, source=source)]
+    )
     return refused, judged.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
 
 
@@ -351,7 +353,11 @@ def _index_schema(classes: int) -> pa.DataFrameSchema:
 
 
 def _failures(
-    frame: pl.DataFrame, columns: dict[str, pa.Column], value: Callable[[str, str], pl.Expr] | None = None
+    frame: pl.DataFrame,
+    columns: dict[str, pa.Column],
+    value: Callable[[str, str], pl.Expr] | None = None,
+    *,
+    source: pl.Expr = _ID,
 ) -> pl.DataFrame:
     """The quarantine rows of `frame`'s rows that break a rule; `value` tells, by rule and column, what was found."""
     value = value or _value
@@ -367,7 +373,7 @@ def _failures(
         content = [name for name in ("content",) if name in frame.columns]
         groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
         return pl.concat(
-            quarantine.table(frame[places].select(*content, source="id", row="row", value=value(rule, column)), rule)
+            quarantine.table(frame[places].select(*content, source=source, row="row", value=value(rule, column)), rule)
             for rule, column, places in groups.agg("index").rows()
         ).sort("row", "rule", "value")
     return quarantine.rows([])

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from ratchet.data.pictures import Look
+from ratchet.data.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
 
 
@@ -167,7 +168,7 @@ def test_a_file_that_may_not_be_read_is_a_fact_not_an_error() -> None:
         path.chmod(0)
         os.chmod(folder, 0o755)
         with _as_nobody():
-            facts, _ = Look((8, 1), 100).at(lambda name: path.open("rb"), "a.png")
+            facts, _ = Look((8, 1), 100).at(LocalFolder(Path(folder)).read, "a.png")
     assert facts.permitted is False
     assert facts.readable is None
 

@@ -1,5 +1,6 @@
 """From a picture file to pixels. Expected values are worked out by hand from the file's own colours."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from PIL import Image
 
 from ratchet.data.pictures import FORMATS, Facts, Look, claimed, to_pixels
+from ratchet.data.storage import LocalFolder
 
 
 def look(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
-    return Look(shape, max_pixels=10**6).at(lambda name: path.open("rb"), path.name)
+    return Look(shape, max_pixels=10**7).at(LocalFolder(path.parent).read, path.name)
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:
@@ -96,4 +98,46 @@ def test_a_telephones_jpeg_with_a_preview_inside_is_a_jpeg(tmp_path: Path) -> No
         path, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8), (0, 0, 200))]
     )
     facts, _ = look(path)
-    assert (facts.format, facts.frames) == ("jpeg", None)
+    assert (facts.format, claimed(path.name), facts.frames) == ("jpeg", "jpeg", None)
+
+
+def test_a_large_file_is_not_held_in_memory_and_gives_the_same(tmp_path: Path) -> None:
+    Image.effect_noise((2100, 1400), 50).convert("RGB").save(tmp_path / "a.bmp")
+    content = (tmp_path / "a.bmp").read_bytes()
+    held = LocalFolder(tmp_path).read("a.bmp")
+    assert not isinstance(held, bytes)
+    held.close()
+    facts, pixels = look(tmp_path / "a.bmp")
+    assert facts.content == hashlib.sha256(content).hexdigest()
+    assert (facts.bytes, facts.width, facts.height) == (len(content), 2100, 1400)
+    with Image.open(tmp_path / "a.bmp") as image:
+        np.testing.assert_array_equal(pixels, to_pixels(image, size=8, channels=1))
+    (tmp_path / "b.bmp").write_bytes(content[:-10_000])
+    facts, pixels = look(tmp_path / "b.bmp")
+    assert (facts.readable, pixels) == (False, None)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path, mode: str) -> None:
+    small = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).convert(mode)
+    image.save(tmp_path / "a.jpg", quality=95)
+    facts, pixels = look(tmp_path / "a.jpg", (64, 3))
+    assert (facts.width, facts.height, facts.grey) == (640, 480, mode == "L")
+    assert pixels is not None
+    with Image.open(tmp_path / "a.jpg") as whole:
+        whole.load()  # all of it, before anybody can ask for less
+        expected = to_pixels(whole, size=64, channels=3)
+    assert whole.size == (640, 480)
+    assert np.abs(pixels.astype(int) - expected).mean() < 1.0
+    assert np.abs(pixels.astype(int) - expected).max() < 16
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
+def test_a_large_jpeg_that_is_cut_off_is_noticed_however_small_it_is_decoded(tmp_path: Path, share: float) -> None:
+    Image.effect_noise((800, 800), 60).save(tmp_path / "whole.jpg", quality=90)
+    content = (tmp_path / "whole.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(content[: int(share * len(content))])
+    assert look(tmp_path / "whole.jpg")[0].readable
+    facts, pixels = look(tmp_path / "cut.jpg")
+    assert (facts.readable, pixels) == (False, None)

@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 
 from bench.report import Row, alone, options, ratio, spread
-from ratchet.data import contract
 from ratchet.data.privacy import looks_personal
 from ratchet.data.quarantine import HINTS
+from ratchet.data.table_contract import check_table
 from ratchet.params import DataSettings
 
 __all__ = ["measure"]
@@ -38,7 +38,7 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
     table = _table(count)
     settings = DataSettings(manifest="labels.csv", refuse_personal=True)
     acts: dict[str, Callable[[], pl.DataFrame]] = {
-        "contract": lambda: contract.check_manifest(table, settings, own=_OWN, classes=_CLASSES)[0],
+        "contract": lambda: check_table(table, settings, own=_OWN, classes=_CLASSES)[0],
         "bare pass": lambda: _bare(table),
     }
     found = {name: act().select("source", "row", "rule").sort("row", "rule") for name, act in acts.items()}

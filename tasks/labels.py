@@ -11,8 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files, settings
-from ratchet.data.labels import fold_of, suspects
 from ratchet.data.manifest import Manifest
+from ratchet.data.trouble.labels import fold_of, suspects
 from ratchet.errors import DataError, RatchetError, TrainingError
 from ratchet.params import Params
 from ratchet.workspace import Workspace, disk_errors

@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from ratchet.data.pictures import Look
-from ratchet.data.storage import LocalFolder
+from ratchet.data.reading.pictures import Look
+from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ratchet.data.labels import fold_of, suspects
+from ratchet.data.trouble.labels import fold_of, suspects
 
 
 def test_the_published_rule_by_hand() -> None:

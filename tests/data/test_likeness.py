@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
-from ratchet.data.likeness import Likeness, fingerprints, pairs
+from ratchet.data.trouble.likeness import Likeness, fingerprints, pairs
 
 
 def drawn(count: int, side: int = 32) -> np.ndarray:

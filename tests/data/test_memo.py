@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.data import pictures, storage
+from ratchet.data.reading import pictures, storage
 from ratchet.errors import DataError
 
 
@@ -126,7 +126,7 @@ def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str)
     elif damage == "cut":
         counted.memo.write_bytes(counted.memo.read_bytes()[:200])
     elif damage == "other decoders":
-        monkeypatch.setattr("ratchet.data.memo.version", lambda name: "0")
+        monkeypatch.setattr("ratchet.data.reading.memo.version", lambda name: "0")
     else:
         counted.ingest(image_size=16)
         counted.counts.clear()

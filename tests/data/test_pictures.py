@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.pictures import FORMATS, Facts, Look, claimed, to_pixels
-from ratchet.data.storage import LocalFolder
+from ratchet.data.reading.pictures import FORMATS, Facts, Look, claimed, to_pixels
+from ratchet.data.reading.storage import LocalFolder
 
 
 def look(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:

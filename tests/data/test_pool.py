@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.data import pool, survey
+from ratchet.data.reading import pool, survey
 from ratchet.errors import DataError, WorkspaceError
 
 WAITING = """
 import os, sys, time
 from contextlib import nullcontext
-from ratchet.data import pool
+from ratchet.data.reading import pool
 for done in pool.in_order_apart(time.sleep, [0.01, 0.01] + [60] * 8, workers=2, within=nullcontext):
     print("begun", flush=True)
 """
@@ -114,7 +114,7 @@ def test_ctrl_c_is_one_interruption_and_not_one_of_each_process() -> None:
 def test_the_main_module_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "print('main')\nfrom contextlib import nullcontext\nfrom ratchet.data import pool\n"
+        "print('main')\nfrom contextlib import nullcontext\nfrom ratchet.data.reading import pool\n"
         "print(list(pool.in_order_apart(abs, [-1, -2, -3], workers=2, within=nullcontext)))\n"
     )
     said = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -9,9 +9,9 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
-from ratchet.data.sample import PER_CLASS, sampled, spread
+from ratchet.data.reading.sample import PER_CLASS, sampled, spread
+from ratchet.data.reading.storage import LocalFolder
 from ratchet.data.sources.image_folder import ImageFolder
-from ratchet.data.storage import LocalFolder
 from ratchet.params import DataSettings
 
 OWN = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.data import storage
+from ratchet.data.reading import storage
 from ratchet.errors import DataError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ratchet import files
 from ratchet.data.card import card
-from ratchet.data.telling import telling
+from ratchet.data.trouble.telling import telling
 
 DRAWN = np.random.default_rng(0)
 COUNT = 400

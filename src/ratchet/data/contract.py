@@ -5,7 +5,6 @@ mistake of ours can break, then the values with every failure collected.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from pandera import polars as pa
 from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
-from ratchet.data.pictures import ARRAY, claimed
-from ratchet.data.privacy import looks_personal
+from ratchet.data.reading.pictures import ARRAY, claimed
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
@@ -25,12 +23,13 @@ __all__ = [
     "check_bad_fraction",
     "check_facts",
     "check_index",
-    "check_manifest",
     "check_samples",
     "cross_split_duplicates",
     "duplicate_ids",
     "facts_frame",
+    "failures",
     "label_conflicts",
+    "must",
     "picture_terms",
     "sample_terms",
 ]
@@ -66,7 +65,7 @@ def _with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
 
 def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
     """The quarantine rows (quarantine.SCHEMA) of the samples that must not be trained on, for what each is alone."""
-    return _failures(_with_conclusions(frame), _facts_schema(settings, classes))
+    return failures(_with_conclusions(frame), _facts_schema(settings, classes))
 
 
 def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
@@ -77,101 +76,7 @@ def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
             words, `finite` and `label`, where they are known.
         classes: how many there are.
     """
-    return _failures(frame, _samples_schema(frame["image"], classes))
-
-
-def check_manifest(
-    table: pl.DataFrame, settings: DataSettings, *, own: Sequence[str], classes: Sequence[str]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The quarantine rows of what a table of samples says wrongly, and the table with its own columns typed.
-
-    Args:
-        table: `row`, the texts `path`, `label` and `split`; what they mean: `normal`, the path inside the folder,
-            `means`, a class, `assigned`, a split; `there`, whether the file is. Null: nothing, or none that is allowed.
-        settings: whether texts that look personal are refused.
-        own: further columns of the table; texts in which nearly all are numbers or dates of one form become such.
-        classes: names, by label.
-    """
-    kinds = {name: kind for name in own if (kind := _kind(table[name])) is not None}
-    texts = [name for name in own if table[name].dtype == pl.String] if settings.refuse_personal else []
-    again = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
-    named = pl.col("path").str.strip_chars().fill_null("") != ""
-    headers = table.filter(again)
-    rows = table.filter(~again) if headers.height else table
-    judged = rows.with_columns(
-        named=named,
-        inside=pl.when(named).then(pl.col("normal").is_not_null()),
-        there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
-        labelled=pl.col("means").is_in(list(classes)).fill_null(False),
-        divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
-    )
-    judged = judged.with_columns(looks_personal(judged[name]).alias(f"personal {name}") for name in texts)
-    rules = {
-        "row": (pl.Int64, None),
-        "named": (pl.Boolean, _must("no-path")),
-        "inside": (pl.Boolean, _must("outside-folder")),
-        "there": (pl.Boolean, _must("missing-file")),
-        "labelled": (pl.Boolean, _must("unknown-label")),
-        "divided": (pl.Boolean, _must("unknown-split")),
-        **{name: (pl.String, pa.Check.str_matches(kind.pattern, error="other-type")) for name, kind in kinds.items()},
-        **{f"personal {name}": (pl.Boolean, _must("personal-data", be=False)) for name in texts},
-    }
-    columns = {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
-    found = {
-        "no-path": pl.lit(""),
-        "outside-folder": pl.col("path"),
-        "missing-file": pl.col("path"),
-        "unknown-label": pl.col("label").fill_null("none"),
-        "unknown-split": pl.col("split"),
-    }
-
-    def value(rule: str, column: str) -> pl.Expr:
-        if rule == "other-type":
-            return pl.format(f"{column} {{}}, where nearly all are {kinds[column].words}", column)
-        if rule == "personal-data":
-            return pl.lit(f"{column.removeprefix('personal ')} looks like a person's address or number")
-        return found[rule]
-
-    headers = headers.select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
-    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
-    refused = pl.concat(
-        [quarantine.table(headers, "repeated-header"), _failures(judged, columns, value, source=source)]
-    )
-    return refused, judged.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
-
-
-def _must(rule: str, *, be: bool = True) -> pa.Check:
-    return pa.Check.eq(be, error=rule)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What nearly all texts of a column are: in words, by pattern, and as a type."""
-
-    words: str
-    pattern: str
-    dtype: type[pl.DataType]
-
-
-_KINDS = (
-    _Kind("whole numbers", r"^\s*[+-]?\d{1,18}\s*$", pl.Int64),
-    _Kind("numbers", r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$", pl.Float64),
-    _Kind("dates as YYYY-MM-DD", r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ].*)?$", pl.String),
-    _Kind("dates with slashes", r"^\s*\d{1,4}/\d{1,2}/\d{1,4}( .*)?$", pl.String),
-    _Kind("dates with points", r"^\s*\d{1,2}\.\d{1,2}\.\d{2,4}( .*)?$", pl.String),
-)
-_NEARLY_ALL = 0.9
-_LOOKED_AT = 10_000
-
-
-def _kind(values: pl.Series) -> _Kind | None:
-    """What nearly all of a column's texts are, if that is anything but texts."""
-    texts = values.drop_nulls()
-    if values.dtype != pl.String or texts.is_empty():
-        return None
-    texts = texts.gather_every(max(1, len(texts) // _LOOKED_AT))  # some from all over the table will do
-    least = _NEARLY_ALL * len(texts)
-    return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).sum() >= least), None)
+    return failures(frame, _samples_schema(frame["image"], classes))
 
 
 def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
@@ -330,13 +235,18 @@ def _samples_schema(images: pl.Series, classes: int) -> dict[str, pa.Column]:
     return {
         "id": pa.Column(pl.String),
         "row": pa.Column(pl.Int64),
-        "returned": pa.Column(pl.Boolean, _must("raised")),
-        "proper": pa.Column(pl.Boolean, _must("not-a-sample")),
+        "returned": pa.Column(pl.Boolean, must("raised")),
+        "proper": pa.Column(pl.Boolean, must("not-a-sample")),
         "problem": pa.Column(pl.String, nullable=True),
         "image": pa.Column(pl.String, pa.Check.isin(common, error="other-shape"), nullable=True),
-        "finite": pa.Column(pl.Boolean, _must("not-finite"), nullable=True),
+        "finite": pa.Column(pl.Boolean, must("not-finite"), nullable=True),
         "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
     }
+
+
+def must(rule: str, *, be: bool = True) -> pa.Check:
+    """The check that a column of yes and no says what it must, under the rule's name."""
+    return pa.Check.eq(be, error=rule)
 
 
 def _index_schema(classes: int) -> pa.DataFrameSchema:
@@ -352,7 +262,7 @@ def _index_schema(classes: int) -> pa.DataFrameSchema:
     return pa.DataFrameSchema(columns)
 
 
-def _failures(
+def failures(
     frame: pl.DataFrame,
     columns: dict[str, pa.Column],
     value: Callable[[str, str], pl.Expr] | None = None,

@@ -15,17 +15,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import contract, memo, pack, quarantine, split
+from ratchet.data import contract, pack, quarantine, split
 from ratchet.data import releases as releasing
-from ratchet.data.likeness import Likeness, fingerprints
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
-from ratchet.data.memo import Earlier, Memo
-from ratchet.data.pictures import patient_pillow
 from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
-from ratchet.data.sample import sampled
-from ratchet.data.scratch import Scratch
+from ratchet.data.reading import memo
+from ratchet.data.reading.memo import Earlier, Memo
+from ratchet.data.reading.pictures import patient_pillow
+from ratchet.data.reading.sample import sampled
+from ratchet.data.reading.scratch import Scratch
+from ratchet.data.reading.survey import Survey
 from ratchet.data.sources import LISTING, Source, open_source
-from ratchet.data.survey import Survey
+from ratchet.data.trouble.likeness import Likeness, fingerprints
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors

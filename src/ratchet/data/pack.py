@@ -12,8 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import pool
 from ratchet.data.manifest import PackedFile, Shard
+from ratchet.data.reading import pool
 from ratchet.errors import DataError
 
 __all__ = ["check_shards", "write_array", "write_index", "write_shards"]

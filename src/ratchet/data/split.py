@@ -12,14 +12,14 @@ then adding one could move another.
 
 import hashlib
 from collections.abc import Collection, Iterable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.data.sources import SplitName
+__all__ = ["SPLITS", "SplitName", "assign", "keys", "position"]
 
-__all__ = ["SPLITS", "assign", "keys", "position"]
-
+SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 

@@ -17,7 +17,7 @@ from ratchet import files
 from ratchet.data import contract, pack, quarantine
 from ratchet.data.manifest import FORMAT, Manifest, OwnDataset, OwnRows, SplitFiles
 from ratchet.data.profile import profile
-from ratchet.data.sample import spread
+from ratchet.data.reading.sample import spread
 from ratchet.data.sources.factory import Measures, OwnSource
 from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError

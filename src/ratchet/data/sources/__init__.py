@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import polars as pl
 from PIL import Image
 
+from ratchet.data.split import SplitName
 from ratchet.params import DataSettings
 
-__all__ = ["LISTING", "Label", "Reader", "Source", "SplitName", "listing", "open_source"]
+__all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 
-SplitName = Literal["train", "validation", "test"]
 Label = int | None
 """Class index; None where the source does not say."""
 
@@ -81,7 +81,7 @@ def open_source(settings: DataSettings, *, root: Path) -> Source:
 
         return Digits()
     if settings.source in ("image-folder", "image-manifest"):
-        from ratchet.data.storage import open_storage
+        from ratchet.data.reading.storage import open_storage
 
         storage = open_storage(settings.path, root=root)
         if settings.source == "image-folder":

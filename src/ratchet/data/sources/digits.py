@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ratchet.data import quarantine
-from ratchet.data.sources import Label, SplitName, listing
+from ratchet.data.sources import Label, listing
+from ratchet.data.split import SplitName
 
 __all__ = ["Digits"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ratchet.data import pool
-from ratchet.data.sources import SplitName
-from ratchet.data.split import SPLITS, keys
+from ratchet.data.reading import pool
+from ratchet.data.split import SPLITS, SplitName, keys
 from ratchet.errors import DataError, SettingsError
 from ratchet.params import DataSettings
 from ratchet.training.augment import sample_bits

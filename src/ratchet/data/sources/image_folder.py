@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 import polars as pl
 
 from ratchet.data import quarantine
-from ratchet.data.sources import SplitName, listing
-from ratchet.data.storage import Storage, Tree
+from ratchet.data.reading.storage import Storage, Tree
+from ratchet.data.sources import listing
+from ratchet.data.split import SplitName
 from ratchet.errors import DataError
 
 __all__ = ["ImageFolder"]

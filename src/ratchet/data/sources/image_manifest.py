@@ -9,12 +9,14 @@ import posixpath
 
 import polars as pl
 
-from ratchet.data import contract
+from ratchet.data.contract import FACTS
 from ratchet.data.privacy import guarded
-from ratchet.data.sources import LISTING, SplitName, listing
+from ratchet.data.reading.storage import Storage
+from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.spelling import look_alikes
-from ratchet.data.storage import Storage
+from ratchet.data.split import SplitName
+from ratchet.data.table_contract import check_table
+from ratchet.data.trouble.spelling import look_alikes
 from ratchet.errors import DataError, SettingsError
 from ratchet.params import DataSettings
 
@@ -23,7 +25,7 @@ __all__ = ["ImageManifest"]
 _RESERVED = frozenset(
     {
         *LISTING,
-        *contract.FACTS,
+        *FACTS,
         "source",
         "class",
         "place",
@@ -72,7 +74,7 @@ class ImageManifest:
         else:
             judged = judged.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
         own = [name for name in table.columns if name not in ("row", "path", "label", "split", "group")]
-        self.refused, typed = contract.check_manifest(judged, settings, own=own, classes=self.classes)
+        self.refused, typed = check_table(judged, settings, own=own, classes=self.classes)
         kept = typed.join(self.refused.select("row").unique(), on="row", how="anti", maintain_order="left")
         labels = kept["means"].replace_strict({name: at for at, name in enumerate(self.classes)}, return_dtype=pl.Int64)
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}

@@ -11,7 +11,8 @@ import polars as pl
 from PIL import Image
 
 from ratchet.data import quarantine
-from ratchet.data.sources import Label, SplitName, listing
+from ratchet.data.sources import Label, listing
+from ratchet.data.split import SplitName
 from ratchet.errors import DataError, SettingsError
 
 __all__ = ["TorchvisionSet"]

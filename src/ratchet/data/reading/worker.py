@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from ratchet.data.pictures import Facts, Look
-from ratchet.data.scratch import Scratch
+from ratchet.data.reading.pictures import Facts, Look
+from ratchet.data.reading.scratch import Scratch
 
 __all__ = ["Reading", "columns"]
 

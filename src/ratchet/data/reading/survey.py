@@ -6,11 +6,12 @@ from typing import Any
 import polars as pl
 from PIL import Image
 
-from ratchet.data import contract, pool
-from ratchet.data.pictures import Look, patient_pillow
-from ratchet.data.reading import Reading, columns
-from ratchet.data.sample import spread
-from ratchet.data.scratch import Scratch
+from ratchet.data import contract
+from ratchet.data.reading import pool
+from ratchet.data.reading.pictures import Look, patient_pillow
+from ratchet.data.reading.sample import spread
+from ratchet.data.reading.scratch import Scratch
+from ratchet.data.reading.worker import Reading, columns
 from ratchet.data.sources import Source
 from ratchet.params import DataSettings
 

@@ -17,9 +17,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import pictures
 from ratchet.data.contract import FACTS
 from ratchet.data.manifest import Manifest
+from ratchet.data.reading import pictures
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 

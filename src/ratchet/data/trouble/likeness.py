@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.pictures import in_grey
+from ratchet.data.reading.pictures import in_grey
 
 __all__ = ["SIDE", "Likeness", "fingerprints", "pairs"]
 

@@ -6,14 +6,22 @@ The table has 8 columns: path, label, split, group, a whole number, a number, a 
 breaks one of ten rules. pandera judges it as ingest does, and every broken rule becomes a row of the quarantine table.
 The bare pass is what one would write by hand: ten expressions, evaluated at once, and the same table of what they
 found.
+
+Memory is the peak of anonymous pages, sampled, of a process that makes the table and has it judged, and what of that
+is there before it is made; its growth per row is set against half as many rows.
 """
 
+import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
 import polars as pl
 
+from bench.memory import Peak
+from bench.project import ROOT
 from bench.report import Row, alone, options, ratio, spread
 from ratchet.data.privacy import looks_personal
 from ratchet.data.quarantine import HINTS
@@ -23,7 +31,7 @@ from ratchet.params import DataSettings
 __all__ = ["measure"]
 
 _CLASSES = ("ant", "bee", "cow", "dog")
-_CLAIM = 1.3
+_CLAIM, _LINEAR = 1.3, 0.10
 _OWN = ("count", "weight", "day", "note")
 _PATTERNS = {
     "count": r"^\s*[+-]?\d{1,18}\s*$",
@@ -53,9 +61,36 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
     share = ratio(seconds["contract"], seconds["bare pass"])
     what = f"{count:,} rows, {found['contract'].height:,} broken rules, median of {rounds} rounds"
     return [
+        *_memory(count),
         *(Row(f"s: {name}", what, spread(values, form=".2f")) for name, values in seconds.items()),
         Row("contract / bare pass", what, f"{share:.2f}", f"<= {_CLAIM}", share <= _CLAIM),
     ]
+
+
+def _memory(count: int) -> list[Row]:
+    """Peak memory of tables with so many rows, and with a half and a quarter of them."""
+    peaks = {}
+    for rows in (0, count // 4, count // 2, count):
+        peak = Peak()
+        with subprocess.Popen([sys.executable, "-m", "bench.manifest", "--judge", str(rows)], cwd=ROOT) as process:
+            while process.poll() is None:
+                peak(process.pid)
+                time.sleep(0.005)
+        if process.returncode:
+            raise RuntimeError(f"judging {rows} rows ended with {process.returncode}")
+        peaks[rows] = peak.mib
+    each = {rows: (peaks[rows] - peaks[0]) * 2**20 / rows for rows in peaks if rows}
+    bend = each[count] / each[count // 2] - 1
+    return [
+        *(Row("bytes of peak memory a row", f"{rows:,} rows", f"{value:,.0f}") for rows, value in each.items()),
+        Row("growth of that from half as many rows", "", f"{bend:+.1%}", f"< {_LINEAR:.0%}", bend < _LINEAR),
+    ]
+
+
+def _judge(rows: int) -> None:
+    """Make a table and have it judged, in this process."""
+    settings = DataSettings(manifest="labels.csv", refuse_personal=True)
+    check_table(_table(max(1, rows)), settings, own=_OWN, classes=_CLASSES)
 
 
 def _table(count: int) -> pl.DataFrame:
@@ -119,5 +154,16 @@ def _bare(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).sort("row", "rule")
 
 
+def main() -> None:
+    """Measure and print; or judge one table, for the measurement's own use."""
+    parser = options(__doc__)
+    parser.add_argument("--judge", type=int, metavar="ROWS", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.judge is None:
+        alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick))
+    else:
+        _judge(asked.judge)
+
+
 if __name__ == "__main__":
-    alone(options(__doc__), lambda asked: measure(asked.rounds, quick=asked.quick))
+    main()

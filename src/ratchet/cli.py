@@ -103,7 +103,8 @@ def quarantine(
 
     from ratchet.data.quarantine import by_rule, read
 
-    table = read(Workspace.find().quarantine)
+    workspace = Workspace.find()
+    table = read(workspace.quarantine)
     for name, count in by_rule(table).items():
         typer.echo(f"{name}: {count:,}")
     shown = table if rule is None else table.filter(polars.col("rule") == rule)
@@ -113,6 +114,8 @@ def quarantine(
         typer.echo(f"... and {len(shown) - most:,} more: --most 0 lists all")
     if table.is_empty():
         typer.echo("nothing was kept out")
+    elif table["thumbnail"].count() and workspace.card.exists():
+        typer.echo(f"pictures of them: {workspace.card}")
 
 
 @data.command()

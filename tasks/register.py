@@ -271,6 +271,8 @@ def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "
             workspace.reports / "provenance.json": "provenance",
             run.journal.folder / "uncommitted.patch": "provenance",
             workspace.params: "provenance",
+            workspace.packed / "profile.json": "data",
+            **({workspace.card: "data"} if workspace.card.exists() else {}),  # not where DVC brought the data
             **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )

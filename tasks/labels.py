@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.trouble.labels import fold_of, suspects
-from ratchet.errors import DataError, RatchetError, TrainingError
+from ratchet.errors import DataError, RatchetError
 from ratchet.params import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.command import INTERRUPTED
@@ -34,6 +34,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
         DataError: the data are a Dataset of the user's own, or so few that a part holds no sample.
     """
     from ratchet import training
+    from ratchet.evaluation.calibration import log_softmax
     from tasks.course import Course
 
     manifest = Manifest.read(workspace.packed)
@@ -61,7 +62,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
                 if isinstance(event, training.Finished):
                     model = training.build(course.spec)
                     model.load_state_dict(event.weights)
-                    probabilities[held_out] = _softmax(training.predict_logits(model, mine))
+                    probabilities[held_out] = np.exp(log_softmax(training.predict_logits(model, mine)))
     found = suspects(probabilities, np.asarray(split.labels))
     names = pl.Series(manifest.classes)
     return found.select(
@@ -77,12 +78,6 @@ def _some(rows: int) -> NDArray[np.int64]:
     return np.arange(0, rows, max(1, rows // 500))
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: NDArray[np.float32] = raised / raised.sum(axis=1, keepdims=True)
-    return shares
-
-
 def main(folds: int, epochs: int) -> None:
     """Check, write the table and print its beginning."""
     try:
@@ -96,7 +91,7 @@ def main(folds: int, epochs: int) -> None:
             found = check_labels(params, workspace, folds=folds, epochs=epochs or params.training.epochs, watch=watch)
             place = workspace.reports / "labels.csv"
             files.write_text(place, found.write_csv(float_precision=4))
-    except (RatchetError, TrainingError) as error:
+    except RatchetError as error:
         sys.exit(f"labels: {error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

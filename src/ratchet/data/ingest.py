@@ -8,6 +8,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ class _Ingest:
         if self.remember is None or self.listing["stamp"].null_count():
             return None
         known = Memo(self.remember)
-        if known.inputs != self._inputs() or known.outputs != self._outputs():
+        if known.inputs != self._inputs or known.outputs != self._outputs():
             return None
         self._report(self.total, self.total)
         return Manifest.read(self.packed)
@@ -117,7 +118,7 @@ class _Ingest:
             manifest, bad, facts, shape = self._into(draft)
         quarantine.write(self.table, bad)  # at once after the set that it belongs to
         if self.remember is not None:
-            memo.write(self.remember, facts, shape=shape, inputs=self._inputs(), outputs=self._outputs())
+            memo.write(self.remember, facts, shape=shape, inputs=self._inputs, outputs=self._outputs())
         return manifest
 
     def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
@@ -281,6 +282,7 @@ class _Ingest:
             quarantine.write(self.table, bad)
             raise
 
+    @cached_property
     def _inputs(self) -> str:
         """What decides the packed set, in short."""
         listed = io.BytesIO()

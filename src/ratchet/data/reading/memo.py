@@ -25,7 +25,6 @@ from ratchet.errors import DataError
 
 __all__ = ["Earlier", "Memo", "write"]
 
-_MEASURES = ("pixels", "brightness", "contrast")  # of the picture as decoded to one shape
 _REMEMBERED = [name for name in FACTS if name not in ("label", "permitted")]
 _COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _REMEMBERED}}
 

@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.params import Params
+from ratchet.errors import SettingsError
+from ratchet.params import EvaluationSettings, Params
 from ratchet.workspace import Workspace
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
     from ratchet.evaluation.figures import Figures
 
-__all__ = ["Evaluation", "evaluate", "read_figures", "split_ids"]
+__all__ = ["Evaluation", "evaluate", "read_figures", "slice_columns", "split_ids"]
+
+_BUILT_IN = ("brightness", "contrast", "side", "format")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
         temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
         logits = logits / temperature
     predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)
-    figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation)
+    columns = slice_columns(workspace, params.evaluation)
+    figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
 
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     how = {"temperature": temperature, "flip_average": int(model.flip_average)}
@@ -75,6 +79,42 @@ def read_figures(workspace: Workspace) -> "Figures":
     from ratchet.evaluation.figures import Figures
 
     return Figures.from_json(files.read_json(workspace.reports / "figures.json"))
+
+
+def slice_columns(workspace: Workspace, settings: EvaluationSettings) -> "dict[str, list[str | None]]":
+    """What the test rows are sliced by: for each column a value per row, numbers in thirds of the training rows.
+
+    Raises:
+        SettingsError: a column that evaluation.slices names is not in the index.
+    """
+    import polars
+
+    from ratchet.data.pack import own_columns
+    from ratchet.evaluation.slices import cut
+
+    index = polars.read_parquet(workspace.packed / "index.parquet").with_columns(
+        side=polars.min_horizontal("width", "height").cast(polars.Float64)
+    )
+    own = own_columns(index.drop("side"))
+    allowed = [*_BUILT_IN, *own]
+    wanted = allowed if settings.slices == "auto" else settings.slices
+    unknown = [name for name in wanted if name not in allowed]
+    if unknown:
+        raise SettingsError(
+            f"params.yaml: evaluation.slices: found {unknown[0]}; allowed: auto, or columns of the data: "
+            f"{', '.join(allowed)}"
+        )
+    test, train = (index.filter(polars.col("split") == name).sort("row") for name in ("test", "train"))
+    columns: dict[str, list[str | None]] = {}
+    for name in wanted:
+        if index[name].dtype.is_numeric():
+            numbers, like = (rows[name].cast(polars.Float64).to_numpy() for rows in (test, train))
+            parts = cut(numbers, like=like)
+            if parts is not None:
+                columns[name] = parts
+        else:
+            columns[name] = test[name].cast(polars.String).to_list()
+    return columns
 
 
 def split_ids(workspace: Workspace, split: str) -> tuple[str, ...]:

@@ -229,6 +229,10 @@ class EvaluationSettings(Section):
     resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
     top_k: int = Field(3, ge=2, description="k of top-k accuracy")
     calibration_bins: int = Field(15, ge=2, le=1000, description="bins of the calibration error")
+    slices: Literal["auto"] | Names = Field(
+        "auto", description="columns whose values are measured apart; auto: brightness, contrast, size and your own"
+    )
+    slice_rows: int = Field(20, ge=1, description="rows that a slice needs to be measured")
     flip_average: bool = Field(False, description="average the answers to an image and to its mirror image")
     temperature_scaling: bool = Field(False, description="fit a temperature on validation and apply it")
 

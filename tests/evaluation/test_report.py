@@ -230,3 +230,26 @@ def test_any_history_can_be_drawn(content: ReportContent, history: list[dict[str
     Reader(page)
     drawn = re.findall(r'points="([^"]*)"', page)
     assert not any("nan" in points or "inf" in points for points in drawn)
+
+
+def test_parts_that_are_answered_worse_come_first_and_are_named(
+    content: ReportContent, predictions: Predictions
+) -> None:
+    rows = len(predictions.ids)
+    # Two wards, one of which holds most of the wrong answers.
+    wrong = np.flatnonzero(~predictions.correct)
+    ward = ["north"] * rows
+    for row in [*wrong, *range(0, 60)]:
+        ward[row] = "south <b>"
+    figures = measure(
+        predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW, columns={"ward": ward}
+    )
+    page = render(replace(content, figures=figures))
+    words = Reader(page).words
+    assert any(word.startswith("ward: south <b> is answered worse than the rest by ") for word in words)
+    assert words.index("ward: south <b>") < words.index("ward: north")
+    equal = measure(
+        predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW,
+        columns={"parity": ["even" if row % 2 else "odd" for row in range(rows)]},
+    )  # fmt: skip
+    assert "No part is worse than the rest beyond chance." in Reader(render(replace(content, figures=equal))).words

@@ -16,7 +16,7 @@ from ratchet.data.manifest import PackedFile, Shard
 from ratchet.data.reading import pool
 from ratchet.errors import DataError
 
-__all__ = ["check_shards", "write_array", "write_index", "write_shards"]
+__all__ = ["check_shards", "own_columns", "write_array", "write_index", "write_shards"]
 
 Seen = TypeVar("Seen")
 
@@ -95,6 +95,11 @@ def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -
     columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *own) if name in index.columns]
     index = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     index.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
+
+
+def own_columns(index: pl.DataFrame) -> list[str]:
+    """The columns of an index that the source brought along: its groups, and what it calls them itself."""
+    return [name for name in index.columns if name not in (*_INDEX_COLUMNS, "place")]
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:

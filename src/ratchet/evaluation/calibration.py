@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bin", "bin_numbers", "fit_temperature", "log_softmax", "reliability"]
+__all__ = ["Bin", "bin_numbers", "calibration_error", "fit_temperature", "log_softmax", "reliability"]
 
 Floats = NDArray[np.float64]
 
@@ -52,6 +52,16 @@ def reliability(confidence: Floats, correct: NDArray[np.bool_], *, bins: int) ->
         )
         for number, count in enumerate(counts)
     )
+
+
+def calibration_error(bins: tuple[Bin, ...]) -> float:
+    """Expected calibration error: the gap between confidence and accuracy, over the rows (Guo et al. 2017, eq. 3)."""
+    gaps = sum(
+        one.count * abs(one.accuracy - one.confidence)
+        for one in bins
+        if one.accuracy is not None and one.confidence is not None
+    )
+    return float(gaps) / sum(one.count for one in bins)
 
 
 def fit_temperature(validation_logits: NDArray[np.float32], validation_labels: NDArray[np.int64]) -> float:

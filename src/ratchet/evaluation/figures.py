@@ -6,6 +6,7 @@ from typing import Any
 
 from ratchet.evaluation.calibration import Bin
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.slices import Slice
 
 __all__ = ["Averages", "ClassFigures", "Figures"]
 
@@ -59,6 +60,7 @@ class Figures:
     per_class: tuple[ClassFigures, ...]
     confusion: tuple[tuple[int, ...], ...]  # [actual][predicted]
     reliability: tuple[Bin, ...]
+    slices: tuple[Slice, ...]  # the same on parts of the test rows
 
     def numbers(self) -> dict[str, float]:
         """The defined single numbers, flat, for DVC's metrics and MLflow; intervals as NAME_low and NAME_high."""
@@ -80,6 +82,7 @@ class Figures:
             "per_class": [asdict(one) for one in self.per_class],
             "confusion": [list(row) for row in self.confusion],
             "reliability": [asdict(one) for one in self.reliability],
+            "slices": [one.to_json() for one in self.slices],
         }
 
     @classmethod
@@ -95,5 +98,6 @@ class Figures:
             "per_class": tuple(ClassFigures(**one) for one in content["per_class"]),
             "confusion": tuple(tuple(row) for row in content["confusion"]),
             "reliability": tuple(Bin(**one) for one in content["reliability"]),
+            "slices": tuple(Slice.from_json(one) for one in content["slices"]),
         }
         return cls(**values)

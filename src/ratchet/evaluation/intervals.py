@@ -1,4 +1,4 @@
-"""How sure a figure is: percentile bootstrap intervals.
+"""How sure a figure is: percentile bootstrap intervals, and closed ones for shares of few rows.
 
 The method is Efron & Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13: draw the test rows again with
 replacement, take the figure on each such set, and read the interval off the quantiles. Every resample is drawn from a
@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "mean_interval", "paired_difference", "percentile", "resample_weights"]
+__all__ = [
+    "Interval",
+    "mean_interval",
+    "paired_difference",
+    "percentile",
+    "resample_weights",
+    "share_difference",
+    "share_interval",
+]
 
 Floats = NDArray[np.float64]
 
@@ -106,3 +114,20 @@ def paired_difference(
     interval = percentile((counts[:, 0] - counts[:, 1]) / rows, (only_a - only_b) / rows, confidence=confidence)
     assert interval is not None, "a difference is defined on every resample"
     return interval
+
+
+def share_interval(right: int, rows: int, *, confidence: float) -> Interval:
+    """A share with Wilson's interval (1927), which has some width even where none or all are right."""
+    from scipy.stats import binomtest
+
+    found = binomtest(right, rows).proportion_ci(confidence, method="wilson")
+    return Interval(float(found.low), right / rows, float(found.high))
+
+
+def share_difference(one: tuple[int, int], other: tuple[int, int], *, confidence: float) -> Interval:
+    """The share of `one` (right, rows) minus that of `other`, of which no row is in both (Newcombe 1998, method 10)."""
+    a, b = (share_interval(right, rows, confidence=confidence) for right, rows in (one, other))
+    below = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2) ** 0.5
+    above = ((a.high - a.value) ** 2 + (b.value - b.low) ** 2) ** 0.5
+    value = a.value - b.value
+    return Interval(value - below, value, value + above)

@@ -1,15 +1,17 @@
 """What a classifier's answers on the test rows are worth."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import Answers, check
-from ratchet.evaluation.calibration import Bin, reliability
+from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.figures import Averages, ClassFigures, Figures
 from ratchet.evaluation.headline import resampled
 from ratchet.evaluation.intervals import Interval, percentile
+from ratchet.evaluation.slices import slices
 from ratchet.params import EvaluationSettings
 
 __all__ = ["measure"]
@@ -23,12 +25,14 @@ def measure(
     *,
     classes: Sequence[str],
     settings: EvaluationSettings,
+    columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
     seed: int = 0,
 ) -> Figures:
     """Every figure of a classifier on its test rows: logits of shape (rows, classes), labels of shape (rows,).
 
-    `seed` decides the bootstrap's resamples. Log-loss is taken from the logits in double precision, unclipped. A class
-    without test rows has no recall, and no part in the means of ROC-AUC and PR-AUC.
+    `columns` are what the rows are sliced by: a value for each row, None where it has none. `seed` decides the
+    bootstrap's resamples. Log-loss is taken from the logits in double precision, unclipped. A class without test rows
+    has no recall, and no part in the means of ROC-AUC and PR-AUC.
 
     Raises:
         DataError: there are no test rows, the shapes disagree, or a label is not a class.
@@ -43,7 +47,7 @@ def measure(
         "accuracy": float(answers.correct.mean()),
         "macro_f1": macro.f1,
         "log_loss": float(answers.losses.mean()),
-        "ece": _calibration_error(bins),
+        "ece": calibration_error(bins),
     }
     if settings.top_k < answers.classes:
         values["top_k"] = float((answers.place < settings.top_k).mean())
@@ -68,6 +72,9 @@ def measure(
         per_class=per_class,
         confusion=confusion,
         reliability=bins,
+        slices=slices(
+            answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
+        ),
     )
 
 
@@ -132,16 +139,6 @@ def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]
         return None, None
     roc_auc = None if truth.all() else float(roc_auc_score(truth, score))
     return roc_auc, float(average_precision_score(truth, score))
-
-
-def _calibration_error(bins: tuple[Bin, ...]) -> float:
-    """Expected calibration error: the gap between confidence and accuracy, over the rows (Guo et al. 2017, eq. 3)."""
-    gaps = sum(
-        one.count * abs(one.accuracy - one.confidence)
-        for one in bins
-        if one.accuracy is not None and one.confidence is not None
-    )
-    return float(gaps) / sum(one.count for one in bins)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.sections import calibration_section, classes_section, confusion_section, headline_section
+from ratchet.evaluation.sections import (
+    calibration_section,
+    classes_section,
+    confusion_section,
+    headline_section,
+    slices_section,
+)
 from ratchet.evaluation.verdict import Verdict
 from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text
 
@@ -60,6 +66,7 @@ def render(content: ReportContent) -> str:
             _curves(content.history),
             confusion_section(content.figures),
             calibration_section(content.figures),
+            slices_section(content.figures),
             classes_section(content.figures),
             _errors(content),
             _data(content.manifest),

@@ -5,7 +5,7 @@ from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval
 from ratchet.page import Cell, figure, folded, section, table, text
 
-__all__ = ["calibration_section", "classes_section", "confusion_section", "headline_section"]
+__all__ = ["calibration_section", "classes_section", "confusion_section", "headline_section", "slices_section"]
 
 _NUMBERED = 20  # more classes than this, and the confusion matrix is a picture without numbers
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
@@ -121,6 +121,42 @@ def calibration_section(figures: Figures) -> str:
     chart = figure("Accuracy by confidence", charts.reliability_chart(figures.reliability))
     listed = figure("In figures", table(("confidence", "rows", "mean", "right"), rows))
     return section("Can its confidence be trusted?", f'<div class="plots two">{chart}{listed}</div>', note=note)
+
+
+def slices_section(figures: Figures) -> str:
+    """The figures on parts of the rows, those that are worse than the rest beyond chance first."""
+    ordered = sorted(figures.slices, key=lambda one: (not one.is_worse, one.gap.value))
+    if not ordered:
+        return ""
+    worse = [one for one in ordered if one.is_worse]
+    header = ("part", "rows", "accuracy", "interval", "against the rest", "F1", "log-loss", "calibration error")
+    rows = [
+        (
+            f"{one.column}: {one.value}", one.rows, f"{one.accuracy.value:.1%}",
+            f"{one.accuracy.low:.1%} to {one.accuracy.high:.1%}", _points(one.gap.value),
+            f"{one.macro_f1:.3f}", f"{one.log_loss:.3f}", f"{one.ece:.1%}",
+        )
+        for one in ordered
+    ]  # fmt: skip
+    told = [
+        f"<p>{text(f'{one.column}: {one.value}')} is answered worse than the rest by {-100 * one.gap.value:.1f} points "
+        f"({-100 * one.gap.high:.1f} to {-100 * one.gap.low:.1f}).</p>"
+        for one in worse[:5]
+    ]
+    listed = table(header, rows[: max(_LISTED // 2, len(worse))], kind="narrow")
+    rest = rows[max(_LISTED // 2, len(worse)) :]
+    more = folded(f"the other {len(rest):,} parts", table(header, rest, kind="narrow")) if rest else ""
+    note = (
+        f"The test rows in {len(rows):,} parts, the weakest first. A part is called worse only where that outlasts "
+        "having looked at so many."
+    )
+    return section(
+        "As good for all?", *(told or ["<p>No part is worse than the rest beyond chance.</p>"]), listed, more, note=note
+    )
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def classes_section(figures: Figures) -> str:

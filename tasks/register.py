@@ -9,7 +9,7 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
-from tasks.evaluate import read_figures, split_ids
+from tasks.evaluate import read_figures, slice_columns, split_ids
 from tasks.train import TrainedModel, tell_training
 from tasks.watch import Watch
 
@@ -145,6 +145,7 @@ def _judge(
         correct=predictions.correct,
         classes=predictions.classes,
         input_shape=(manifest.height, manifest.width, manifest.channels),
+        parts=slice_columns(workspace, params.evaluation),
     )
     champion = _champion_rows(registry, name, workspace)
     answers = _answers(registry, model_uri, predictions, workspace)

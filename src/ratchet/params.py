@@ -245,6 +245,7 @@ class GateSettings(Section):
         "better", description="what to show against the champion, same rows"
     )
     tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
+    slice_tolerance: Fraction = Field(0.0, description="accuracy by which a slice may be worse than the champion's")
 
 
 class RegistrySettings(Section):

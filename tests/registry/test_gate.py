@@ -145,3 +145,43 @@ def test_every_failed_rule_is_said_first() -> None:
 def test_verdict_comes_back_from_json_as_it_was() -> None:
     verdict = judge(candidate(rows(390)), champion(rows(350)), GateSettings(), MEASURED, answers=ANSWERS)
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
+
+
+def halves(total: int = 400) -> dict[str, list[str | None]]:
+    """Two columns that cut the rows in halves, crosswise."""
+    return {
+        "light": ["dark" if number % 2 else "bright" for number in range(total)],
+        "ward": ["north" if number < total // 2 else "south" for number in range(total)],
+    }
+
+
+def test_a_better_model_that_fails_a_part_of_the_rows_is_refused_and_the_part_is_named() -> None:
+    old = np.arange(400) % 5 > 0  # right on four of five, everywhere
+    new = np.where(np.arange(400) < 200, True, np.arange(400) % 5 > 1)
+    verdict = judge(candidate(new, parts=halves()), champion(old), GateSettings(), MEASURED, answers=ANSWERS)
+    assert rule(verdict, "slices").passed is False
+    assert "On 1 of 4 parts of the rows it is worse than the champion beyond chance: 'ward: south'" in verdict.words
+    allowed = GateSettings(slice_tolerance=0.3)
+    assert rule(
+        judge(candidate(new, parts=halves()), champion(old), allowed, MEASURED, answers=ANSWERS), "slices"
+    ).passed
+
+
+def test_without_parts_or_a_champion_there_is_no_rule_about_them() -> None:
+    for asking, holder in ((candidate(rows(390)), champion(rows(380))), (candidate(rows(390), parts=halves()), None)):
+        verdict = judge(asking, holder, GateSettings(), MEASURED, answers=ANSWERS)
+        assert [one.name for one in verdict.rules] == ["minimum accuracy", "champion", "answers"]
+
+
+def test_parts_hardly_ever_refuse_a_model_that_is_as_good_everywhere() -> None:
+    generator = np.random.default_rng(5)
+    names = {"part": [f"part {number % 10}" for number in range(400)]}
+    refused = 0
+    for number in range(400):
+        chance = generator.random(400)
+        new, old = chance < 0.85, np.roll(chance, 1) < 0.85
+        verdict = judge(
+            candidate(new, parts=names), champion(old), GateSettings(), MEASURED, answers=ANSWERS, seed=number
+        )
+        refused += not rule(verdict, "slices").passed
+    assert refused / 400 <= 0.025 + 3 * (0.025 * 0.975 / 400) ** 0.5

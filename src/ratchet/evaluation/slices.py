@@ -15,7 +15,7 @@ from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.intervals import Interval, share_difference, share_interval
 
-__all__ = ["Slice", "cut", "slices"]
+__all__ = ["Slice", "cut", "parts", "slices"]
 
 Values = Sequence[str | None]
 
@@ -64,19 +64,23 @@ def slices(
         bins: of the calibration error.
         least: rows that a slice needs; smaller ones are left out, as are columns that do not divide the rows.
     """
-    found = []
-    for name, values in columns.items():
-        texts = np.array(["" if value is None else f"={value}" for value in values], dtype=object)
-        known = sorted({value for value in texts if value})
-        if not 2 <= len(known) <= _MOST_VALUES:
-            continue
-        found += [(name, value[1:], np.flatnonzero(texts == value)) for value in known]
-    found = [(name, value, rows) for name, value, rows in found if least <= len(rows) < answers.rows]
+    found = parts(columns, least=least)
     corrected = 1 - (1 - confidence) / max(1, len(found))  # Bonferroni
     return tuple(
         _figures(answers, name, value, rows, confidence=confidence, corrected=corrected, bins=bins)
         for name, value, rows in found
     )
+
+
+def parts(columns: Mapping[str, Values], *, least: int) -> list[tuple[str, str, NDArray[np.int64]]]:
+    """For each column and value the numbers of the rows that have it, at least so many and not all."""
+    found = []
+    for name, values in columns.items():
+        texts = np.array(["" if value is None else f"={value}" for value in values], dtype=object)
+        known = sorted({value for value in texts if value})
+        if 2 <= len(known) <= _MOST_VALUES:
+            found += [(name, value[1:], np.flatnonzero(texts == value)) for value in known]
+    return [(name, value, rows) for name, value, rows in found if least <= len(rows) < len(columns[name])]
 
 
 def cut(numbers: NDArray[np.float64], *, like: NDArray[np.float64]) -> list[str | None] | None:

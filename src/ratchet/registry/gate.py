@@ -3,16 +3,21 @@
 A pure function of figures: who asks, loads models and moves aliases is elsewhere.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.evaluation.slices import parts
 from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.params import EvaluationSettings, GateSettings
 
 __all__ = ["CandidateFigures", "ChampionRows", "answers_rule", "judge"]
+
+_IN_A_TAIL = 200  # resamples that should lie outside an interval, so that its bounds are not of a few
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class CandidateFigures:
     correct: NDArray[np.bool_]  # (rows,), in the order of `ids`
     classes: tuple[str, ...]  # in the order of the model's outputs
     input_shape: tuple[int, ...]  # of one sample, as the model takes it
+    parts: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> each row's value
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ def judge(
     rules = (
         _minimum_accuracy(candidate, settings),
         _champion(candidate, champion, settings, evaluation, seed=seed),
+        *_slices(candidate, champion, settings, evaluation, seed=seed),
         answers,
     )
     failed = [rule for rule in rules if not rule.passed]
@@ -109,8 +116,7 @@ def _champion(
     if obstacle:
         words = f"The champion ({champion.name}) cannot be compared with: {obstacle}."
         return RuleResult("champion", False, "not comparable", "the same classes, input and test rows", words)
-    theirs = dict(zip(champion.ids, champion.correct.tolist(), strict=True))
-    champion_correct = np.array([theirs[one] for one in candidate.ids], dtype=np.bool_)
+    champion_correct = _in_order(champion, candidate.ids)
     difference = paired_difference(
         candidate.correct,
         champion_correct,
@@ -122,6 +128,58 @@ def _champion(
     points = f"{_points(difference.value)} points ({_points(difference.low)} to {_points(difference.high)})"
     words = _comparison(candidate, champion_correct, champion.name, points, evaluation) + _judgement(settings, passed)
     return RuleResult("champion", passed, points, _needed(settings), words)
+
+
+def _in_order(champion: ChampionRows, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """The champion's answers, right or wrong, in the order of these rows."""
+    theirs = dict(zip(champion.ids, champion.correct.tolist(), strict=True))
+    return np.array([theirs[one] for one in ids], dtype=np.bool_)
+
+
+def _slices(
+    candidate: CandidateFigures,
+    champion: ChampionRows | None,
+    settings: GateSettings,
+    evaluation: EvaluationSettings,
+    *,
+    seed: int,
+) -> tuple[RuleResult, ...]:
+    """On no part of the rows may it be worse than the champion beyond chance and tolerance. No rule without parts.
+
+    The level is shared among the parts (Bonferroni), and the resamples are so many that its quantiles can be told.
+    """
+    found = parts(candidate.parts, least=evaluation.slice_rows)
+    if champion is None or not found or _obstacle(candidate, champion):
+        return ()
+    tail = (1 - evaluation.confidence) / len(found)
+    theirs = _in_order(champion, candidate.ids)
+    differences = {
+        f"{column}: {value}": paired_difference(
+            candidate.correct[rows],
+            theirs[rows],
+            resamples=max(evaluation.resamples, math.ceil(_IN_A_TAIL / tail)),
+            confidence=1 - tail,
+            seed=seed,
+        )
+        for column, value, rows in found
+    }
+    worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
+    worse = [name for name, one in differences.items() if one.high < -settings.slice_tolerance]
+    one = differences[worst]
+    points = f"{_points(one.value)} points ({_points(one.low)} to {_points(one.high)})"
+    beyond = f"by more than {settings.slice_tolerance * 100:.2f} points " if settings.slice_tolerance else ""
+    if worse:
+        words = (
+            f"On {len(worse)} of {len(found)} parts of the rows it is worse than the champion {beyond}beyond chance: "
+            f"{_listed(worse)}; on {worst!r} by {points}."
+        )
+    else:
+        words = f"On none of {len(found)} parts of the rows is it worse than the champion {beyond}beyond chance."
+    return (RuleResult("slices", not worse, f"{worst}: {points}", _not_worse(settings.slice_tolerance), words),)
+
+
+def _not_worse(tolerance: float) -> str:
+    return f"no part whose interval ends below {_points(-tolerance)}"
 
 
 def _obstacle(candidate: CandidateFigures, champion: ChampionRows) -> str | None:

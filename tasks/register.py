@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from ratchet.registry.gate import ChampionRows
     from ratchet.registry.models import ModelRegistry, Version
     from ratchet.registry.runs import Run
+    from ratchet.registry.succession import Succession
     from ratchet.training import ModelSpec
 
 __all__ = ["Registration", "register"]
 
+_STEPS = 5
+_ROUNDS = 5  # times that another model may become champion while this one is judged
 _ANSWERED_ROWS = 256
 _TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differently
 
@@ -49,47 +52,118 @@ class Registration:
 def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> Registration:
     """Judge the model and register it if it passes; report, figures and verdict go to MLflow either way.
 
-    Can be killed anywhere and run again: the MLflow run, its model and its version are found again by their tags.
+    Can be killed anywhere and run again: the MLflow run, its model and its version are found again by their tags, and
+    what the ledger already holds is finished. Should another model become champion meanwhile, it is judged again.
 
     Raises:
         TrackingAway: MLflow does not answer; training and evaluation are kept, only this stage is left to do.
+        NotAllowed: this user may not register.
     """
-    from ratchet.registry.models import ModelRegistry
+    from ratchet.errors import ChampionMoved
+    from ratchet.registry.access import require, user
     from ratchet.registry.runs import Run
+    from ratchet.registry.succession import Succession
 
     trained, manifest = TrainedModel.load(workspace), Manifest.read(workspace.packed)
-    steps = 5
+    name = manifest.name if params.registry.model == "auto" else params.registry.model
+    require(params.access, "runners", user(), f"register {name}")
     run = Run(workspace, params, trained.key)
     _retell(run, params, workspace, manifest, flow_run=flow_run)
     run_id = run.send()
-    watch.progress(1, steps, "MLflow has the training")
+    watch.progress(1, _STEPS, "MLflow has the training")
 
-    registry = ModelRegistry(workspace, params)
+    succession = Succession(workspace, params, name)
     with tempfile.TemporaryDirectory() as folder:
-        model_uri = registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
-    watch.progress(2, steps, "the model is stored")
-    name = manifest.name if params.registry.model == "auto" else params.registry.model
-    verdict = _judge(registry, name, run_id, model_uri, params, workspace)
-    watch.progress(3, steps, "judged")
+        model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
+    watch.progress(2, _STEPS, "the model is stored")
+    candidate = _Candidate(run, run_id, model_uri, _provenance(run, workspace, run_id))
+    result = None
+    for round in range(1, _ROUNDS + 1):
+        try:
+            result = _decide(candidate, succession, params, workspace, watch)
+            break
+        except ChampionMoved as error:
+            if round == _ROUNDS:
+                raise
+            watch.say(f"{error}; it is judged against that one")
+    assert result is not None, "the last round returns or raises"
+    run.journal.close()
+    files.write_json(workspace.registration, asdict(result))
+    watch.progress(_STEPS, _STEPS, "done")
+    return result
 
-    record = _provenance(run, workspace, run_id)
-    _report(verdict, record, params, workspace, manifest)
-    _tell_outcome(registry, run, run_id, verdict, workspace)
-    watch.progress(4, steps, "reported")
-    version = _enter(registry, name, run_id, model_uri, verdict, record, params) if verdict.passed else None
-    result = Registration(
+
+@dataclass(frozen=True)
+class _Candidate:
+    """The model that asks to be let in, as MLflow has it."""
+
+    run: "Run"
+    run_id: str
+    model_uri: str
+    record: dict[str, Any]  # its provenance
+
+
+def _decide(
+    candidate: _Candidate, succession: "Succession", params: Params, workspace: Workspace, watch: Watch
+) -> Registration:
+    """Judge against the champion that there is now, tell the outcome, and enter the model or not."""
+    registry, name = succession.registry, succession.name
+    over = succession.settle().champion
+    known = registry.version_of(name, candidate.run_id)
+    verdict = _standing_verdict(succession, known, over)
+    if verdict is None:
+        verdict = _judge(registry, name, candidate.model_uri, params, workspace)
+    watch.progress(3, _STEPS, "judged")
+    _report(verdict, candidate.record, params, workspace, Manifest.read(workspace.packed))
+    _tell_outcome(registry, candidate, verdict, workspace)
+    watch.progress(4, _STEPS, "reported")
+    version = _enter(candidate, succession, verdict, over, params) if verdict.passed or known else None
+    return Registration(
         passed=verdict.passed,
         words=verdict.words,
         model=name,
         version=version.number if version else None,
         aliases=version.aliases if version else (),
-        run_id=run_id,
-        provenance=record["id"],
+        run_id=candidate.run_id,
+        provenance=candidate.record["id"],
     )
-    run.journal.close()
-    files.write_json(workspace.registration, asdict(result))
-    watch.progress(5, steps, "done")
-    return result
+
+
+def _enter(
+    candidate: _Candidate, succession: "Succession", verdict: "Verdict", over: str | None, params: Params
+) -> "Version | None":
+    """Make the model a version with the alias that is its due; one that is a version already may lose it."""
+    import json
+
+    tags = {
+        "ratchet.verdict": json.dumps(verdict.to_json()),
+        "ratchet.provenance": candidate.record["id"],
+        "ratchet.provenance_record": json.dumps(candidate.record),
+    }
+    registry = succession.registry
+    version = registry.enter(
+        succession.name, candidate.run_id, candidate.model_uri, tags=tags, description=verdict.words
+    )
+    if not verdict.passed:
+        succession.withdraw(version, why=verdict.words)
+    else:
+        succession.register(version, why=verdict.words, over=over)
+        if params.registry.promotion == "automatic":
+            succession.crown(version, over=over)
+    return registry.version_of(succession.name, candidate.run_id)
+
+
+def _standing_verdict(succession: "Succession", version: "Version | None", over: str | None) -> "Verdict | None":
+    """The verdict that the version was let in by, while it still counts: compared with itself it would fail.
+
+    It counts for the champion, and for a version that was compared with the champion that there is now.
+    """
+    from ratchet.evaluation.verdict import Verdict
+
+    if version is None or (version.number != over and succession.compared_with(version) != (over,)):
+        return None
+    judged = succession.registry.verdict_of(succession.name, version.run_id)
+    return Verdict.from_json(judged) if judged else None
 
 
 def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
@@ -127,16 +201,10 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     return folder, spec
 
 
-def _judge(
-    registry: "ModelRegistry", name: str, run_id: str, model_uri: str, params: Params, workspace: Workspace
-) -> "Verdict":
+def _judge(registry: "ModelRegistry", name: str, model_uri: str, params: Params, workspace: Workspace) -> "Verdict":
     from ratchet.evaluation.predictions import read_predictions
-    from ratchet.evaluation.verdict import Verdict
     from ratchet.registry.gate import CandidateFigures, judge
 
-    judged = registry.verdict_of(name, run_id)
-    if judged is not None:  # registered already, then cut off: compared with itself it would fail
-        return Verdict.from_json(judged)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     manifest = Manifest.read(workspace.packed)
     candidate = CandidateFigures(
@@ -259,11 +327,12 @@ def _data_words(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "Verdict", workspace: Workspace) -> None:
+def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:
+    run = candidate.run
     run.tags({"ratchet.gate": "passed" if verdict.passed else "refused", "mlflow.note.content": verdict.words})
     run.send()
     registry.log_files(
-        run_id,
+        candidate.run_id,
         {
             workspace.report: "report",
             workspace.reports / "figures.json": "report",
@@ -277,26 +346,6 @@ def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "
             **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )
-
-
-def _enter(
-    registry: "ModelRegistry",
-    name: str,
-    run_id: str,
-    model_uri: str,
-    verdict: "Verdict",
-    record: dict[str, Any],
-    params: Params,
-) -> "Version":
-    import json
-
-    tags = {
-        "ratchet.verdict": json.dumps(verdict.to_json()),
-        "ratchet.provenance": record["id"],
-        "ratchet.provenance_record": json.dumps(record),
-    }
-    version = registry.register(name, run_id, model_uri, tags=tags, description=verdict.words)
-    return registry.promote(version) if params.registry.promotion == "automatic" else version
 
 
 if __name__ == "__main__":

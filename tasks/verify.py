@@ -158,12 +158,12 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
     run.tags({"ratchet.resume": certificate["verdict"]})
     try:
         run_id = run.send()
-        ModelRegistry(workspace, params).log_files(run_id, {path: "provenance"})
+        ModelRegistry(workspace, params).log_files(run_id, {path: "certificate"})
     except TrackingAway as error:
         return path, f"not attached: {error}"
     finally:
         run.journal.close()
-    return path, f"attached to MLflow run {run_id}, as provenance/{path.name}"
+    return path, f"attached to MLflow run {run_id}, as certificate/{path.name}"
 
 
 def _prove(steps: int | None, kills: int) -> bool:

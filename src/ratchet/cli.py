@@ -3,12 +3,17 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
+
+if TYPE_CHECKING:
+    from ratchet.registry.models import Version as FoundVersion
+    from ratchet.registry.standing import Standing
+    from ratchet.registry.succession import Succession
 
 __all__ = ["main"]
 
@@ -25,6 +30,10 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable."),
 ]
+
+
+Version = Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")]
+Why = Annotated[str, typer.Option(help="The reason; the ledger keeps it.")]
 
 
 def main() -> None:
@@ -157,6 +166,88 @@ def diff(
 
 
 @app.command()
+def approve(
+    version: Version,
+    why: Why,
+    promote: Annotated[bool, typer.Option("--promote", help="Make it champion, too.")] = False,
+) -> None:
+    """Approve a version as it is now; void as soon as its model, report or data change."""
+    line, found = _succession(version)
+    line.approve(found, why=why)
+    typer.echo(f"{line.name} version {found.number}: approved")
+    if promote:
+        _tell(line.name, line.promote(found, why=why))
+
+
+@app.command()
+def promote(version: Version, why: Why) -> None:
+    """Make a version champion; where registry.promotion is manual it must be approved first."""
+    line, found = _succession(version)
+    _tell(line.name, line.promote(found, why=why))
+
+
+@app.command()
+def rollback(
+    model: Annotated[str, typer.Argument(help="The registered model's name.")],
+    why: Why,
+    to: Annotated[
+        str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the last good champion.")
+    ] = None,
+) -> None:
+    """Give the alias champion back to a version that had it before."""
+    _tell(model, _line(model).rollback(to, why=why))
+
+
+@app.command()
+def adopt(
+    model: Annotated[str, typer.Argument(help="The registered model's name.")],
+    why: Why,
+) -> None:
+    """Begin a new ledger for a model with the aliases as they stand, where its old one is lost for good."""
+    _tell(model, _line(model).adopt(why=why))
+
+
+@app.command()
+def ledger(
+    model: Annotated[str | None, typer.Argument(help="Only this model's entries.")] = None,
+) -> None:
+    """List who did what to which model, when and why."""
+    from textwrap import shorten
+
+    from ratchet import settings
+    from ratchet.registry.ledger import Ledger
+
+    workspace = Workspace.find()
+    kept = Ledger(workspace, settings.load(workspace.params).registry.ledger)
+    for entry in kept.entries(model=model):
+        version = f" version {entry.version}" if entry.version else ""
+        why = shorten(entry.why, 120, placeholder=" ...")
+        typer.echo(f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}: {why}")
+
+
+@app.command()
+def audit(
+    store: Annotated[bool, typer.Option("--store", help="Look for pickles in everything that MLflow keeps.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
+) -> None:
+    """Verify the ledger's chain, the aliases and every version's files; exit code 1 if anything is amiss."""
+    from ratchet import settings
+    from ratchet.registry import audit as auditing
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    if repair:
+        for line in auditing.repair(workspace, params):
+            typer.echo(f"put right: {line}")
+    amiss = list(auditing.audit(workspace, params))
+    for line in amiss:
+        typer.echo(line)
+    if amiss:
+        sys.exit(1)
+    typer.echo("all is as the ledger says: its chain, the aliases, and every version's files")
+
+
+@app.command()
 def sync() -> None:
     """Send MLflow what it missed while it was away."""
     from ratchet import settings
@@ -198,6 +289,31 @@ def status() -> None:
     for server in platform.status(Workspace.find()):
         where = f" at {server.address} (process {server.pid})" if server.address else ""
         typer.echo(f"{server.title}: {server.state}{where}")
+
+
+def _line(model: str) -> "Succession":
+    from ratchet import settings
+    from ratchet.registry.succession import Succession
+
+    workspace = Workspace.find()
+    return Succession(workspace, settings.load(workspace.params), model)
+
+
+def _succession(asked: str) -> "tuple[Succession, FoundVersion]":
+    """The line of the model that a person named, and the version."""
+    from ratchet import settings
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.succession import Succession
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    found = ModelRegistry(workspace, params).find(asked)
+    return Succession(workspace, params, found.name), found
+
+
+def _tell(name: str, now: "Standing") -> None:
+    challenger = f"; challenger is version {now.challenger}" if now.challenger else ""
+    typer.echo(f"{name}: champion is version {now.champion}{challenger}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@
     ├── TrainingError      training cannot start or cannot go on
     │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
     │   └── NotFinite          the loss is infinite or not a number, and going back did not help
-    ├── RegistryError      MLflow refuses, or a registered model does not load
+    ├── RegistryError      MLflow or the ledger refuses, or a registered model does not load
+    │   ├── ChampionMoved      another model became champion meanwhile
+    │   └── NotAllowed         this user may not do that
     ├── TrackingAway       MLflow does not answer: what was recorded waits in the journal
     └── PlatformError      a local server does not start or does not stop
 
@@ -17,8 +19,10 @@ without a traceback.
 """
 
 __all__ = [
+    "ChampionMoved",
     "CheckpointError",
     "DataError",
+    "NotAllowed",
     "NotFinite",
     "PlatformError",
     "RatchetError",
@@ -68,7 +72,15 @@ class NotFinite(TrainingError):
 
 
 class RegistryError(RatchetError):
-    """MLflow refuses, or a registered model does not load."""
+    """MLflow or the ledger refuses, or a registered model does not load."""
+
+
+class ChampionMoved(RegistryError):
+    """Another model became champion since this one was compared with the one before."""
+
+
+class NotAllowed(RegistryError):
+    """The settings do not let this user do that."""
 
 
 class TrackingAway(RatchetError):

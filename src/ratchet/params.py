@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ratchet import files
 
 __all__ = [
+    "AccessSettings",
     "DataSettings",
     "EvaluationSettings",
     "GateSettings",
@@ -255,6 +256,21 @@ class RegistrySettings(Section):
     promotion: Literal["automatic", "manual"] = Field(
         "automatic", description="who moves champion: the gate or a person"
     )
+    ledger: str = Field(
+        "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."
+    )
+
+
+People = Literal["everyone"] | Names
+
+
+class AccessSettings(Section):
+    """Who may do what, by the names that this machine's users have."""
+
+    runners: People = Field("everyone", description="may register models, as train-flow does")
+    approvers: People = Field("everyone", description="may approve a version")
+    admins: People = Field("everyone", description="may promote, roll back and repair")
+    four_eyes: bool = Field(False, description="nobody approves what they ran; needs registry.promotion: manual")
 
 
 class TrackingSettings(Section):
@@ -283,6 +299,7 @@ class Params(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     gate: GateSettings = GateSettings()
     registry: RegistrySettings = RegistrySettings()
+    access: AccessSettings = AccessSettings()
     tracking: TrackingSettings = TrackingSettings()
     platform: PlatformSettings = PlatformSettings()
 
@@ -292,10 +309,12 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-def _partial(section: type[Section]) -> type[Section]:
+def _partial(section: type[Section], *, without: tuple[str, ...] = ()) -> type[Section]:
     """The same section with every key optional: None leaves the file's value."""
     fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
+        if name in without:
+            continue
         annotation: Any = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             fields[name] = (_partial(annotation) | None, Field(None, title=name, description=annotation.__doc__))
@@ -306,5 +325,8 @@ def _partial(section: type[Section]) -> type[Section]:
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(Params)
-"""What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it."""
+Overrides: type[Section] = _partial(Params, without=("access",))
+"""What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
+
+Who may do what is not theirs to change.
+"""

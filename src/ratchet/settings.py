@@ -190,6 +190,11 @@ def _contradictions(params: Params) -> Iterator[str]:
         yield "data.folds: found 1; allowed: 0, for none, or 2 and more"
     elif data.fold >= max(1, data.folds):
         yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
+    if params.access.four_eyes and params.registry.promotion == "automatic":
+        yield (
+            "access.four_eyes: found true; allowed with registry.promotion: manual alone, for a gate has no eyes: set "
+            "that, or access.four_eyes=false"
+        )
 
 
 def _plain(node: Any) -> Any:

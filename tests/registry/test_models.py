@@ -53,12 +53,7 @@ def allowed() -> Iterator[None]:
 
 def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
     model_uri = registry.log_model(run_id, trained, SPEC)
-    return registry.register(name, run_id, model_uri, tags={"ratchet.verdict": verdict}, description="good")
-
-
-def aliases(place: Any, name: str) -> dict[str, str]:
-    """A database gives the numbers as numbers, a server as text."""
-    return {alias: str(number) for alias, number in place.client.get_registered_model(name).aliases.items()}
+    return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict}, description="good")
 
 
 def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
@@ -81,7 +76,7 @@ def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
 
 def test_what_is_stored_holds_no_pickle(registry: ModelRegistry, run_id: str, trained: Path, tmp_path: Path) -> None:
     enter(registry, "no-pickle", run_id, trained)
-    registry.promote(registry.version_of("no-pickle", run_id))  # type: ignore[arg-type]
+    registry.set_aliases("no-pickle", {"champion": "1"})
     champion = registry.champion("no-pickle", tmp_path / "champion")
     assert champion
     suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
@@ -95,44 +90,61 @@ def test_logging_a_model_twice_stores_it_once(registry: ModelRegistry, place: An
     assert len(place.client.get_run(run_id).outputs.model_outputs) == 1
 
 
-def test_a_new_version_is_challenger_and_promotion_makes_it_champion(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path
+def test_a_version_has_the_aliases_it_is_given(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
 ) -> None:
     name = f"steps-{place.params.tracking.experiment}"
+    assert registry.aliases(name) == {}
     version = enter(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
-    assert (version.number, version.aliases) == ("1", ("challenger",))
+    assert (version.number, version.aliases) == ("1", ())
     assert registry.verdict_of(name, run_id) == {"passed": True}
-    champion = registry.promote(version)
-    assert champion.aliases == ("champion",)
-    assert aliases(place, name) == {"champion": "1"}
+    registry.set_aliases(name, {"champion": "1", "challenger": "1"})
+    assert registry.version_of(name, run_id).aliases == ("challenger", "champion")  # type: ignore[union-attr]
+    registry.set_aliases(name, {"champion": "1", "challenger": None})
+    assert registry.aliases(name) == {"champion": "1"}
+    champion = registry.champion(name, tmp_path)
+    assert champion
+    assert (champion.version.number, champion.version.run_id) == ("1", run_id)
     stored = place.client.get_model_version(name, "1")
     assert (stored.run_id, stored.description, stored.tags["ratchet.verdict"]) == (run_id, "good", '{"passed": true}')
 
 
-def test_registering_twice_changes_nothing(registry: ModelRegistry, place: Any, run_id: str, trained: Path) -> None:
+def test_entering_twice_changes_nothing(registry: ModelRegistry, run_id: str, trained: Path, place: Any) -> None:
     name = f"twice-{place.params.tracking.experiment}"
     first = enter(registry, name, run_id, trained)
     assert enter(registry, name, run_id, trained) == first
-    champion = registry.promote(first)
-    assert enter(registry, name, run_id, trained) == champion  # a champion is not made challenger again
-    assert registry.promote(champion) == champion
-    assert len(place.client.search_model_versions(f"name = '{name}'")) == 1
+    assert registry.versions(name) == [first]
 
 
-def test_the_next_version_is_challenger_beside_the_champion(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path, key: str, tmp_path: Path
+def test_a_version_that_a_slow_server_made_twice_is_one(
+    registry: ModelRegistry, run_id: str, trained: Path, place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"next-{place.params.tracking.experiment}"
-    registry.promote(enter(registry, name, run_id, trained))
-    run = Run(place.workspace, place.params, f"{key}-second")
-    second = enter(registry, name, run.send(), trained)
-    run.journal.close()
-    assert (second.number, second.aliases) == ("2", ("challenger",))
-    champion = registry.champion(name, tmp_path)
-    assert champion
-    assert (champion.version.number, champion.version.run_id) == ("1", run_id)
-    assert registry.promote(second).aliases == ("champion",)
-    assert aliases(place, name) == {"champion": "2"}
+    name = f"slow-{place.params.tracking.experiment}"
+    make = registry.client.create_model_version
+
+    def twice(*arguments: Any, **more: Any) -> Any:
+        make(*arguments, **more)  # its answer came too late
+        return make(*arguments, **more)
+
+    monkeypatch.setattr(registry.client, "create_model_version", twice)
+    assert enter(registry, name, run_id, trained).number == "1"
+    assert [version.number for version in registry.versions(name)] == ["1"]
+
+
+def test_a_version_is_found_by_number_or_alias(registry: ModelRegistry, run_id: str, trained: Path, place: Any) -> None:
+    name = f"found-{place.params.tracking.experiment}"
+    version = enter(registry, name, run_id, trained)
+    registry.set_aliases(name, {"champion": "1"})
+    for asked in (f"{name}/1", f"models:/{name}/1", f"{name}@champion", f"models:/{name}@champion"):
+        assert registry.find(asked).number == version.number
+    with pytest.raises(RegistryError, match=rf"{name}/7: MLflow has no such version; there are {name}/1"):
+        registry.find(f"{name}/7")
+    with pytest.raises(RegistryError, match=rf"{name}@blue: MLflow has no such version"):
+        registry.find(f"{name}@blue")
+    with pytest.raises(RegistryError, match=r"nowhere/1: MLflow has no such version; registered are .*found-"):
+        registry.find("nowhere/1")
+    with pytest.raises(RegistryError, match="write NAME/VERSION or NAME@ALIAS"):
+        registry.find("pets")
 
 
 def test_where_there_is_no_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:

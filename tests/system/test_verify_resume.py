@@ -50,7 +50,7 @@ def test_a_training_that_resumes_exactly_is_certified_in_its_mlflow_run(trained)
     client = MlflowClient(f"sqlite:///{trained.root}/mlruns/mlflow.db")
     [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert run.data.tags["ratchet.resume"] == proof["verdict"]
-    attached = client.download_artifacts(run.info.run_id, "provenance/resume.json")
+    attached = client.download_artifacts(run.info.run_id, "certificate/resume.json")
     with open(attached, encoding="utf-8") as file:
         assert json.load(file) == proof
 

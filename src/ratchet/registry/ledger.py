@@ -4,10 +4,9 @@ An entry that is edited, left out or put in between breaks the chain from there 
 was cut off, shows where the last seal is written down elsewhere (the registry keeps it with each model).
 """
 
-import getpass
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
+from ratchet.registry.access import user
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -99,18 +99,31 @@ class Ledger:
         self.uri = f"sqlite:///{workspace.root / uri.removeprefix('sqlite:///')}" if relative else uri
 
     def append(
-        self, what: str, *, model: str, version: str | None, who: str = "", why: str = "", **content: Any
+        self,
+        what: str,
+        *,
+        model: str,
+        version: str | None,
+        who: str = "",
+        why: str = "",
+        only_if: Callable[[list[Entry]], None] = lambda entries: None,
+        **content: Any,
     ) -> Entry:
-        """Write down one act, `who` did it being this user where nobody is named; concurrent writers take turns."""
+        """Write down one act, `who` did it being this user where nobody is named; concurrent writers take turns.
+
+        `only_if` is asked with the model's entries, and forbids the act by raising; no other entry comes between its
+        leave and this one.
+        """
         from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError, IntegrityError
 
-        who = who or getpass.getuser()
+        who = who or user()
         insert = text(
             f"INSERT INTO ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
         )
         for tried in range(_TRIES):
-            last = self._last()
+            last = self._last()  # before it is asked: whatever comes after it takes its number
+            only_if(self.entries(model=model))
             at = datetime.now(UTC).isoformat(timespec="microseconds")
             number, before = (last.number + 1, last.seal) if last else (1, FIRST)
             entry = Entry(number, at, who, what, model, version, why, content, before, "")

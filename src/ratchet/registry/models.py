@@ -5,7 +5,9 @@ import json
 import platform
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +18,17 @@ from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
     from mlflow.pyfunc import PyFuncModel
 
     from ratchet.training.models import ModelSpec
 
 __all__ = ["Champion", "ModelRegistry", "Version"]
 
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION = "champion"
 _ARTIFACT = "model"
+_ANCHOR = "ratchet.ledger"  # a registered model's tag
+_UNKNOWN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of a name that is not there
 _ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
 
 
@@ -120,36 +125,103 @@ class ModelRegistry:
             )
         return Champion(version, found.parent)
 
-    def register(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str], description: str) -> Version:
-        """Make the run's model a version with alias challenger; the version it already has, when there is one."""
+    def enter(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str], description: str) -> Version:
+        """Make the run's model a version, with no alias yet; the version it already has, when there is one."""
         from mlflow.exceptions import MlflowException
 
         with reachable(self.uri):
             version = self.version_of(name, run_id)
             if version is None:
                 try:
-                    self.client.get_registered_model(name)
-                except MlflowException:
                     self.client.create_registered_model(name, description=_ABOUT)
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                        raise
                 source = self.client.get_logged_model(model_uri.rsplit("/", 1)[-1])
-                made = self.client.create_model_version(
-                    name, source.artifact_location, run_id, tags=tags, description=description, model_id=source.model_id
-                )
-                version = Version(name, str(made.version), run_id, ())
+                self.client.create_model_version(name, source.artifact_location, run_id, model_id=source.model_id)
+                version = self._only_version(name, run_id)
+            self.client.update_model_version(name, version.number, description)
             for key, value in tags.items():
                 self.client.set_model_version_tag(name, version.number, key, value)
-            if CHAMPION not in version.aliases:
-                self.client.set_registered_model_alias(name, CHALLENGER, version.number)
-            return self._with_aliases(version)
+            return version
 
-    def promote(self, version: Version) -> Version:
-        """Give the version alias champion; it is no longer a challenger."""
+    def _only_version(self, name: str, run_id: str) -> Version:
+        """The first: a server that was slow to answer was asked again, and may have made the version twice."""
+        first, *more = sorted(
+            self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'"),
+            key=lambda one: int(one.version),
+        )
+        for one in more:
+            self.client.delete_model_version(name, one.version)
+        return self._with_aliases(Version(name, str(first.version), run_id, ()))
+
+    def set_aliases(self, name: str, wanted: Mapping[str, str | None]) -> None:
+        """Give each alias to a version, or to none. Who may do that and why is Succession's to know."""
         with reachable(self.uri):
-            self.client.set_registered_model_alias(version.name, CHAMPION, version.number)
-            challenger = self._by_alias(version.name, CHALLENGER)
-            if challenger is not None and challenger.number == version.number:
-                self.client.delete_registered_model_alias(version.name, CHALLENGER)
-            return self._with_aliases(version)
+            for alias, number in wanted.items():
+                if number is None:
+                    self.client.delete_registered_model_alias(name, alias)
+                else:
+                    self.client.set_registered_model_alias(name, alias, number)
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Alias -> version number; empty for a name that nothing is registered by."""
+        with reachable(self.uri):
+            model = self._registered(name)
+            return {alias: str(number) for alias, number in model.aliases.items()} if model else {}
+
+    def versions(self, name: str) -> list[Version]:
+        """Every version there is, the first first."""
+        with reachable(self.uri):
+            found = _all(partial(self.client.search_model_versions, f"name = '{name}'"))
+            ordered = sorted(found, key=lambda one: int(one.version))
+            return [self._with_aliases(Version(name, str(one.version), str(one.run_id), ())) for one in ordered]
+
+    def names(self) -> list[str]:
+        """Every registered model."""
+        with reachable(self.uri):
+            return sorted(str(model.name) for model in _all(self.client.search_registered_models))
+
+    def anchor(self, name: str) -> str | None:
+        """The seal of the ledger's entry that the aliases follow; None before the first."""
+        with reachable(self.uri):
+            model = self._registered(name)
+            return str(model.tags[_ANCHOR]) if model and _ANCHOR in model.tags else None
+
+    def set_anchor(self, name: str, seal: str) -> None:
+        """Note which of the ledger's entries the aliases follow."""
+        with reachable(self.uri):
+            self.client.set_registered_model_tag(name, _ANCHOR, seal)
+
+    def find(self, asked: str) -> Version:
+        """The version that `NAME/VERSION`, `NAME@ALIAS` or either behind `models:/` means.
+
+        Raises:
+            RegistryError: it is none of these, or there is no such version; lists those that there are.
+        """
+        from mlflow.exceptions import MlflowException
+
+        name, mark, which = asked.removeprefix("models:/").partition("@")
+        if not mark:
+            name, mark, which = name.rpartition("/")
+        if not name or not which:
+            raise RegistryError(f"{asked}: write NAME/VERSION or NAME@ALIAS, digits/3 or digits@challenger for example")
+        with reachable(self.uri):
+            try:
+                found = (
+                    self.client.get_model_version_by_alias(name, which)
+                    if mark == "@"
+                    else self.client.get_model_version(name, which)
+                )
+            except MlflowException as error:
+                if error.error_code not in _UNKNOWN:
+                    raise
+                found = None
+        if found is not None:
+            return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
+        there = [f"{name}/{one.number}" for one in self.versions(name)[-10:]]
+        known = f"there are {', '.join(there)}" if there else f"registered are {', '.join(self.names()) or 'no models'}"
+        raise RegistryError(f"{asked}: MLflow has no such version; {known}")
 
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
         """Put files among the run's artifacts, each in the folder given."""
@@ -174,16 +246,36 @@ class ModelRegistry:
         mine = tuple(sorted(alias for alias, number in aliases.items() if str(number) == version.number))
         return Version(version.name, version.number, version.run_id, mine)
 
+    def _registered(self, name: str) -> "RegisteredModel | None":
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self.client.get_registered_model(name)
+        except MlflowException as error:
+            if error.error_code in _UNKNOWN:
+                return None
+            raise
+
     def _by_alias(self, name: str, alias: str) -> Version | None:
         from mlflow.exceptions import MlflowException
 
         try:
             found = self.client.get_model_version_by_alias(name, alias)
         except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            if error.error_code in _UNKNOWN:
                 return None
             raise
         return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
+
+
+def _all(search: Callable[..., Any]) -> list[Any]:
+    """Every page of what MLflow finds."""
+    page = search()
+    found = list(page)
+    while page.token:
+        page = search(page_token=page.token)
+        found += page
+    return found
 
 
 def _environment() -> dict[str, Any]:

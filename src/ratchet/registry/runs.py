@@ -1,8 +1,6 @@
 """One training, one MLflow run: told to the journal, sent by another thread."""
 
-import getpass
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import TrackingAway
 from ratchet.params import Params
+from ratchet.registry.access import user
 from ratchet.registry.journal import Entry, Journal
 from ratchet.registry.mlflow_store import address, connect, experiment_id, reachable
 from ratchet.workspace import Workspace
@@ -159,18 +158,11 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     tags = {
         UID_TAG: journal.uid,
         # What MLflow's pages show as "Created by" and "Source".
-        "mlflow.user": _user(),
+        "mlflow.user": user(),
         "mlflow.source.type": "PROJECT",
         "mlflow.source.name": workspace.root.name,
     }
     return str(client.create_run(experiment, tags=tags, run_name=name).info.run_id)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may run under a number that has no name
-        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 def _written(value: object) -> str:

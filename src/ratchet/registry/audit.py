@@ -1,0 +1,89 @@
+"""Do ledger, aliases and files agree? What does not, in words."""
+
+from collections.abc import Iterator
+
+from ratchet.errors import RegistryError
+from ratchet.params import Params
+from ratchet.registry.evidence import difference, evidence
+from ratchet.registry.ledger import Ledger, faults
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.succession import Succession
+from ratchet.workspace import Workspace
+
+__all__ = ["audit", "repair"]
+
+
+def audit(workspace: Workspace, params: Params) -> Iterator[str]:
+    """Verify the ledger's chain, and of each model the aliases and every version's files; yields each thing amiss.
+
+    Raises:
+        TrackingAway: MLflow does not answer.
+        RegistryError: the ledger does not.
+    """
+    yield from faults(Ledger(workspace, params.registry.ledger).entries())
+    for succession in _successions(workspace, params):
+        fault = succession.fault()
+        if fault:
+            yield f"{fault}: {succession.way_out}"
+        elif _unfinished(succession):
+            yield f"{succession.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
+        yield from _versions(succession)
+
+
+def repair(workspace: Workspace, params: Params) -> list[str]:
+    """Put every model's aliases where the ledger has them; what was done, in words.
+
+    Raises:
+        NotAllowed: this user is none of access.admins.
+    """
+    done = []
+    for succession in _successions(workspace, params):
+        known = succession.standing()
+        deleted = (known.waiting | known.crowned) - {
+            one.number for one in succession.registry.versions(succession.name)
+        }
+        fault = succession.fault()
+        if succession.is_another:
+            continue  # nothing that this ledger knows would make it better
+        if fault or deleted:
+            now = succession.repair(why=fault or f"deleted in MLflow: version {', '.join(sorted(deleted))}")
+        elif _unfinished(succession):
+            now = succession.settle()
+        else:
+            continue
+        where = [f"{alias} is version {number}" if number else f"no {alias}" for alias, number in now.aliases.items()]
+        done.append(f"{succession.name}: {', '.join(where)}")
+    return done
+
+
+def _successions(workspace: Workspace, params: Params) -> list[Succession]:
+    """Every model that the ledger speaks of, or that was kept in one."""
+    registry = ModelRegistry(workspace, params)
+    kept = {name for name in registry.names() if registry.anchor(name) is not None}
+    told = {entry.model for entry in Ledger(workspace, params.registry.ledger).entries()}
+    return [Succession(workspace, params, name) for name in sorted(kept | told)]
+
+
+def _unfinished(succession: Succession) -> bool:
+    return succession.registry.anchor(succession.name) != succession.standing().seal
+
+
+def _versions(succession: Succession) -> Iterator[str]:
+    """What is wrong with single versions: deleted, changed, or come in by another door."""
+    now = succession.standing()
+    there = succession.registry.versions(succession.name)
+    for number in sorted((now.waiting | now.crowned) - {one.number for one in there}, key=int):
+        yield f"{succession.name} version {number} was deleted in MLflow; the ledger knows it"
+    for version in there:
+        noted = succession.noted(version)
+        if noted is None:
+            if version.aliases:
+                yield f"{succession.name} version {version.number} has an alias, and the ledger does not know it"
+            continue
+        try:
+            found = evidence(succession.registry, version)
+        except RegistryError as error:
+            yield str(error)
+            continue
+        for changed in difference(noted, found):
+            yield f"{succession.name} version {version.number}: {changed}"

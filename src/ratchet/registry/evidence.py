@@ -1,0 +1,61 @@
+"""What a version is judged by, as digests: its files, report, data and verdict, as they lie in the registry."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ratchet import files
+from ratchet.errors import RegistryError
+from ratchet.registry.mlflow_store import active, reachable
+
+if TYPE_CHECKING:
+    from ratchet.registry.models import ModelRegistry, Version
+
+__all__ = ["difference", "evidence"]
+
+_FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
+_OWN = "registered_model_meta"  # MLflow's note about a download
+
+
+def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
+    """SHA-256 (hex) of each file of the version, of its run's report and provenance, and of its verdict.
+
+    Under `data` stands the MD5 by which DVC knows the packed data.
+
+    Raises:
+        RegistryError: the model's own files cannot be read.
+        TrackingAway: MLflow does not answer.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory() as name, active(registry.workspace, registry.params.tracking):
+        folder = Path(name)
+        with reachable(registry.uri):
+            stored = registry.client.get_model_version(version.name, version.number)
+            there = {one.path for one in registry.client.list_artifacts(version.run_id)}
+            for one in there.intersection(_FOLDERS):
+                download_artifacts(run_id=version.run_id, artifact_path=one, dst_path=str(folder))
+        address = f"models:/{version.name}/{version.number}"
+        try:
+            download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
+        except (MlflowException, OSError) as error:
+            raise RegistryError(f"{address}: its files cannot be read ({error}): restore them") from error
+        found = {
+            path.relative_to(folder).as_posix(): files.digest_file(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != _OWN
+        }
+        record = folder / "provenance" / "provenance.json"
+        data = files.read_json(record)["dvc"].get("data/packed", "") if record.exists() else ""
+    return {**found, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}
+
+
+def difference(noted: dict[str, str], found: dict[str, str]) -> list[str]:
+    """What is not as it was noted, in words, one for each file."""
+    told = {
+        **dict.fromkeys(noted.keys() - found.keys(), "is gone"),
+        **dict.fromkeys(found.keys() - noted.keys(), "was added"),
+        **{name: "was replaced" for name in noted.keys() & found.keys() if noted[name] != found[name]},
+    }
+    return [f"{name} {words}" for name, words in sorted(told.items())]

@@ -18,7 +18,10 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         model = f"{registration.model}: not registered, the gate refused it"
     else:
         aliases = ", ".join(registration.aliases) or "no alias"
+        version = f"{registration.model}/{registration.version}"
         model = f"{registration.model} version {registration.version} ({aliases})"
+        if "challenger" in registration.aliases:
+            model += f"; it waits for `ratchet approve {version} --promote --why ...`, or approve-flow/local"
     newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=workspace.checkpoints)
     return {
         "model": model,

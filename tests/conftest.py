@@ -195,6 +195,63 @@ def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Itera
     random.setstate(state)  # from which S3's client draws how long it waits before it tries again
 
 
+@dataclass(frozen=True)
+class Postgres:
+    """A PostgreSQL server of its own that can be stopped and started."""
+
+    folder: Path
+    programs: Path
+    port: int
+    prefix: tuple[str, ...]  # by which its programs are not run as root, which they refuse
+
+    @property
+    def uri(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def control(self, *command: str) -> None:
+        options = ["-D", str(self.folder / "data"), "-w", "-l", str(self.folder / "log")]
+        done = subprocess.run(
+            [*self.prefix, str(self.programs / "pg_ctl"), *options, *command],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def start(self) -> None:
+        self.control("-o", f"-p {self.port} -h 127.0.0.1 -k {self.folder} -c fsync=off", "start")
+
+    def stop(self) -> None:
+        """At once, as a power cut would."""
+        self.control("-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A real server on this machine."""
+    places = [*Path("/usr/lib/postgresql").glob("*/bin"), *map(Path, os.environ.get("PATH", "").split(":"))]
+    programs = next((place for place in places if (place / "initdb").exists()), None)
+    if programs is None:
+        pytest.skip("PostgreSQL's programs (initdb, pg_ctl) are not on this machine")
+    prefix = () if os.geteuid() else ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    if prefix and not shutil.which("setpriv"):
+        pytest.skip("PostgreSQL refuses to run as root, and setpriv, to be another user, is not there")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, socket.socket() as free:
+        folder = Path(name).resolve()
+        if prefix:
+            os.chown(folder, 65534, 65534)
+        free.bind(("127.0.0.1", 0))
+        server = Postgres(folder, programs, free.getsockname()[1], prefix)
+        free.close()
+        make = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync"]
+        subprocess.run([*prefix, *make], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        server.start()
+        yield server
+        server.stop()
+
+
 # Set once in a process, by libraries as they are imported or by us on their behalf, and never set back.
 ADOPTED = (
     "_TORCHINDUCTOR_",

@@ -227,6 +227,7 @@ def ledger(
 
 @app.command()
 def audit(
+    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     store: Annotated[bool, typer.Option("--store", help="Look for pickles in everything that MLflow keeps.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
 ) -> None:
@@ -237,9 +238,9 @@ def audit(
     workspace = Workspace.find()
     params = settings.load(workspace.params)
     if repair:
-        for line in auditing.repair(workspace, params):
+        for line in auditing.repair(workspace, params, model):
             typer.echo(f"put right: {line}")
-    amiss = list(auditing.audit(workspace, params))
+    amiss = list(auditing.audit(workspace, params, model))
     for line in amiss:
         typer.echo(line)
     if amiss:

@@ -1,23 +1,33 @@
 """A workspace with a real MLflow database, and a real MLflow server over one, each made once for the room."""
 
+import itertools
+import json
 import os
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ratchet.params import Params, TrackingSettings
+from ratchet.params import Params, RegistrySettings, TrackingSettings
 from ratchet.platform.processes import free_port
+from ratchet.registry import audit as auditing
+from ratchet.registry.models import ModelRegistry, Version
+from ratchet.registry.runs import Run
+from ratchet.registry.succession import Succession
+from ratchet.training import ModelSpec
 from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
+SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
 
 
 @dataclass
@@ -110,6 +120,110 @@ def place(request: pytest.FixtureRequest) -> Place:
 def key(request: pytest.FixtureRequest) -> str:
     """A training's name that no other test has."""
     return request.node.name.replace("[", "-").rstrip("]")
+
+
+@dataclass
+class Line:
+    """A model's succession in a ledger of its own, and a way to train versions for it without training."""
+
+    place: Any
+    name: str
+    folder: Path
+    untrained: Path
+    params: Params
+    count: Iterator[int] = field(default_factory=itertools.count)
+
+    def under(self, **changes: object) -> Succession:
+        """The same line under other settings."""
+        return Succession(self.place.workspace, self.params.model_copy(update=changes), self.name)
+
+    @property
+    def succession(self) -> Succession:
+        return self.under()
+
+    def run(self) -> tuple[str, str]:
+        """A run with its model, report and provenance; its id and its model's address."""
+        run = Run(self.place.workspace, self.params, f"{self.name}-{next(self.count)}")
+        run.settings({"seed": 0})
+        run_id = run.send()
+        run.journal.close()
+        registry = ModelRegistry(self.place.workspace, self.params)
+        report, record = self.folder / "report.html", self.folder / "provenance.json"
+        report.write_text(f"report of {run_id}")
+        record.write_text(json.dumps({"dvc": {"data/packed": "0" * 32 + ".dir"}}))
+        registry.log_files(run_id, {report: "report", record: "provenance"})
+        return run_id, registry.log_model(run_id, self.untrained, SPEC)
+
+    def version(self) -> Version:
+        """A version without any alias."""
+        run_id, model_uri = self.run()
+        registry = ModelRegistry(self.place.workspace, self.params)
+        return registry.enter(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"}, description="good")
+
+    def challenger(self) -> Version:
+        version = self.version()
+        self.succession.register(version, why="good", over=self.succession.settle().champion)
+        return version
+
+    def champion(self) -> Version:
+        version = self.challenger()
+        self.succession.crown(version, over=self.succession.standing().champion)
+        return version
+
+    def aliases(self) -> dict[str, str]:
+        return self.succession.registry.aliases(self.name)
+
+    def amiss(self) -> list[str]:
+        return list(auditing.audit(self.place.workspace, self.params, self.name))
+
+    def repair(self) -> list[str]:
+        return auditing.repair(self.place.workspace, self.params, self.name)
+
+    def artifact(self, version: Version, name: str) -> Path:
+        """Where the store keeps a file of the version or of its run."""
+        found = [
+            path
+            for path in self.place.workspace.mlruns.rglob(name)
+            if version.run_id in path.as_posix() or version.run_id in _mlmodel(path)
+        ]
+        assert len(found) == 1, found
+        return found[0]
+
+
+def _mlmodel(path: Path) -> str:
+    described = [parent / "MLmodel" for parent in path.parents if (parent / "MLmodel").exists()]
+    return described[0].read_text() if described else ""
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder as training leaves it."""
+    from ratchet.training import build, save_model
+
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        save_model(folder, build(SPEC).state_dict(), SPEC, about={"training": {}})
+    return folder
+
+
+@pytest.fixture
+def new_line(key: str, tmp_path: Path, untrained: Path) -> Callable[[Place], Line]:
+    """Begin a line of versions at a place, in a ledger of its own and with promotion by hand."""
+
+    def make(place: Place) -> Line:
+        ledger = RegistrySettings(ledger=f"sqlite:///{tmp_path}/ledger.db", promotion="manual")
+        return Line(place, key, tmp_path, untrained, place.params.model_copy(update={"registry": ledger}))
+
+    return make
+
+
+@pytest.fixture
+def mlflows_own() -> Iterator[None]:
+    """Lets MLflow's deprecations pass while it logs and loads a model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="mlflow")
+        yield
 
 
 KilledAt = Callable[[Place, str, str], None]

@@ -68,7 +68,7 @@ class Fire:
         self.before = self.traces()
         assert self.zygote.stdin
         assert self.zygote.stdout
-        self.zygote.stdin.write(json.dumps({"near": near, "after": after}) + "\n")
+        self.zygote.stdin.write(json.dumps({"command": ["tasks.train"], "near": near, "after": after}) + "\n")
         self.zygote.stdin.flush()
         process = int(self.zygote.stdout.readline())
         while not select.select([self.zygote.stdout], [], [], 0.0005)[0]:

@@ -1,15 +1,16 @@
-"""A process that has imported all that the stage train needs, and trains in a forked copy of itself when told to.
+"""A process that has imported all that a stage needs, and runs it in a forked copy of itself when told to.
 
-Importing takes seconds, forking takes milliseconds: so a training can be started, and killed, hundreds of times. A copy
-runs the stage as `python -m tasks.train` does. Each line on stdin is one order in JSON, {"near": text, "after": n}: the
-copy sends itself SIGKILL right before its n-th change of the file system, counted from the first change of a path that
-has `near` in it; n = 0 is never. Told on stdout are the copy's process id, which stays its own until the next order,
-and, when it has ended, its exit code, or the signal's number below zero.
+Importing takes seconds, forking takes milliseconds: so a stage can be started, and killed, hundreds of times. A copy
+does what `python -m MODULE` or `ratchet COMMAND ...` does. Each line on stdin is one order in JSON, {"command": [...],
+"near": text, "after": n}: the copy sends itself SIGKILL right before its n-th change of the file system, counted from
+the first change of a path that has `near` in it; n = 0 is never. Told on stdout are the copy's process id, which stays
+its own until the next order, and, when it has ended, its exit code, or the signal's number below zero.
 """
 
 import importlib
 import json
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -25,9 +26,12 @@ MODULES = (
     "ratchet.provenance",
     "ratchet.registry.runs",
     "ratchet.training",
+    "ratchet.registry.succession",
+    "mlflow.pyfunc",
+    "polars",
     "tasks.command",
     "tasks.machine",
-    "tasks.train",
+    "tasks.register",
 )
 CHANGES = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 
@@ -52,19 +56,23 @@ def die_at(near: str, after: int) -> None:
     sys.addaudithook(watch)
 
 
-def train(near: str, after: int) -> int:
-    """The stage, in this process; its exit code."""
-    from tasks.command import run
-    from tasks.train import train as stage
-
+def act(command: list[str], near: str, after: int) -> int:
+    """Do what the command says, in this process; its exit code."""
     if after:
         die_at(near, after)
     try:
-        run(stage, unit="steps")
+        if command[0] == "ratchet":
+            from ratchet.cli import main
+
+            sys.argv = command
+            main()
+        else:
+            sys.modules.pop(command[0], None)
+            runpy.run_module(command[0], run_name="__main__")
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
-        return 1
+        return 1 if leaving.code else 0
     except BaseException:
         traceback.print_exc()
         return 1
@@ -80,7 +88,7 @@ def main() -> None:
             os.waitpid(copy, 0)
         copy = os.fork()
         if copy == 0:
-            code = train(**json.loads(line))
+            code = act(**json.loads(line))
             sys.stderr.flush()
             os._exit(code)
         print(copy, flush=True)

@@ -13,15 +13,17 @@ from ratchet.workspace import Workspace
 __all__ = ["audit", "repair"]
 
 
-def audit(workspace: Workspace, params: Params) -> Iterator[str]:
+def audit(workspace: Workspace, params: Params, model: str | None = None) -> Iterator[str]:
     """Verify the ledger's chain, and of each model the aliases and every version's files; yields each thing amiss.
+
+    `model`: of this one alone.
 
     Raises:
         TrackingAway: MLflow does not answer.
         RegistryError: the ledger does not.
     """
     yield from faults(Ledger(workspace, params.registry.ledger).entries())
-    for succession in _successions(workspace, params):
+    for succession in _successions(workspace, params, model):
         fault = succession.fault()
         if fault:
             yield f"{fault}: {succession.way_out}"
@@ -30,14 +32,14 @@ def audit(workspace: Workspace, params: Params) -> Iterator[str]:
         yield from _versions(succession)
 
 
-def repair(workspace: Workspace, params: Params) -> list[str]:
+def repair(workspace: Workspace, params: Params, model: str | None = None) -> list[str]:
     """Put every model's aliases where the ledger has them; what was done, in words.
 
     Raises:
         NotAllowed: this user is none of access.admins.
     """
     done = []
-    for succession in _successions(workspace, params):
+    for succession in _successions(workspace, params, model):
         known = succession.standing()
         deleted = (known.waiting | known.crowned) - {
             one.number for one in succession.registry.versions(succession.name)
@@ -56,12 +58,17 @@ def repair(workspace: Workspace, params: Params) -> list[str]:
     return done
 
 
-def _successions(workspace: Workspace, params: Params) -> list[Succession]:
-    """Every model that the ledger speaks of, or that was kept in one."""
+def _successions(workspace: Workspace, params: Params, model: str | None) -> list[Succession]:
+    """Every model that the ledger speaks of, or that was kept in one; or the one that is asked for."""
     registry = ModelRegistry(workspace, params)
     kept = {name for name in registry.names() if registry.anchor(name) is not None}
     told = {entry.model for entry in Ledger(workspace, params.registry.ledger).entries()}
-    return [Succession(workspace, params, name) for name in sorted(kept | told)]
+    if model is not None and model not in kept | told:
+        raise RegistryError(
+            f"{model}: the ledger knows no such model; it knows {', '.join(sorted(kept | told)) or 'none'}"
+        )
+    names = sorted(kept | told) if model is None else [model]
+    return [Succession(workspace, params, name) for name in names]
 
 
 def _unfinished(succession: Succession) -> bool:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import active, reachable
+from ratchet.registry.mlflow_store import active, files_of, reachable
 
 if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry, Version
@@ -27,7 +26,6 @@ def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
         TrackingAway: MLflow does not answer.
     """
     from mlflow.artifacts import download_artifacts
-    from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as name, active(registry.workspace, registry.params.tracking):
         folder = Path(name)
@@ -37,10 +35,8 @@ def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
             for one in there.intersection(_FOLDERS):
                 download_artifacts(run_id=version.run_id, artifact_path=one, dst_path=str(folder))
         address = f"models:/{version.name}/{version.number}"
-        try:
+        with files_of(address, registry.uri):
             download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
-        except (MlflowException, OSError) as error:
-            raise RegistryError(f"{address}: its files cannot be read ({error}): restore them") from error
         found = {
             path.relative_to(folder).as_posix(): files.digest_file(path)
             for path in sorted(folder.rglob("*"))

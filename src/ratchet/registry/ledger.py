@@ -32,20 +32,25 @@ CREATE TABLE IF NOT EXISTS ledger (
     version TEXT, why TEXT NOT NULL, content TEXT NOT NULL, before TEXT NOT NULL, seal TEXT NOT NULL
 )
 """
-_GUARDS = {
+_MAKE = {
     "sqlite": [
-        f"CREATE TRIGGER IF NOT EXISTS ledger_no_{act} BEFORE {act} ON ledger "
-        "BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END"
-        for act in ("update", "delete")
+        _TABLE,
+        *(
+            f"CREATE TRIGGER IF NOT EXISTS ledger_no_{act} BEFORE {act} ON ledger "
+            "BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END"
+            for act in ("update", "delete")
+        ),
     ],
     "postgresql": [
+        "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # those who come first at once would collide
+        _TABLE,
         "CREATE OR REPLACE FUNCTION ledger_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'the ledger only grows'; END $$",
         "CREATE OR REPLACE TRIGGER ledger_guard BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger "
         "FOR EACH STATEMENT EXECUTE FUNCTION ledger_only_grows()",
     ],
 }
-"""By kind of database, what keeps honest programs from changing an entry. The chain is for the others."""
+"""By kind of database: the table, and what keeps honest programs from changing it. The chain is for the others."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +171,13 @@ class Ledger:
     @cached_property
     def _engine(self) -> "Engine":
         """The database, with the table in it."""
-        from sqlalchemy import create_engine, text
+        from sqlalchemy import create_engine, inspect, text
         from sqlalchemy.exc import ArgumentError, DBAPIError
 
         try:
             engine = create_engine(self.uri)
+            if engine.dialect.name not in _MAKE:
+                raise ArgumentError(f"{engine.dialect.name} is not supported")
         except (ArgumentError, ImportError) as error:
             raise RegistryError(
                 f"params.yaml: registry.ledger: found {self._name}: no address of a database ({error}); allowed: "
@@ -179,9 +186,10 @@ class Ledger:
         if engine.dialect.name == "sqlite" and engine.url.database:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         try:
-            with engine.begin() as connection:
-                for statement in (_TABLE, *_GUARDS.get(engine.dialect.name, ())):
-                    connection.execute(text(statement))
+            if engine.dialect.name == "sqlite" or not inspect(engine).has_table("ledger"):
+                with engine.begin() as connection:
+                    for statement in _MAKE[engine.dialect.name]:
+                        connection.execute(text(statement))
         except DBAPIError as error:
             raise self._away(error) from error
         return engine

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import TrackingAway
+from ratchet.errors import RegistryError, TrackingAway
 from ratchet.params import TrackingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["active", "address", "connect", "experiment_id", "make_database", "reachable"]
+__all__ = ["active", "address", "connect", "experiment_id", "files_of", "make_database", "reachable"]
 
 _SQLITE = "sqlite:///"
 
@@ -105,6 +105,27 @@ def reachable(uri: str) -> Iterator[None]:
             f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it "
             "waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
         ) from error
+
+
+@contextmanager
+def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[None]:
+    """The reading of files that MLflow keeps, told apart: they are damaged or gone, or the server does not answer.
+
+    Raises:
+        RegistryError: naming `thing`, as what cannot be read.
+        TrackingAway: as `reachable` does.
+    """
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        gone = error.error_code == "RESOURCE_DOES_NOT_EXIST" if isinstance(error, MlflowException) else True
+        if isinstance(error, RequestException) or not gone:
+            with reachable(uri):
+                raise
+        raise RegistryError(f"{thing}: its files cannot be read ({error}): {way_out}") from error
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
 from ratchet.params import Params
-from ratchet.registry.mlflow_store import active, address, connect, reachable
+from ratchet.registry.mlflow_store import active, address, connect, files_of, reachable
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -92,31 +92,24 @@ class ModelRegistry:
     def load(self, model_uri: str) -> "PyFuncModel":
         """Load a model the way any MLflow user does."""
         import mlflow.pyfunc
-        from mlflow.exceptions import MlflowException
 
-        with active(self.workspace, self.params.tracking):
-            try:
-                loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
-                return loaded
-            except (MlflowException, OSError) as error:
-                raise RegistryError(f"{model_uri}: MLflow cannot load it ({error})") from error
+        with active(self.workspace, self.params.tracking), files_of(model_uri, self.uri):
+            loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
+            return loaded
 
     def champion(self, name: str, into: Path) -> Champion | None:
         """The version that has the alias, its files copied to `into`; None when there is none yet."""
         from mlflow.artifacts import download_artifacts
-        from mlflow.exceptions import MlflowException
 
-        with reachable(self.uri), active(self.workspace, self.params.tracking):
-            version = self._by_alias(name, CHAMPION)
+        with active(self.workspace, self.params.tracking):
+            with reachable(self.uri):
+                version = self._by_alias(name, CHAMPION)
             if version is None:
                 return None
-            try:
-                folder = Path(download_artifacts(artifact_uri=f"models:/{name}/{version.number}", dst_path=str(into)))
-            except (MlflowException, OSError) as error:
-                raise RegistryError(
-                    f"models:/{name}/{version.number}, the champion: its files cannot be read ({error}): restore them, "
-                    "or give the alias champion to a version that has its files, in MLflow's page of the model"
-                ) from error
+            address = f"models:/{name}/{version.number}"
+            way_out = f"restore them, or `ratchet rollback {name}` to a version that has its files"
+            with files_of(f"{address}, the champion", self.uri, way_out):
+                folder = Path(download_artifacts(artifact_uri=address, dst_path=str(into)))
         found = next(folder.rglob("model.json"), None)
         if found is None:
             raise RegistryError(
@@ -130,7 +123,7 @@ class ModelRegistry:
         from mlflow.exceptions import MlflowException
 
         with reachable(self.uri):
-            version = self.version_of(name, run_id)
+            version = self._only_version(name, run_id)
             if version is None:
                 try:
                     self.client.create_registered_model(name, description=_ABOUT)
@@ -140,20 +133,18 @@ class ModelRegistry:
                 source = self.client.get_logged_model(model_uri.rsplit("/", 1)[-1])
                 self.client.create_model_version(name, source.artifact_location, run_id, model_id=source.model_id)
                 version = self._only_version(name, run_id)
+                assert version is not None, "it was made just now"
             self.client.update_model_version(name, version.number, description)
             for key, value in tags.items():
                 self.client.set_model_version_tag(name, version.number, key, value)
             return version
 
-    def _only_version(self, name: str, run_id: str) -> Version:
+    def _only_version(self, name: str, run_id: str) -> Version | None:
         """The first: a server that was slow to answer was asked again, and may have made the version twice."""
-        first, *more = sorted(
-            self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'"),
-            key=lambda one: int(one.version),
-        )
-        for one in more:
-            self.client.delete_model_version(name, one.version)
-        return self._with_aliases(Version(name, str(first.version), run_id, ()))
+        first, *more = [*self._versions_of(name, run_id), None]
+        for one in filter(None, more):
+            self.client.delete_model_version(name, one.number)
+        return first
 
     def set_aliases(self, name: str, wanted: Mapping[str, str | None]) -> None:
         """Give each alias to a version, or to none. Who may do that and why is Succession's to know."""
@@ -232,14 +223,19 @@ class ModelRegistry:
     def verdict_of(self, name: str, run_id: str) -> dict[str, Any] | None:
         """The verdict by which this run's model was let in, when it was."""
         with reachable(self.uri):
-            found = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        verdict = found[0].tags.get("ratchet.verdict") if found else None
+            version = self.version_of(name, run_id)
+            found = self.client.get_model_version(name, version.number) if version else None
+        verdict = found.tags.get("ratchet.verdict") if found else None
         return json.loads(verdict) if verdict else None
 
     def version_of(self, name: str, run_id: str) -> Version | None:
         """The version made of this run, if any."""
+        return next(iter(self._versions_of(name, run_id)), None)
+
+    def _versions_of(self, name: str, run_id: str) -> list[Version]:
         found = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        return self._with_aliases(Version(name, str(found[0].version), run_id, ())) if found else None
+        numbers = sorted((str(one.version) for one in found), key=int)
+        return [self._with_aliases(Version(name, number, run_id, ())) for number in numbers]
 
     def _with_aliases(self, version: Version) -> Version:
         aliases = self.client.get_registered_model(version.name).aliases

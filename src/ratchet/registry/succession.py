@@ -83,8 +83,8 @@ class Succession:
         """What to do about a fault."""
         if self.is_another:
             return (
-                "set registry.ledger to the one it was kept in, or restore that; if it is lost for good, `ratchet adopt "
-                f"{self.name}` begins a new one with the aliases as they stand"
+                "set registry.ledger to the one it was kept in, or restore that; if it is lost for good, `ratchet "
+                f"adopt {self.name}` begins a new one with the aliases as they stand"
             )
         return "`ratchet audit` says all that is wrong, `ratchet audit --repair` moves the aliases back"
 
@@ -92,9 +92,11 @@ class Succession:
         """Make a version that passed the gate challenger; `over` is the champion that it was compared with."""
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
-        found = evidence(self.registry, version)
+        found, compared = evidence(self.registry, version), self.compared_with(version)
+        if version.number == over and compared:  # it is champion since, and not compared with itself
+            (over,) = compared
         waits = version.number in self.standing().waiting
-        if not waits or (self.noted(version), self.compared_with(version)) != (found, (over,)):
+        if not waits or (self.noted(version), compared) != (found, (over,)):
             self.ledger.append(
                 "renew" if waits else "register",
                 model=self.name,

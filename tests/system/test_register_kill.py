@@ -1,0 +1,150 @@
+"""Register, promote and rollback killed a hundred times, at moments of chance: real stages, a real MLflow database.
+
+Whenever it strikes, there is one version of one training, and an audit finds nothing amiss but an act that was cut off.
+"""
+
+import json
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.registry import audit as auditing
+from ratchet.registry.succession import Succession
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported MLflow and PyTorch")
+
+KILLS = 50  # of register, and as many of promote and rollback
+
+
+class Struck:
+    """A project and the zygote that does what it is told until it is killed."""
+
+    def __init__(self, project: Any, zygote: "subprocess.Popen[str]") -> None:
+        self.project, self.zygote = project, zygote
+        self.params = settings.load(project.workspace.params)
+        self.took = 0.0  # seconds of the last command that came to its end
+
+    def do(self, *command: str, after: float | None = None) -> int:
+        """Run a command and kill it so many seconds later; its exit code."""
+        assert self.zygote.stdin
+        assert self.zygote.stdout
+        started = time.monotonic()
+        self.zygote.stdin.write(json.dumps({"command": command, "near": "", "after": 0}) + "\n")
+        self.zygote.stdin.flush()
+        process = int(self.zygote.stdout.readline())
+        if after is not None and not select.select([self.zygote.stdout], [], [], after)[0]:
+            subprocess.run(["kill", "-KILL", str(process)], check=False)
+        code = int(self.zygote.stdout.readline())
+        if code == 0:
+            self.took = time.monotonic() - started
+        return code
+
+    @property
+    def succession(self) -> Succession:
+        return Succession(self.project.workspace, self.params, "digits")
+
+    def amiss(self, name: str) -> list[str]:
+        """What an audit says of a model; nothing of one that is not there yet."""
+        succession = Succession(self.project.workspace, self.params, name)
+        if not succession.entries() and succession.registry.anchor(name) is None:
+            return []
+        return [one.removeprefix(name) for one in auditing.audit(self.project.workspace, self.params, name)]
+
+
+@pytest.fixture(scope="module")
+def struck(
+    new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Struck]:
+    project = new_project("struck")
+    use_small_net(project)
+    changes = {"gate.champion": "not-worse", "gate.tolerance": 0.99, "gate.slice_tolerance": 0.99}
+    settings.override(project.workspace.params, changes | {"gate.minimum_accuracy": 0.0})
+    for stage in ("ingest", "train", "evaluate"):
+        project.good(*project.stage(stage))
+    log = tmp_path_factory.mktemp("struck") / "log"
+    command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(
+            command, cwd=project.root, env=project.environment | {"OMP_NUM_THREADS": "1"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+        ) as zygote,
+    ):  # fmt: skip
+        try:
+            yield Struck(project, zygote)
+        finally:
+            zygote.kill()
+            print(log.read_text())
+
+
+def test_register_killed_fifty_times_makes_one_version_each_and_loses_nothing(struck: Struck) -> None:
+    chance, ends = random.Random(5), Counter[str]()
+    assert struck.do("tasks.register") == 0
+    kills, names = 0, 0
+    while kills < KILLS:
+        names += 1
+        name = f"model-{names}"  # registered anew, of the same training
+        settings.override(struck.project.workspace.params, {"registry.model": name})
+        code = -signal.SIGKILL
+        while code == -signal.SIGKILL:
+            code = struck.do("tasks.register", after=chance.uniform(0.0, 1.2 * struck.took))
+            kills += code == -signal.SIGKILL
+            ends[_left(struck, name)] += 1
+        assert code == 0
+        assert struck.amiss(name) == []
+        assert struck.succession.registry.aliases(name) == {"champion": "1"}
+        acts = [entry.what for entry in struck.succession.ledger.entries(model=name)]
+        assert acts[:2] == ["register", "promote"]
+        assert set(acts[2:]) <= {"renew"}
+    print(f"{kills} kills: {dict(ends)}")
+    assert ends["0 versions: agree"]
+    assert ends["1 versions: agree"]
+    settings.override(struck.project.workspace.params, {"registry.model": "auto"})
+    assert struck.do("tasks.register") == 0
+
+
+def _left(struck: Struck, name: str) -> str:
+    """What a kill has left of a model: at most one version, and nothing that an audit blames anybody for."""
+    versions = struck.succession.registry.versions(name)
+    assert len(versions) <= 1
+    told = [one.removeprefix(" version 1: ").removeprefix(": ") for one in struck.amiss(name)]
+    # What a second run of the stage writes anew is noted at its end; until then it is not what was noted.
+    assert all("was cut off" in one or one.startswith(("report/", "provenance/", "verdict")) for one in told), told
+    return f"{len(versions)} versions: {'; '.join(sorted(set(told))) or 'agree'}"
+
+
+def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(struck: Struck) -> None:
+    settings.override(struck.project.workspace.params, {"seed": 1})
+    for stage in ("train", "evaluate"):
+        struck.project.good(*struck.project.stage(stage))
+    assert struck.do("tasks.register") == 0
+    assert struck.succession.registry.aliases("digits") == {"champion": "2"}
+    told = ": the last act in the ledger was cut off: the aliases do not follow it yet"
+    chance, ends, kills = random.Random(6), Counter[str](), 0
+    commands = [("promote", "digits/2"), ("rollback", "digits")]
+    reach = 2.0
+    while kills < KILLS:
+        now = struck.succession.standing().champion
+        command = ("ratchet", *commands[now == "2"], "--why", "chance")
+        if struck.do(*command, after=chance.uniform(0.0, reach)) == -signal.SIGKILL:
+            kills += 1
+        else:
+            reach = struck.took
+        amiss = struck.amiss("digits")
+        assert amiss in ([], [told])
+        ends[amiss[0] if amiss else "agree"] += 1
+    print(f"{kills} kills: {dict(ends)}")
+    struck.project.run("ratchet", "audit", "--repair")
+    assert struck.amiss("digits") == []
+    assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.standing().champion}
+    assert len(struck.succession.registry.versions("digits")) == 2

@@ -2,14 +2,18 @@
 
 import importlib.metadata
 import json
+import logging
 import platform
+import shutil
 import sys
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import RegistryError
+from ratchet import files
+from ratchet.errors import RegistryError, TrainingError
 from ratchet.params import Params
 from ratchet.registry.mlflow_store import active, address, connect, reachable
 from ratchet.workspace import Workspace
@@ -20,10 +24,15 @@ if TYPE_CHECKING:
 
     from ratchet.training.models import ModelSpec
 
-__all__ = ["Champion", "ModelRegistry", "Version"]
+__all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry", "Version"]
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, apart from the files themselves
 _ARTIFACT = "model"
+_NOT_STORED = shutil.ignore_patterns("__pycache__")
+
+log = logging.getLogger(__name__)
+
 _ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
 
 
@@ -58,11 +67,13 @@ class ModelRegistry:
         self.client: MlflowClient = connect(workspace, params.tracking)
 
     def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
-        """Put the model in `folder` among the run's, once; its address for `load`."""
+        """Put the model in `folder`, with the checksums of its files, among the run's, once; its address for `load`."""
         import mlflow.pyfunc
         import numpy as np
         from mlflow.models import ModelSignature
         from mlflow.types import Schema, TensorSpec
+
+        from ratchet.training import seal
 
         with reachable(self.uri), active(self.workspace, self.params.tracking):
             known = self.client.get_run(run_id).data.tags.get("ratchet.model_uri")
@@ -72,15 +83,22 @@ class ModelRegistry:
                 inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
                 outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
             )
-            with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+            with (
+                tempfile.TemporaryDirectory() as place,
+                warnings.catch_warnings(),
+                mlflow.start_run(run_id=run_id),
+            ):
                 warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
+                sealed = Path(shutil.copytree(folder, Path(place, _ARTIFACT), ignore=_NOT_STORED))
+                checksums = seal(sealed)
                 logged = mlflow.pyfunc.log_model(
                     name=_ARTIFACT,
                     loader_module="ratchet.registry.pyfunc",
-                    data_path=str(folder),
+                    data_path=str(sealed),
                     signature=signature,
                     conda_env=_environment(),
                 )
+            self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
             return str(logged.model_uri)
 
@@ -95,11 +113,19 @@ class ModelRegistry:
                 return loaded
             except (MlflowException, OSError) as error:
                 raise RegistryError(f"{model_uri}: MLflow cannot load it ({error})") from error
+            except TrainingError as error:  # of our loader's: files that are not those that were stored
+                raise RegistryError(f"{model_uri}: {error}") from error
 
     def champion(self, name: str, into: Path) -> Champion | None:
-        """The version that has the alias, its files copied to `into`; None when there is none yet."""
+        """The version that has the alias, its files copied to `into`; None when there is none yet.
+
+        Raises:
+            RegistryError: its files cannot be had, or are not those that were stored.
+        """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
+
+        from ratchet.training.models.checksums import CHECKSUMS
 
         with reachable(self.uri), active(self.workspace, self.params.tracking):
             version = self._by_alias(name, CHAMPION)
@@ -112,13 +138,34 @@ class ModelRegistry:
                     f"models:/{name}/{version.number}, the champion: its files cannot be read ({error}): restore them, "
                     "or give the alias champion to a version that has its files, in MLflow's page of the model"
                 ) from error
-        found = next(folder.rglob("model.json"), None)
+        found = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
         if found is None:
             raise RegistryError(
                 f"models:/{name}/{version.number}, the champion, was not made by ratchet (it holds no model.json): "
                 "set registry.model to another name"
             )
+        self._require_untouched(version, found.parent)
         return Champion(version, found.parent)
+
+    def _require_untouched(self, version: Version, folder: Path) -> None:
+        """Hold a version's files against their checksums, and these against what the run was told of them."""
+        from ratchet.training.models.checksums import CHECKSUMS, verify
+
+        called = f"models:/{version.name}/{version.number}"
+        with reachable(self.uri):
+            noted = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
+        try:
+            checksums = verify(folder)
+        except TrainingError as error:
+            raise RegistryError(f"{called}: {error}") from error
+        if noted is None and checksums is None:
+            log.warning("%s was stored without checksums, by an earlier version: its files are not checked", called)
+        elif noted is not None and (checksums is None or files.digest_json(checksums) != noted):
+            raise RegistryError(
+                f"{called}: its {CHECKSUMS} is {'missing' if checksums is None else 'not the one that was stored'}, "
+                f"as the run's tag {CHECKSUMS_TAG} tells: nothing was loaded; restore the model's files from a backup, "
+                "or give the alias champion to another version"
+            )
 
     def register(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str], description: str) -> Version:
         """Make the run's model a version with alias challenger; the version it already has, when there is one."""

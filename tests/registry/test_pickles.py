@@ -65,6 +65,28 @@ def model() -> Any:
         return torch.nn.Linear(3, 2)
 
 
+def _numpy(path: Path, write: Callable[[Any], None]) -> None:
+    with path.open("wb") as file:
+        write(file)
+
+
+def _tar(path: Path, mode: Any) -> None:
+    content = pickle.dumps(Own())
+    with tarfile.open(path, mode) as archive:
+        about = tarfile.TarInfo("inside/model")
+        about.size = len(content)
+        archive.addfile(about, io.BytesIO(content))
+
+
+def _zip(path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("data", pickle.dumps(Own()))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing here")
+        archive.writestr("inner", inner.getvalue())
+
+
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "torch.save of a state": lambda path: torch.save({"weight": torch.zeros(3)}, path),
     "torch.save of a model": lambda path: torch.save(model(), path),
@@ -87,30 +109,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "gzip": lambda path: path.write_bytes(gzip.compress(pickle.dumps([1], 0))),
     "a tar": lambda path: _tar(path, "w"),
     "a compressed tar": lambda path: _tar(path, "w:gz"),
-    "a zip in a zip": lambda path: _zip(path),
+    "a zip in a zip": _zip,
 }
-
-
-def _numpy(path: Path, write: Callable[[Any], None]) -> None:
-    with path.open("wb") as file:
-        write(file)
-
-
-def _tar(path: Path, mode: Any) -> None:
-    content = pickle.dumps(Own())
-    with tarfile.open(path, mode) as archive:
-        about = tarfile.TarInfo("inside/model")
-        about.size = len(content)
-        archive.addfile(about, io.BytesIO(content))
-
-
-def _zip(path: Path) -> None:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as archive:
-        archive.writestr("data", pickle.dumps(Own()))
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "nothing here")
-        archive.writestr("inner", inner.getvalue())
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 __all__ = ["Finding", "files_under", "find_pickles"]
 
@@ -182,7 +182,7 @@ def _stream(file: IO[bytes]) -> Found | None:
 def _follow(reader: "_Limited", machine: "_Machine") -> Found | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in text that is no pickle's
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(reader)):  # type: ignore[no-untyped-call]
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
             machine.take(opcode, argument)
             if machine.calls:
                 return machine.words, f"it calls {machine.imports}"

@@ -1,4 +1,4 @@
-"""The SHA-256 of every file of a stored model, beside them: what was changed, lost or added since is named, not loaded."""
+"""SHA-256 of every file of a stored model, beside them: what was changed, lost or added since is named, not loaded."""
 
 import os
 from pathlib import Path

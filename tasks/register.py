@@ -9,6 +9,7 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
+from tasks.card import attach_card
 from tasks.evaluate import read_figures, slice_columns, split_ids
 from tasks.train import TrainedModel, tell_training
 from tasks.watch import Watch
@@ -77,6 +78,8 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     _tell_outcome(registry, run, run_id, verdict, workspace)
     watch.progress(4, steps, "reported")
     version = _enter(registry, name, run_id, model_uri, verdict, record, params) if verdict.passed else None
+    if version:
+        attach_card(registry, version, verdict, record, journal=run.journal, params=params, workspace=workspace)
     result = Registration(
         passed=verdict.passed,
         words=verdict.words,

@@ -255,6 +255,7 @@ class RegistrySettings(Section):
     promotion: Literal["automatic", "manual"] = Field(
         "automatic", description="who moves champion: the gate or a person"
     )
+    purpose: str = Field("", description="what the model is for and for whom, as its card says it; empty: its classes")
 
 
 class TrackingSettings(Section):

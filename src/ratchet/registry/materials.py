@@ -35,7 +35,7 @@ class Made:
 
     name: str
     number: str
-    weights: str  # SHA-256 (hex) of model.safetensors
+    weights: str | None  # SHA-256 (hex) of model.safetensors; None: stored before there were checksums
     data: str  # the data set's name
     data_version: str | None  # DVC's hash of it
     at: datetime  # when its run began
@@ -79,7 +79,7 @@ def _model(made: Made) -> "Component":
         version=made.number,
         bom_ref="model",
         description="model.safetensors of this version",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=made.weights)],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=made.weights)] if made.weights else [],
         properties=_properties(
             {
                 "ratchet:provenance": made.record.get("id"),

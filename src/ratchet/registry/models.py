@@ -204,6 +204,28 @@ class ModelRegistry:
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
 
+    def checksums(self, run_id: str) -> dict[str, str]:
+        """SHA-256 (hex) of each file of a run's stored model, by its path in the model's folder; of older ones none."""
+        from mlflow.artifacts import download_artifacts
+        from mlflow.exceptions import MlflowException
+
+        from ratchet.training.models.checksums import CHECKSUMS
+
+        with reachable(self.uri):
+            tags = self.client.get_run(run_id).data.tags
+        with active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
+            try:
+                path = download_artifacts(f"{tags['ratchet.model_uri']}/data/{_ARTIFACT}/{CHECKSUMS}", dst_path=folder)
+            except (MlflowException, OSError):  # stored by an earlier version
+                return {}
+            found: dict[str, str] = files.read_json(Path(path))["sha256"]
+            return found
+
+    def describe(self, version: Version, text: str) -> None:
+        """Say in Markdown what MLflow's page of the version begins with."""
+        with reachable(self.uri):
+            self.client.update_model_version(version.name, version.number, text)
+
     def verdict_of(self, name: str, run_id: str) -> dict[str, Any] | None:
         """The verdict by which this run's model was let in, when it was."""
         with reachable(self.uri):

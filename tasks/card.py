@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attach_card"]
 
+_MADE = ("data/packed", "data/model", "data/checkpoints")
 _DECIDE = ("seed", "data", "model", "training", "evaluation", "gate", "registry")  # the rest says where things are
 
 
@@ -53,7 +54,7 @@ def attach_card(
         figures=read_figures(workspace),
         settings=settings.changed(params, _DECIDE),
         cost=spent(journal),
-        checksums=registry.checksums(version.run_id),
+        checksums=registry.checksums(version),
         address=page.without_password(params.tracking.uri),
         lineage=_lineage(record),
         **_data(workspace, record),
@@ -134,4 +135,4 @@ def _lineage(record: Mapping[str, Any]) -> dict[str, Any]:
         "processor": record["hardware"]["processor"],
         "GPUs": ", ".join(record["hardware"]["gpus"]) or None,
     }
-    return named | {f"DVC {path}": digest for path, digest in record["dvc"].items()}
+    return named | {f"DVC {path}": record["dvc"][path] for path in _MADE if path in record["dvc"]}

@@ -30,6 +30,7 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         **_cost(workspace, trained),
         "gate": registration.words,
         "report": str(workspace.report),
+        **({"card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
         "checkpoint": str(newest),
         "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
     }

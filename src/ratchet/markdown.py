@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 __all__ = ["code", "escaped", "pairs", "points", "table"]
 
 _SIGNS = re.compile(r"([\\`*_\[\]<>|#~&])")
-_OPENING = re.compile(r"^(\s*)([-+=]|\d+(?=[.)]))")  # at the start of a line these begin a list or underline a title
+# At the start of a line these begin a list or underline a title.
+_OPENING = re.compile(r"^(?:[-+=]|(\d+)(?=[.)](?:\s|$)))")
 
 
 def escaped(value: object) -> str:
@@ -18,7 +19,7 @@ def escaped(value: object) -> str:
 
 
 def _opened(found: re.Match[str]) -> str:
-    return f"{found[1]}\\{found[2]}" if not found[2].isdigit() else f"{found[1]}{found[2]}\\"
+    return f"{found[0]}\\" if found[1] else f"\\{found[0]}"
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -204,7 +204,8 @@ text-overflow:ellipsis;display:inline-block}
 .strip img.small,table.words img.small{image-rendering:pixelated}
 table.words img{width:56px}
 table.words th,table.words td{text-align:left;vertical-align:top}
-section>figure+figure,section>.scroll+figure,section>figure+.scroll{margin-top:24px}
+section>figure+figure,section>.scroll+figure,section>figure+.scroll,section>.scroll+.scroll{margin-top:24px}
+section>.scroll+p,section>.pairs+p,section>p+.scroll{margin-top:16px}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}

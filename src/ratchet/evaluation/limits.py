@@ -40,18 +40,21 @@ def weak_classes(figures: Figures) -> list[WeakClass]:
 
 def limits(figures: Figures) -> list[str]:
     """What the figures warn of, the gravest first; none where they warn of nothing."""
-    return [*_classes(figures), *_slices(figures), *_calibration(figures), *_size(figures)]
+    return [*_classes(figures), *_slices(figures), *_calibration(figures), *_untested(figures), *_size(figures)]
 
 
 def _classes(figures: Figures) -> Iterator[str]:
     weak = weak_classes(figures)
     for one in weak[:_LISTED]:
         yield (
-            f"class {one.name} is recognised in {one.recall.value:.1%} of its {one.rows:,} test rows ({_span(one.recall)}): "
-            "less often than the rows at large, beyond chance"
+            f"class {one.name} is recognised in {one.recall.value:.1%} of its {one.rows:,} test rows "
+            f"({_span(one.recall)}): less often than the rows at large, beyond chance"
         )
     if len(weak) > _LISTED:
         yield f"{len(weak) - _LISTED:,} more classes are recognised less often than the rows at large, beyond chance"
+
+
+def _untested(figures: Figures) -> Iterator[str]:
     untested = [one.name for one in figures.per_class if not one.support]
     if untested:
         yield f"not measured at all, without a single test row: {_listed(untested)}"

@@ -4,7 +4,7 @@ What it says is written once, as sections of plain text; both forms are drawn fr
 Cards for Model Reporting" (2019).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,7 +160,8 @@ def _worst(figures: Figures) -> list[_Piece]:
     of_parts = [
         (
             f"{one.column}: {one.value}",
-            f"{one.accuracy.value:.1%} ({one.accuracy.low:.1%} to {one.accuracy.high:.1%})",
+            f"{one.accuracy.value:.1%}",
+            f"{one.accuracy.low:.1%} to {one.accuracy.high:.1%}",
             one.rows,
             "yes" if one.is_worse else "no",
         )
@@ -168,21 +169,21 @@ def _worst(figures: Figures) -> list[_Piece]:
     ]
     return [
         _table(("lowest recall", "recall", "precision", "test rows"), of_classes),
-        _table(("worst part of the rows", "accuracy", "test rows", "worse beyond chance"), of_parts),
+        _table(("worst part of the rows", "accuracy", "interval", "test rows", "worse beyond chance"), of_parts),
     ]
 
 
 def _rules(verdict: Verdict) -> _Piece:
     rows = [(rule.name, "yes" if rule.passed else "no", rule.found, rule.needed) for rule in verdict.rules]
-    return _table(("rule", "holds", "found", "needed"), rows)
+    return _table(("rule", "holds", "found", "needed"), rows, kind="words")
 
 
 def _takes(content: CardContent) -> str:
     shape = " x ".join(map(str, content.input))
     return (
-        f"It takes pictures of {shape} (height x width x channels) {content.dtype}, brought to that size as ingest does "
-        "it, and answers with a probability for each class. No file of it is loaded before all were held against their "
-        "checksums, and none is a pickle."
+        f"It takes pictures of {shape} (height x width x channels), {content.dtype}, brought to that size as ingest "
+        "does it, and answers with a probability for each class. No file of it is loaded before all were held against "
+        "their checksums, and none is a pickle."
     )
 
 
@@ -213,7 +214,7 @@ def _settings(content: CardContent) -> list[_Piece]:
     if not content.settings:
         return [_text("Every setting is the default.")]
     rows = [(key, _set(now), _set(usual)) for key, (now, usual) in content.settings.items()]
-    return [_table(("setting", "here", "default"), rows)]
+    return [_table(("setting", "here", "default"), rows, kind="words")]
 
 
 def _set(value: object) -> str:
@@ -230,7 +231,7 @@ def _beside(content: CardContent) -> str:
 
 
 def _stored(content: CardContent) -> list[_Piece]:
-    return [_table(("file of the model", "SHA-256"), content.checksums.items())]
+    return [_table(("file of the model", "SHA-256"), content.checksums.items(), kind="words")]
 
 
 def _share(value: float | None) -> str | None:
@@ -249,6 +250,6 @@ def _both(draw: str) -> Callable[..., _Piece]:
 _points, _pairs, _code = _both("points"), _both("pairs"), _both("code")
 
 
-def _table(header: Sequence[object], rows: Any) -> _Piece:
+def _table(header: Sequence[object], rows: Iterable[Sequence[object]], *, kind: str = "narrow") -> _Piece:
     listed = list(rows)
-    return _Piece(markdown.table(header, listed), page.table(header, listed, kind="narrow"))
+    return _Piece(markdown.table(header, listed), page.table(header, listed, kind=kind))

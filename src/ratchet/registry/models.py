@@ -204,21 +204,17 @@ class ModelRegistry:
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
 
-    def checksums(self, run_id: str) -> dict[str, str]:
-        """SHA-256 (hex) of each file of a run's stored model, by its path in the model's folder; of older ones none."""
+    def checksums(self, version: Version) -> dict[str, str]:
+        """SHA-256 (hex) of each of a version's files, by its path in the model's folder; of older versions none."""
         from mlflow.artifacts import download_artifacts
-        from mlflow.exceptions import MlflowException
 
         from ratchet.training.models.checksums import CHECKSUMS
 
-        with reachable(self.uri):
-            tags = self.client.get_run(run_id).data.tags
-        with active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
-            try:
-                path = download_artifacts(f"{tags['ratchet.model_uri']}/data/{_ARTIFACT}/{CHECKSUMS}", dst_path=folder)
-            except (MlflowException, OSError):  # stored by an earlier version
+        with reachable(self.uri), active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
+            if CHECKSUMS_TAG not in self.client.get_run(version.run_id).data.tags:
                 return {}
-            found: dict[str, str] = files.read_json(Path(path))["sha256"]
+            place = f"models:/{version.name}/{version.number}/data/{_ARTIFACT}/{CHECKSUMS}"
+            found: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
             return found
 
     def describe(self, version: Version, text: str) -> None:

@@ -41,12 +41,15 @@ def content() -> CardContent:
         rows={"train": 1000, "validation": 100, "test": 300},
         quarantined={"truncated": 4},
         model={"model": "convnet", "parameters": 12345},
-        settings={"data.path": ("s3://me:secret@host/pictures", "data/raw"), "training.betas": ([0.9, 0.99], [0.9, 0.999])},
+        settings={
+            "data.path": ("s3://me:secret@host/pictures", "data/raw"),
+            "training.betas": ([0.9, 0.99], [0.9, 0.999]),
+        },
         cost=Cost(23.0, 41.0, 0.0),
         checksums={"model.safetensors": "ab" * 32},
         address="sqlite:///mlruns/mlflow.db",
         lineage={"provenance": "00112233", "commit": None},
-    )  # fmt: skip
+    )
 
 
 def words(page: str) -> list[str]:

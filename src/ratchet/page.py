@@ -203,9 +203,9 @@ text-overflow:ellipsis;display:inline-block}
 .strip img,table.words img{display:block;width:100%;aspect-ratio:1;object-fit:contain;border-radius:6px}
 .strip img.small,table.words img.small{image-rendering:pixelated}
 table.words img{width:56px}
-table.words th,table.words td{text-align:left;vertical-align:top}
+table.words th,table.words td{text-align:left;vertical-align:top}table.words tbody th{min-width:7em}
 section>figure+figure,section>.scroll+figure,section>figure+.scroll,section>.scroll+.scroll{margin-top:24px}
-section>.scroll+p,section>.pairs+p,section>p+.scroll{margin-top:16px}
+section>.scroll+p,section>.pairs+p,section>p+.scroll,section>.pairs+.scroll{margin-top:16px}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}

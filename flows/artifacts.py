@@ -11,9 +11,10 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 
-from ratchet import platform
+from ratchet import platform, settings
 from ratchet.errors import TrackingAway
 from ratchet.evaluation.figures import Figures
+from ratchet.markdown import escaped
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
@@ -54,36 +55,23 @@ def publish(params: Params, workspace: Workspace) -> None:
 def _report(
     params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
 ) -> str:
-    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", _escaped(registration.words), ""]
+    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.words), ""]
     lines += ["## Test figures", "", f"| figure | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
     lines += [f"| {name} | {one.value:.4f} | {one.low:.4f} to {one.high:.4f} |" for name, one in intervals.items()]
     lines += ["", "## What was made, and where it is", "", "| what | which |", "|---|---|"]
-    made = {caption: _escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
+    made = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
     if page:
         made["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
     lines += [f"| {caption} | {text} |" for caption, text in made.items()]
-    changed = _changed(params.model_dump(mode="json", include=_DECIDE), Params().model_dump(mode="json"))
+    changed = settings.changed(params, _DECIDE)
     lines += ["", "## Settings that are not the default", ""]
     if changed:
         lines += ["| setting | this run | default |", "|---|---|---|"]
-        lines += [
-            f"| `{key}` | {_escaped(str(now))} | {_escaped(str(usual))} |" for key, (now, usual) in changed.items()
-        ]
+        lines += [f"| `{key}` | {escaped(str(now))} | {escaped(str(usual))} |" for key, (now, usual) in changed.items()]
     else:
         lines += ["None."]
     return "\n".join(lines)
-
-
-def _changed(values: dict[str, Any], usual: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose value is another than the usual one, with both."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _changed(value, usual[name], f"{prefix}{name}.")
-        elif value != usual[name]:
-            found[prefix + name] = (value, usual[name])
-    return found
 
 
 def _classes(figures: Figures) -> list[dict[str, Any]]:
@@ -117,11 +105,6 @@ def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | Non
     except TrackingAway:  # the run is recorded; a link that leads nowhere is worth nothing
         return None
     return f"{server}/#/experiments/{experiment}/runs/{run_id}"
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is: a class or a folder may be named with any character."""
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text).replace("\n", " ")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["differences"]
 
 # Figures of the machine and not of the training: how fast, how long, how much memory.
-_RATES = ("samples_per_second", "data_wait", "memory", "system/")
+_RATES = ("samples_per_second", "data_wait", "memory", "system/", "cost/")
 
 
 def differences(one: Trial, other: Trial) -> list[str]:

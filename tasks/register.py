@@ -9,6 +9,7 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
+from tasks.card import attach_card
 from tasks.evaluate import read_figures, slice_columns, split_ids
 from tasks.train import TrainedModel, tell_training
 from tasks.watch import Watch
@@ -117,7 +118,7 @@ def _decide(
     _report(verdict, candidate.record, params, workspace, Manifest.read(workspace.packed))
     _tell_outcome(registry, candidate, verdict, workspace)
     watch.progress(4, _STEPS, "reported")
-    version = _enter(candidate, succession, verdict, over, params) if verdict.passed or known else None
+    version = _enter(candidate, succession, verdict, over, params, workspace) if verdict.passed or known else None
     return Registration(
         passed=verdict.passed,
         words=verdict.words,
@@ -130,7 +131,12 @@ def _decide(
 
 
 def _enter(
-    candidate: _Candidate, succession: "Succession", verdict: "Verdict", over: str | None, params: Params
+    candidate: _Candidate,
+    succession: "Succession",
+    verdict: "Verdict",
+    over: str | None,
+    params: Params,
+    workspace: Workspace,
 ) -> "Version | None":
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
     import json
@@ -141,9 +147,9 @@ def _enter(
         "ratchet.provenance_record": json.dumps(candidate.record),
     }
     registry = succession.registry
-    version = registry.enter(
-        succession.name, candidate.run_id, candidate.model_uri, tags=tags, description=verdict.words
-    )
+    version = registry.enter(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
+    journal = candidate.run.journal
+    attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
     if not verdict.passed:
         succession.withdraw(version, why=verdict.words)
     else:

@@ -1,6 +1,8 @@
 """What a run ends by saying: what was made, where it is, what to do next."""
 
 from ratchet.params import Params
+from ratchet.registry.journal import Journal
+from ratchet.registry.runs import spent
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
@@ -28,8 +30,21 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         "data": dataset.words,
         "training": trained.words,
         "test": evaluation.words,
+        **_cost(workspace, trained),
         "gate": registration.words,
         "report": str(workspace.report),
+        **({"card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
         "checkpoint": str(newest),
         "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
     }
+
+
+def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
+    """What the training cost; nothing where DVC brought it from its cache, as nothing was spent here."""
+    folder = workspace.mlruns / "journal" / trained.key
+    if not folder.exists():
+        return {}
+    journal = Journal(folder)
+    cost = spent(journal)
+    journal.close()
+    return {"cost": cost.words} if cost else {}

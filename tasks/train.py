@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
+from ratchet.cost import Meter
 from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.params import Params
@@ -67,6 +68,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
         TrainingError: training cannot go on.
     """
+    meter = Meter()
     from ratchet import training
     from ratchet.registry.runs import Run
 
@@ -99,7 +101,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         )
         try:
             with _curves(workspace, params, run) as curves:
-                finished = _follow(events, run, watch, curves)
+                finished = _follow(events, run, watch, curves, meter)
         except NotFinite as error:
             run.status("FAILED")
             raise TrainingError(f"{error}; the batch: {_ids(workspace, error.rows)}") from error
@@ -109,6 +111,9 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         except BaseException:
             run.status("FAILED")
             raise
+        finally:
+            run.cost(meter.attempt, meter.spent())
+        _tell_cost(run)
         run.status("FINISHED")
     if run.away:
         watch.say(run.away)
@@ -170,7 +175,7 @@ def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curve
 
 
 def _follow(
-    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None"
+    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None", meter: Meter
 ) -> "training.Finished":
     """Hand every event to the journal and to whoever watches; the Finished one comes back."""
     from ratchet import training
@@ -178,9 +183,12 @@ def _follow(
 
     total, last_epoch, machine = 0, "", MachineUse()
     for event in events:
+        if isinstance(event, training.Epoch | training.Checkpointed) and meter.is_due():
+            run.cost(meter.attempt, meter.spent())  # for the case that nothing more is told: SIGKILL, a power cut
         match event:
             case training.Started():
                 total, machine = event.total_steps, MachineUse(event.device)
+                meter.use(event.device)
                 watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
                 if event.resumed_from:
                     watch.say(f"continues at step {event.step:,} of {total:,}, from {event.resumed_from.name}")
@@ -208,6 +216,15 @@ def _follow(
             case training.Finished():
                 return event
     raise AssertionError("training ended without a last word")
+
+
+def _tell_cost(run: "Run") -> None:
+    """What all attempts cost together, each figure once, whatever is done again."""
+    from ratchet.registry.runs import spent
+
+    cost = spent(run.journal)
+    for name, value in cost.metrics().items() if cost else ():
+        run.metrics({name: value}, step=0)
 
 
 def _epoch_words(event: "training.Epoch") -> str:

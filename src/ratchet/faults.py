@@ -26,7 +26,7 @@ def spell(value: object) -> str:
     if isinstance(value, float) and 0.0 < abs(value) < 0.01:
         mantissa, _, exponent = f"{value:e}".partition("e")
         return f"{float(mantissa)!r}e{int(exponent)}"
-    return str(value)
+    return str(value) or '""'
 
 
 def dotted_keys(model: type[BaseModel], prefix: str = "") -> dict[str, object]:

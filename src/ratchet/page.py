@@ -1,9 +1,25 @@
 """The pieces a report page is made of: escaped HTML, and the one style sheet. No script, no address, nothing loaded."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-__all__ = ["Cell", "bars", "document", "figure", "folded", "pairs", "section", "table", "text"]
+__all__ = [
+    "Cell",
+    "bars",
+    "code",
+    "document",
+    "figure",
+    "folded",
+    "pairs",
+    "points",
+    "section",
+    "table",
+    "text",
+    "without_password",
+]
+
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")
 
 
 class Cell(str):
@@ -100,6 +116,22 @@ def folded(summary: str, content: str) -> str:
     return f"<details><summary>{text(summary)}</summary>{content}</details>" if content else ""
 
 
+def points(lines: Iterable[object]) -> str:
+    """Sentences, one below the other."""
+    listed = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<ul class="points">{listed}</ul>' if listed else ""
+
+
+def code(content: str) -> str:
+    """Lines to copy; one that is too long for the screen scrolls sideways."""
+    return f'<pre class="scroll"><code>{text(content)}</code></pre>'
+
+
+def without_password(value: str) -> str:
+    """A text whose addresses, as tracking.uri may hold one, have no password: a page is shared."""
+    return _PASSWORD.sub(r"\1:***@", value)
+
+
 _STYLE = """
 :root{--paper:#faf8f4;--card:#fffefb;--ink:#22252a;--soft:#696c72;--line:#e5e0d6;--good:#11705e;--bad:#b23c26;
 --one:#11705e;--two:#c07a1c;--serif:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
@@ -122,6 +154,7 @@ section{margin-top:clamp(44px,6vw,72px);padding-top:20px;border-top:1px solid va
 .verdict h1{font:600 clamp(34px,6vw,56px)/1.08 var(--serif);letter-spacing:-.02em;margin:6px 0 16px}
 .verdict.good h1{color:var(--good)}.verdict.bad h1{color:var(--bad)}
 .verdict .words{font:400 clamp(17px,2vw,20px)/1.55 var(--serif);max-width:40em;overflow-wrap:anywhere}
+.verdict .more{max-width:52em;margin-top:12px;overflow-wrap:anywhere;text-wrap:pretty}
 .rules{list-style:none;margin:28px 0 0;padding:0;border-top:1px solid var(--line)}
 .rules li{display:grid;grid-template-columns:28px minmax(0,1fr) minmax(0,1.4fr) minmax(0,1.2fr);gap:2px 16px;
 padding:12px 0;border-bottom:1px solid var(--line);align-items:baseline}
@@ -170,8 +203,9 @@ text-overflow:ellipsis;display:inline-block}
 .strip img,table.words img{display:block;width:100%;aspect-ratio:1;object-fit:contain;border-radius:6px}
 .strip img.small,table.words img.small{image-rendering:pixelated}
 table.words img{width:56px}
-table.words th,table.words td{text-align:left;vertical-align:top}
-section>figure+figure,section>.scroll+figure,section>figure+.scroll{margin-top:24px}
+table.words th,table.words td{text-align:left;vertical-align:top}table.words tbody th{min-width:7em}
+section>figure+figure,section>.scroll+figure,section>figure+.scroll,section>.scroll+.scroll{margin-top:24px}
+section>.scroll+p,section>.pairs+p,section>p+.scroll,section>.pairs+.scroll{margin-top:16px}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}
@@ -183,6 +217,9 @@ figure .pairs{columns:1}
 .bars dd:last-child{text-align:right}
 .bars i{display:block;height:8px;border-radius:3px;background:var(--one);opacity:.75;min-width:1px}
 .columns{columns:2 420px;column-gap:40px;margin-top:26px}.columns figure{break-inside:avoid;margin-bottom:28px}
+.points{max-width:52em;margin:0;padding-left:1.2em}.points li{margin:8px 0;overflow-wrap:anywhere;text-wrap:pretty}
+pre{margin:12px 0 0;padding:14px 16px;background:var(--card);border:1px solid var(--line);border-radius:10px}
+pre code{color:inherit;overflow-wrap:normal}
 details{margin-top:12px}
 summary{cursor:pointer;color:var(--soft);padding:6px 0}
 @media (max-width:640px){body{font-size:16px}

@@ -256,6 +256,7 @@ class RegistrySettings(Section):
     promotion: Literal["automatic", "manual"] = Field(
         "automatic", description="who moves champion: the gate or a person"
     )
+    purpose: str = Field("", description="what the model is for and for whom, as its card says it; empty: its classes")
     ledger: str = Field(
         "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."
     )

@@ -4,7 +4,7 @@ A key that is missing is refused as one that is unknown is: the file holds every
 keys, sees everything that decides a result.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ratchet import faults, files
 from ratchet.errors import SettingsError
 from ratchet.params import Params, Section
 
-__all__ = ["dotted", "flatten", "load", "override", "parse_assignments", "template"]
+__all__ = ["changed", "dotted", "flatten", "load", "override", "parse_assignments", "template"]
 
 
 def template() -> str:
@@ -125,6 +125,12 @@ def dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     for key, value in content.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def changed(params: Params, sections: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in these sections whose value is not the default, with the value and the default."""
+    now, usual = (dotted(one.model_dump(mode="json", include=set(sections))) for one in (params, Params()))
+    return {key: (value, usual[key]) for key, value in now.items() if value != usual[key]}
 
 
 def _line(name: str, field: FieldInfo) -> str:

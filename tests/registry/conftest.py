@@ -158,7 +158,7 @@ class Line:
         """A version without any alias."""
         run_id, model_uri = self.run()
         registry = ModelRegistry(self.place.workspace, self.params)
-        return registry.enter(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"}, description="good")
+        return registry.enter(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
 
     def challenger(self) -> Version:
         version = self.version()

@@ -96,9 +96,7 @@ def crown(line: Any, run_id: str, model_uri: str) -> None:
     """What the register stage does with a model that passed."""
     succession = line.succession
     over = succession.settle().champion
-    version = succession.registry.enter(
-        line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"}, description="good"
-    )
+    version = succession.registry.enter(line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
     succession.register(version, why="good", over=over)
     succession.crown(version, over=over)
 

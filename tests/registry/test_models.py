@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from ratchet.errors import RegistryError, TrackingAway
+from ratchet.errors import RatchetError, RegistryError, TrackingAway
 from ratchet.params import Params, TrackingSettings
-from ratchet.registry.models import ModelRegistry
+from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
+from ratchet.registry.pickles import files_under, find_pickles
 from ratchet.registry.runs import Run
-from ratchet.training import ModelSpec, build, load_model, save_model
+from ratchet.training import ModelSpec, build, load_model, save_model, seal, verify
 from ratchet.workspace import Workspace
 
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
@@ -53,7 +54,7 @@ def allowed() -> Iterator[None]:
 
 def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
     model_uri = registry.log_model(run_id, trained, SPEC)
-    return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict}, description="good")
+    return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
 
 
 def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
@@ -79,6 +80,7 @@ def test_what_is_stored_holds_no_pickle(registry: ModelRegistry, run_id: str, tr
     registry.set_aliases("no-pickle", {"champion": "1"})
     champion = registry.champion("no-pickle", tmp_path / "champion")
     assert champion
+    assert list(find_pickles(files_under(tmp_path / "champion"))) == []
     suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
     assert suffixes <= {".safetensors", ".json", ".yaml", ".txt", ""}
     assert (champion.folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
@@ -162,3 +164,53 @@ def test_a_dead_address_is_told_with_the_way_out(tmp_path: Path) -> None:
     dead = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))
     with pytest.raises(TrackingAway, match=r"http://127\.0\.0\.1:9 .*`ratchet sync`"):
         ModelRegistry(Workspace(tmp_path), dead).champion("digits", tmp_path)
+
+
+def stored(place: Any, run_id: str) -> Path:
+    """Where the run's model lies on this disk."""
+    (logged,) = place.client.get_run(run_id).outputs.model_outputs
+    location = place.client.get_logged_model(logged.model_id).artifact_location
+    return Path(location.removeprefix("file://")) / "data" / "model"
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
+def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_every_way_in(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
+) -> None:
+    name = "changed-in-the-store"
+    model_uri = registry.log_model(run_id, trained, SPEC)
+    registry.promote(enter(registry, name, run_id, trained))
+    folder = stored(place, run_id)
+    assert sorted(verify(folder) or ()) == ["model.json", "model.safetensors"]
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    for way_in in (
+        lambda: registry.load(model_uri),
+        lambda: registry.champion(name, tmp_path / "champion"),
+        lambda: load_model(folder),
+    ):
+        with pytest.raises(RatchetError, match=r"changed: model\.safetensors\): nothing was loaded; restore"):
+            way_in()
+    seal(folder)  # whoever changes a file may change its checksum: the run knows better
+    with pytest.raises(RegistryError, match=r"not the one that was stored, as the run's tag ratchet\.model_checksums"):
+        registry.champion(name, tmp_path / "again")
+    (folder / "checksums.json").unlink()
+    with pytest.raises(RegistryError, match=r"its checksums\.json is missing, as the run's tag"):
+        registry.champion(name, tmp_path / "once more")
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
+def test_a_champion_stored_without_checksums_still_loads_and_that_is_said(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path, caplog: Any
+) -> None:
+    name = "stored-before-there-were-checksums"
+    model_uri = registry.log_model(run_id, trained, SPEC)
+    registry.promote(enter(registry, name, run_id, trained))
+    (stored(place, run_id) / "checksums.json").unlink()
+    place.client.delete_tag(run_id, CHECKSUMS_TAG)
+    assert registry.champion(name, tmp_path / "champion") is not None
+    registry.load(model_uri)
+    said = [record.message for record in caplog.records if record.name.startswith("ratchet")]
+    assert len(said) == 2
+    assert all("stored without checksums, by an earlier version: its files are not checked" in one for one in said)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from ratchet.cost import Cost
 from ratchet.errors import TrackingAway
 from ratchet.params import Params, TrackingSettings
-from ratchet.registry.runs import Run, send_all
+from ratchet.registry.runs import Run, send_all, spent
 from ratchet.workspace import Workspace
 
 DEAD = "http://127.0.0.1:9"
@@ -172,3 +173,14 @@ def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str
         with pytest.raises(TrackingAway, match=r"(file/mlflow\.db|nonsense://there) .*`ratchet sync`"):
             run.send()
     assert run.away
+
+
+def test_what_attempts_cost_adds_up_from_the_last_word_of_each_and_sends_nothing_itself(place: Any, key: str) -> None:
+    run = Run(place.workspace, place.params, key)
+    assert spent(run.journal) is None
+    for attempt, seconds in (("first", 1.0), ("first", 5.0), ("second", 2.0), ("second", 3.0)):
+        run.cost(attempt, Cost(seconds, 2 * seconds, 0.0))
+    run_id = run.send()
+    assert spent(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
+    assert run.journal.is_sent
+    assert place.client.get_run(run_id).data.metrics == {}

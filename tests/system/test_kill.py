@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from ratchet import settings
+from ratchet.registry.journal import Journal
+from ratchet.registry.runs import spent
 
 KILLS = 8
 EPOCH = 20  # steps: the digits' training rows in batches of 64
@@ -122,6 +124,22 @@ def twin(ingested, new_project, use_small_net):
     return make
 
 
+def assert_cost_is_the_sum(project) -> int:
+    """What MLflow holds of the cost is what all attempts that were told of cost together; their number."""
+    from mlflow import MlflowClient
+
+    (folder,) = (project.workspace.mlruns / "journal").glob("*/")
+    journal = Journal(folder)
+    cost = spent(journal)
+    run = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db").get_run(journal.run_id)
+    last = [entry.content for entry in journal.entries(0) if entry.kind == "cost"][-1]
+    journal.close()
+    assert cost.wall > last["wall"] > 0
+    assert cost.cpu > last["cpu"] > 0
+    assert {name: value for name, value in run.data.metrics.items() if name.startswith("cost/")} == cost.metrics()
+    return cost.attempts
+
+
 def test_a_process_killed_again_and_again_ends_as_one_that_never_was(
     undisturbed, twin, tmp_path, assert_same_training
 ) -> None:
@@ -153,6 +171,7 @@ def test_a_process_killed_again_and_again_ends_as_one_that_never_was(
     assert "continues at step" in said
     assert not list(project.root.glob("data/**/.draft-*"))
     assert_same_training(project, undisturbed, steps=STEPS)
+    assert 2 < assert_cost_is_the_sum(project) <= KILLS + 1  # of those killed before a checkpoint nothing is known
 
 
 def test_sigterm_leaves_a_checkpoint_says_where_and_the_same_command_continues(
@@ -177,6 +196,7 @@ def test_sigterm_leaves_a_checkpoint_says_where_and_the_same_command_continues(
     before = stopped_at - 1 if stopped_at % 2 else stopped_at - 2
     assert f"continues at step {before} of {STEPS}" in said
     assert_same_training(project, undisturbed, steps=STEPS)
+    assert assert_cost_is_the_sum(project) == 2
 
 
 def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_batchs_ids(twin) -> None:

@@ -9,6 +9,8 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from ruamel.yaml import YAML
 
 from ratchet import settings
 from ratchet.registry.mlflow_store import connect
+from ratchet.registry.pickles import files_under, find_pickles
 
 SAME_BY_BOTH_WAYS = (
     "data/checkpoints",
@@ -153,6 +156,31 @@ def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: Told)
     assert {"report/report.html", "report/confusion.png", "report/predictions.parquet"} <= reported
     described = {file.path for file in client.list_artifacts(run.info.run_id, "data")}
     assert described == {"data/profile.json", "data/data.html"}
+
+
+def test_a_version_goes_with_its_card_its_bill_of_materials_and_its_cost(clone: Any, first: Told) -> None:
+    client, run_id = mlflow_client(clone), first.registration["run_id"]
+    version = client.get_model_version(NAME, "1")
+    run = client.get_run(run_id)
+    card = Path(run.info.artifact_uri.removeprefix("file://")) / "card"
+    assert {path.name for path in card.iterdir()} == {"card.md", "card.html", "sbom.cdx.json"}
+    text = (card / "card.md").read_text()
+    assert text.startswith(f"# {NAME}, version 1\n\nIt says which of 10 classes a picture shows: 0, 1, 2, 3,")
+    assert version.description.split("\n\n")[:3] == text.split("\n\n")[1:4]
+    bill = json.loads((card / "sbom.cdx.json").read_text())
+    (logged,) = run.outputs.model_outputs
+    stored = Path(client.get_logged_model(logged.model_id).artifact_location.removeprefix("file://")) / "data" / "model"
+    weights = sha256((stored / "model.safetensors").read_bytes()).hexdigest()
+    assert bill["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": weights}]
+    assert weights in text
+    assert first.registration["provenance"] in text
+    (data,) = [one for one in bill["components"] if one["type"] == "data"]
+    assert data["version"] == first.hashes["data/packed"]
+    cost = {name: value for name, value in run.data.metrics.items() if name.startswith("cost/")}
+    assert {"cost/wall_hours", "cost/cpu_hours", "cost/gpu_hours"} <= cost.keys()
+    assert cost["cost/wall_hours"] > 0
+    assert " s wall, " in first.output
+    assert list(find_pickles(files_under(clone.root / "mlruns" / "artifacts"))) == []
 
 
 def test_one_provenance_record_stands_everywhere(clone: Any, first: Told) -> None:

@@ -88,6 +88,7 @@ def main() -> None:
             os.waitpid(copy, 0)
         copy = os.fork()
         if copy == 0:
+            os.dup2(2, 1)  # what a command prints is no answer
             code = act(**json.loads(line))
             sys.stderr.flush()
             os._exit(code)

@@ -3,7 +3,6 @@
 import base64
 import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +20,11 @@ from ratchet.evaluation.sections import (
     slices_section,
 )
 from ratchet.evaluation.verdict import Verdict
-from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text
+from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text, without_password
 
 __all__ = ["Example", "ReportContent", "render"]
 
 _MOST_EXAMPLES = 24
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")  # in an address, as tracking.uri may hold; a report is shared
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
 
 
@@ -220,5 +218,5 @@ def _plain(value: object) -> object:
         shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value[:_LISTED])
         return f"{shown} and {len(value) - _LISTED:,} more" if len(value) > _LISTED else shown or None
     if isinstance(value, str):
-        return _PASSWORD.sub(r"\1:***@", value)
+        return without_password(value)
     return value

@@ -2,8 +2,11 @@
 
 import importlib.metadata
 import json
+import logging
 import platform
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import RegistryError
+from ratchet import files
+from ratchet.errors import RegistryError, TrainingError
 from ratchet.params import Params
 from ratchet.registry.mlflow_store import active, address, connect, files_of, reachable
 from ratchet.workspace import Workspace
@@ -23,12 +27,17 @@ if TYPE_CHECKING:
 
     from ratchet.training.models import ModelSpec
 
-__all__ = ["Champion", "ModelRegistry", "Version"]
+__all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry", "Version"]
 
 CHAMPION = "champion"
+CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, apart from the files themselves
 _ARTIFACT = "model"
 _ANCHOR = "ratchet.ledger"  # a registered model's tag
 _UNKNOWN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of a name that is not there
+_NOT_STORED = shutil.ignore_patterns("__pycache__")
+
+log = logging.getLogger(__name__)
+
 _ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
 
 
@@ -63,11 +72,13 @@ class ModelRegistry:
         self.client: MlflowClient = connect(workspace, params.tracking)
 
     def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
-        """Put the model in `folder` among the run's, once; its address for `load`."""
+        """Put the model in `folder`, with the checksums of its files, among the run's, once; its address for `load`."""
         import mlflow.pyfunc
         import numpy as np
         from mlflow.models import ModelSignature
         from mlflow.types import Schema, TensorSpec
+
+        from ratchet.training import seal
 
         with reachable(self.uri), active(self.workspace, self.params.tracking):
             known = self.client.get_run(run_id).data.tags.get("ratchet.model_uri")
@@ -77,15 +88,22 @@ class ModelRegistry:
                 inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
                 outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
             )
-            with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+            with (
+                tempfile.TemporaryDirectory() as place,
+                warnings.catch_warnings(),
+                mlflow.start_run(run_id=run_id),
+            ):
                 warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
+                sealed = Path(shutil.copytree(folder, Path(place, _ARTIFACT), ignore=_NOT_STORED))
+                checksums = seal(sealed)
                 logged = mlflow.pyfunc.log_model(
                     name=_ARTIFACT,
                     loader_module="ratchet.registry.pyfunc",
-                    data_path=str(folder),
+                    data_path=str(sealed),
                     signature=signature,
                     conda_env=_environment(),
                 )
+            self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
             return str(logged.model_uri)
 
@@ -94,12 +112,21 @@ class ModelRegistry:
         import mlflow.pyfunc
 
         with active(self.workspace, self.params.tracking), files_of(model_uri, self.uri):
-            loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
+            try:
+                loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
+            except TrainingError as error:  # of our loader's: files that are not those that were stored
+                raise RegistryError(f"{model_uri}: {error}") from error
             return loaded
 
     def champion(self, name: str, into: Path) -> Champion | None:
-        """The version that has the alias, its files copied to `into`; None when there is none yet."""
+        """The version that has the alias, its files copied to `into`; None when there is none yet.
+
+        Raises:
+            RegistryError: its files cannot be had, or are not those that were stored.
+        """
         from mlflow.artifacts import download_artifacts
+
+        from ratchet.training.models.checksums import CHECKSUMS
 
         with active(self.workspace, self.params.tracking):
             with reachable(self.uri):
@@ -110,15 +137,36 @@ class ModelRegistry:
             way_out = f"restore them, or `ratchet rollback {name}` to a version that has its files"
             with files_of(f"{address}, the champion", self.uri, way_out):
                 folder = Path(download_artifacts(artifact_uri=address, dst_path=str(into)))
-        found = next(folder.rglob("model.json"), None)
+        found = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
         if found is None:
             raise RegistryError(
                 f"models:/{name}/{version.number}, the champion, was not made by ratchet (it holds no model.json): "
                 "set registry.model to another name"
             )
+        self._require_untouched(version, found.parent)
         return Champion(version, found.parent)
 
-    def enter(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str], description: str) -> Version:
+    def _require_untouched(self, version: Version, folder: Path) -> None:
+        """Hold a version's files against their checksums, and these against what the run was told of them."""
+        from ratchet.training.models.checksums import CHECKSUMS, verify
+
+        called = f"models:/{version.name}/{version.number}"
+        with reachable(self.uri):
+            noted = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
+        try:
+            checksums = verify(folder)
+        except TrainingError as error:
+            raise RegistryError(f"{called}: {error}") from error
+        if noted is None and checksums is None:
+            log.warning("%s was stored without checksums, by an earlier version: its files are not checked", called)
+        elif noted is not None and (checksums is None or files.digest_json(checksums) != noted):
+            raise RegistryError(
+                f"{called}: its {CHECKSUMS} is {'missing' if checksums is None else 'not the one that was stored'}, "
+                f"as the run's tag {CHECKSUMS_TAG} tells: nothing was loaded; restore the model's files from a backup, "
+                f"or `ratchet rollback {version.name}` to another version"
+            )
+
+    def enter(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str]) -> Version:
         """Make the run's model a version, with no alias yet; the version it already has, when there is one."""
         from mlflow.exceptions import MlflowException
 
@@ -134,17 +182,16 @@ class ModelRegistry:
                 self.client.create_model_version(name, source.artifact_location, run_id, model_id=source.model_id)
                 version = self._only_version(name, run_id)
                 assert version is not None, "it was made just now"
-            self.client.update_model_version(name, version.number, description)
             for key, value in tags.items():
                 self.client.set_model_version_tag(name, version.number, key, value)
             return version
 
     def _only_version(self, name: str, run_id: str) -> Version | None:
         """The first: a server that was slow to answer was asked again, and may have made the version twice."""
-        first, *more = [*self._versions_of(name, run_id), None]
-        for one in filter(None, more):
+        found = self._versions_of(name, run_id)
+        for one in found[1:]:
             self.client.delete_model_version(name, one.number)
-        return first
+        return found[0] if found else None
 
     def set_aliases(self, name: str, wanted: Mapping[str, str | None]) -> None:
         """Give each alias to a version, or to none. Who may do that and why is Succession's to know."""
@@ -219,6 +266,24 @@ class ModelRegistry:
         with reachable(self.uri):
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
+
+    def checksums(self, version: Version) -> dict[str, str]:
+        """SHA-256 (hex) of each of a version's files, by its path in the model's folder; of older versions none."""
+        from mlflow.artifacts import download_artifacts
+
+        from ratchet.training.models.checksums import CHECKSUMS
+
+        with reachable(self.uri), active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
+            if CHECKSUMS_TAG not in self.client.get_run(version.run_id).data.tags:
+                return {}
+            place = f"models:/{version.name}/{version.number}/data/{_ARTIFACT}/{CHECKSUMS}"
+            found: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
+            return found
+
+    def describe(self, version: Version, text: str) -> None:
+        """Say in Markdown what MLflow's page of the version begins with."""
+        with reachable(self.uri):
+            self.client.update_model_version(version.name, version.number, text)
 
     def verdict_of(self, name: str, run_id: str) -> dict[str, Any] | None:
         """The verdict by which this run's model was let in, when it was."""

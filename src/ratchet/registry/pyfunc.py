@@ -1,5 +1,9 @@
-"""How MLflow loads a registered model: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here. No pickle is involved."""
+"""How MLflow loads a registered model: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here.
 
+No pickle is involved, and no file is read or run before all were held against their checksums.
+"""
+
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.training.models import Classifier, ModelSpec, load_model
+from ratchet.training.models import Classifier, ModelSpec, load_model, verify
 
 __all__ = ["ServedClassifier"]
+
+log = logging.getLogger(__name__)
 
 
 class ServedClassifier:
@@ -27,4 +33,6 @@ class ServedClassifier:
 
 
 def _load_pyfunc(path: str) -> ServedClassifier:
+    if verify(Path(path)) is None:
+        log.warning("%s was stored without checksums, by an earlier version: its files are not checked", path)
     return ServedClassifier(*load_model(Path(path)))

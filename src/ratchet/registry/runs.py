@@ -7,6 +7,7 @@ from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ratchet.cost import Cost, add
 from ratchet.errors import TrackingAway
 from ratchet.params import Params
 from ratchet.registry.access import user
@@ -17,7 +18,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["Run", "send_all"]
+__all__ = ["Run", "send_all", "spent"]
 
 UID_TAG = "ratchet.uid"
 _BATCH = 900  # MLflow takes 1,000 metrics a call
@@ -72,6 +73,10 @@ class Run:
             again = {"attempt": attempt} if attempt else {}
             self._tell("metrics", {"step": step, "values": values, **again})
 
+    def cost(self, attempt: str, cost: Cost) -> None:
+        """What an attempt at this run has spent so far: its last word counts. `spent` adds the attempts up."""
+        self._tell("cost", {"attempt": attempt, **cost.to_json()}, again=True)
+
     def trouble(self, step: int, kind: str, text: str) -> None:
         """What went wrong at a step and how it was mended, for whoever looks at the run later."""
         self._tell("trouble", {"step": step, "kind": kind, "text": text})
@@ -115,6 +120,12 @@ class Run:
             self._leaving.wait(2.0 if self.away is None else 10.0)  # points in between go together
             if not self._leaving.is_set():
                 self._news.wait()
+
+
+def spent(journal: Journal) -> Cost | None:
+    """What all attempts at a run have cost, each as far as it was told; None: none was told."""
+    attempts = {entry.content["attempt"]: entry.content for entry in journal.entries(0) if entry.kind == "cost"}
+    return add(Cost.from_json(content) for content in attempts.values())
 
 
 def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
@@ -235,7 +246,12 @@ def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) 
         client.set_terminated(run_id, status, entries[-1].time)
 
 
+def _send_nothing(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+    """What attempts cost is added up here, and sent as points when training ends."""
+
+
 _SENDERS = {
+    "cost": _send_nothing,
     "metrics": _send_metrics,
     "params": _send_params,
     "tags": _send_tags,

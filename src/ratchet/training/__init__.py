@@ -17,6 +17,8 @@ from ratchet.training.models import (
     load_model,
     require,
     save_model,
+    seal,
+    verify,
 )
 from ratchet.training.plan import Plan
 from ratchet.training.predict import predict_logits
@@ -45,4 +47,6 @@ __all__ = [
     "predict_logits",
     "require",
     "save_model",
+    "seal",
+    "verify",
 ]

@@ -13,6 +13,7 @@ from torch import nn
 
 from ratchet import files
 from ratchet.errors import TrainingError
+from ratchet.training.models.checksums import seal, verify
 from ratchet.training.models.classifier import Classifier, ModelSpec
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.factory import OwnCode
@@ -34,6 +35,8 @@ __all__ = [
     "load_pretrained",
     "require",
     "save_model",
+    "seal",
+    "verify",
 ]
 
 _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet}
@@ -159,9 +162,12 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, 
 def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
     """Rebuild a model that `save_model` wrote, on the CPU and in eval mode; a user's own from the code saved with it.
 
+    Of a folder with checksums (see `seal`) nothing is read or run before every file was held against its own.
+
     Raises:
-        TrainingError: files missing, damaged or not fitting each other.
+        TrainingError: files missing, damaged or not fitting each other, or not those that were sealed.
     """
+    verify(folder)
     try:
         described: dict[str, Any] = files.read_json(folder / "model.json")["spec"]
         listed: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}

@@ -1,0 +1,213 @@
+"""Pickles are found by what a file holds: real ones, of every library that writes them, under any name."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import sqlite3
+import tarfile
+import warnings
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import joblib
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+
+from ratchet.registry.pickles import Finding, files_under, find_pickles
+
+
+def look(path: Path) -> list[Finding]:
+    return list(find_pickles([(path.name, path)]))
+
+
+class Own:
+    """Something that a pickle must import."""
+
+
+VALUES = [None, 1, "text", 2.5, [1, 2, 3], {"a": (1, 2)}, b"bytes", Own(), Own, OrderedDict(a=1), np.arange(3), len]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_a_pickle_of_any_protocol_is_found_under_any_name(tmp_path: Path, protocol: int, number: int) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(pickle.dumps(VALUES[number], protocol))
+    (found,) = look(path)
+    assert found.name == "weights.safetensors"
+    assert found.what.startswith("a pickle of protocol ")
+
+
+def test_what_it_would_call_is_named(tmp_path: Path) -> None:
+    for protocol in (0, 2, 4):
+        path = tmp_path / f"{protocol}.json"
+        path.write_bytes(pickle.dumps(OrderedDict(a=1), protocol))
+        assert look(path) == [
+            Finding(path.name, f"a pickle of protocol {protocol}", "it calls collections.OrderedDict")
+        ]
+
+
+def model() -> Any:
+    with torch.random.fork_rng():
+        return torch.nn.Linear(3, 2)
+
+
+def _numpy(path: Path, write: Callable[[Any], None]) -> None:
+    with path.open("wb") as file:
+        write(file)
+
+
+def _tar(path: Path, mode: Any) -> None:
+    content = pickle.dumps(Own())
+    with tarfile.open(path, mode) as archive:
+        about = tarfile.TarInfo("inside/model")
+        about.size = len(content)
+        archive.addfile(about, io.BytesIO(content))
+
+
+def _zip(path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("data", pickle.dumps(Own()))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing here")
+        archive.writestr("inner", inner.getvalue())
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "torch.save of a state": lambda path: torch.save({"weight": torch.zeros(3)}, path),
+    "torch.save of a model": lambda path: torch.save(model(), path),
+    "torch.save as before 1.6": lambda path: torch.save(
+        {"weight": torch.zeros(3)}, path, _use_new_zipfile_serialization=False
+    ),
+    "joblib": lambda path: joblib.dump({"weight": np.zeros(5), "name": "x"}, path),
+    "joblib of a large array": lambda path: joblib.dump(np.zeros((500, 500)), path),
+    "joblib with zlib": lambda path: joblib.dump(np.zeros(5), path, compress=("zlib", 3)),
+    "joblib with gzip": lambda path: joblib.dump(np.zeros(5), path, compress=("gzip", 3)),
+    "joblib with bz2": lambda path: joblib.dump(np.zeros(5), path, compress=("bz2", 3)),
+    "joblib with xz": lambda path: joblib.dump(np.zeros(5), path, compress=("xz", 3)),
+    "joblib with lzma": lambda path: joblib.dump(np.zeros(5), path, compress=("lzma", 3)),
+    "cloudpickle": lambda path: path.write_bytes(cloudpickle.dumps(lambda images: images)),
+    "an array of objects": lambda path: _numpy(path, lambda file: np.save(file, np.array([Own()]), allow_pickle=True)),
+    "arrays of objects": lambda path: _numpy(
+        path, lambda file: np.savez(file, fine=np.zeros(3), bad=np.array([Own()]))
+    ),
+    "compressed arrays": lambda path: _numpy(path, lambda file: np.savez_compressed(file, bad=np.array([Own()]))),
+    "gzip": lambda path: path.write_bytes(gzip.compress(pickle.dumps([1], 0))),
+    "a tar": lambda path: _tar(path, "w"),
+    "a compressed tar": lambda path: _tar(path, "w:gz"),
+    "a zip in a zip": _zip,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_libraries_write_with_pickle_is_found(tmp_path: Path, writer: str) -> None:
+    path = tmp_path / "model.json"
+    WRITERS[writer](path)
+    (found,) = look(path)
+    assert found.what.startswith("a NumPy array" if "array" in found.what else "a pickle of protocol")
+
+
+def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own, of type hints
+        import mlflow.pyfunc
+
+        class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+            def predict(self, context: Any, model_input: list[str]) -> list[str]:
+                return model_input
+
+        mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Model(), pip_requirements=["mlflow"])
+    (found,) = find_pickles(files_under(tmp_path))
+    assert found.name == "model/python_model.pkl"
+    assert "cloudpickle" in found.why
+
+
+def _sqlite(path: Path) -> None:
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("create table lines (text)")
+        database.execute("insert into lines values ('It is.')")
+    database.close()
+
+
+FINE: dict[str, Callable[[Path], Any]] = {
+    "safetensors": lambda path: save_file({"weight": torch.ones(300, 300)}, path),
+    "json": lambda path: path.write_text(json.dumps({"a": [1, 2, {"b": None}]})),
+    "a json list": lambda path: path.write_text("[]"),
+    "parquet": lambda path: pl.DataFrame({"a": range(1000), "b": ["text"] * 1000}).write_parquet(path),
+    "png": lambda path: Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).save(path, "PNG"),
+    "html": lambda path: path.write_text("<!doctype html>\n<p>c</p>."),
+    "yaml": lambda path: path.write_text("channels:\n- conda-forge\ndependencies:\n- pip\nname: ratchet\n"),
+    "csv": lambda path: path.write_text("class,rows\nant,3\nbee,4\n.\n"),
+    "words that are instructions": lambda path: path.write_text("cat\ndog\nbird\nindigo\n.\n"),
+    "sqlite": _sqlite,
+    "text": lambda path: path.write_text("It was the best of times.\nI am.\n"),
+    "nothing": lambda path: path.touch(),
+    "an array": lambda path: _numpy(path, lambda file: np.save(file, np.zeros((3, 3)))),
+    "arrays": lambda path: _numpy(path, lambda file: np.savez(file, a=np.zeros(3), b=np.array(["text"]))),
+    "compressed text": lambda path: path.write_bytes(gzip.compress(b"It is.\n" * 1000)),
+    "a broken archive": lambda path: path.write_bytes(b"PK\x03\x04 and no more"),
+    "a broken array": lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\xff\xff"),
+    "broken gzip": lambda path: path.write_bytes(gzip.compress(b"text")[:-6]),
+    "broken bz2": lambda path: path.write_bytes(bz2.compress(b"text")[:-6]),
+    "broken xz": lambda path: path.write_bytes(lzma.compress(b"text")[:-6]),
+    "broken zlib": lambda path: path.write_bytes(zlib.compress(b"text")[:-6]),
+    "a broken tar": lambda path: path.write_bytes(b"\0" * 257 + b"ustar\x0000" + b"\0" * 9),
+}
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_what_holds_no_pickle_is_let_be(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "python_model.pkl"
+    FINE[kind](path)
+    assert look(path) == []
+
+
+def test_safetensors_whose_length_reads_as_the_start_of_a_pickle_are_let_be(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for size in (0x0280, 0x0480, 0x0580):  # the file's first two bytes: 80 and the protocol
+        header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).ljust(size)
+        path.write_bytes(size.to_bytes(8, "little") + header.encode() + b"\0")
+        assert look(path) == []
+
+
+def test_every_file_of_this_repository_is_let_be() -> None:
+    root = Path(__file__).parents[2]
+    sources = [path for folder in ("src", "tests", "docs") for path in (root / folder).rglob("*.[pmj][yds]*")]
+    assert len(sources) > 100
+    assert list(find_pickles((str(path), path) for path in sources)) == []
+
+
+@given(content=st.text(min_size=3))
+def test_text_is_not_taken_for_a_pickle_that_calls(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_text(content, encoding="utf-8", errors="replace")
+    assert not any("calls " in found.why and "nothing" not in found.why for found in look(path))
+
+
+def test_what_is_too_long_to_be_read_is_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ratchet.registry import pickles
+
+    monkeypatch.setattr(pickles, "_LONGEST", 1000)
+    path = tmp_path / "long"
+    path.write_bytes(pickle.dumps(b"x" * 5000, 4))
+    (found,) = look(path)
+    assert found.why == "too long to be read to its end"
+    monkeypatch.setattr(pickles, "_MOST", 100)
+    path.write_bytes(pickle.dumps(list(range(200)), 0))
+    (found,) = look(path)
+    assert found.why == "too long to be read to its end"

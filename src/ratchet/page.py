@@ -102,11 +102,12 @@ def folded(summary: str, content: str) -> str:
 
 _STYLE = """
 :root{--paper:#faf8f4;--card:#fffefb;--ink:#22252a;--soft:#696c72;--line:#e5e0d6;--good:#11705e;--bad:#b23c26;
---one:#11705e;--two:#c07a1c;--serif:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
+--one:#11705e;--two:#c07a1c;--three:#3a6fb8;--four:#a63d7a;--five:#767b84;
+--serif:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
 --sans:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
 --mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 @media (prefers-color-scheme:dark){:root{--paper:#16181b;--card:#1d2024;--ink:#e9e6df;--soft:#9b9ea5;--line:#32363b;
---good:#4fbda2;--bad:#ea7f66;--one:#4fbda2;--two:#e2a54d}}
+--good:#4fbda2;--bad:#ea7f66;--one:#4fbda2;--two:#e2a54d;--three:#7fb0f0;--four:#e585be;--five:#a7adb6}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.6 var(--sans);font-variant-numeric:tabular-nums}
@@ -144,6 +145,7 @@ figure svg{display:block;width:100%;max-width:560px;height:auto;margin-top:8px}
 figure p{font-size:14px;margin-top:6px}
 svg text{font:12px var(--sans);fill:var(--soft)}
 .key{white-space:nowrap;margin-right:14px}
+.reading .key{margin:0}.reading .key i{width:11px;height:11px}
 .key i{display:inline-block;width:14px;height:3px;border-radius:2px;vertical-align:middle;margin-right:6px}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:collapse;font-size:15px;width:100%}
@@ -159,8 +161,9 @@ text-overflow:ellipsis}
 table.heat thead th{text-align:center;vertical-align:bottom;height:28px}
 table.heat thead th span.tall{writing-mode:vertical-rl;transform:rotate(180deg);max-height:9em;overflow:hidden;
 text-overflow:ellipsis;display:inline-block}
-.errors{display:grid;grid-template-columns:repeat(auto-fill,minmax(134px,1fr));gap:20px 16px}
-.errors img{display:block;width:100%;aspect-ratio:1;object-fit:contain;background:#000;border-radius:8px}
+.errors{display:grid;grid-template-columns:repeat(auto-fill,minmax(228px,1fr));gap:24px 20px;margin-top:18px}
+.errors .seen{display:grid;grid-template-columns:1fr 1fr;gap:4px}
+.errors img{display:block;width:100%;aspect-ratio:1;object-fit:contain;background:#000;border-radius:6px}
 .errors img.small{image-rendering:pixelated}
 .errors b{font-weight:600}.errors del{text-decoration:none;color:var(--bad)}
 .errors p{color:inherit;font-size:15px;line-height:1.4;overflow-wrap:anywhere}
@@ -191,6 +194,8 @@ summary{cursor:pointer;color:var(--soft);padding:6px 0}
 table.heat{border-spacing:1px;font-size:12.5px}table.heat td{height:30px}
 table.narrow{font-size:14px}table.narrow th,table.narrow td{padding:7px 5px}
 table.narrow tbody th{overflow-wrap:break-word;min-width:6.2em;max-width:9em}
-.errors{grid-template-columns:1fr 1fr}}
+.errors{grid-template-columns:1fr;gap:14px}
+.errors figure{display:grid;grid-template-columns:minmax(0,1.5fr) minmax(0,1fr);gap:12px;align-items:center}
+.errors figure p{margin:0}}
 @media print{body{background:#fff}section{break-inside:avoid}}
 """

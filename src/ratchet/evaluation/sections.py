@@ -3,11 +3,20 @@
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.page import Cell, figure, folded, section, table, text
 
-__all__ = ["calibration_section", "classes_section", "confusion_section", "headline_section", "slices_section"]
+__all__ = [
+    "calibration_section",
+    "classes_section",
+    "confusion_section",
+    "headline_section",
+    "robustness_section",
+    "slices_section",
+]
 
 _NUMBERED = 20  # more classes than this, and the confusion matrix is a picture without numbers
+_KIND_COLOURS = ("--one", "--two", "--three", "--four", "--five")
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
 
 
@@ -157,6 +166,43 @@ def slices_section(figures: Figures) -> str:
 
 def _points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def robustness_section(figures: Figures) -> str:
+    """Accuracy by the strength of each corruption, beside that on the same rows as they are."""
+    found = figures.robustness
+    if isinstance(found, NotMeasured):
+        return section("When pictures are spoilt", f'<p class="none">Not measured: {text(found.why)}.</p>')
+    clean = found.clean
+    note = (
+        f"{found.rows:,} test rows spread evenly, answered again in five strengths of each corruption (those of "
+        f"CIFAR-10-C). As they are, {clean.value:.1%} of them are right ({clean.low:.1%} to {clean.high:.1%}); spoilt, "
+        f"{found.overall:.1%}."
+    )
+    lines = [
+        (kind, colour, [(float(strength), one.value) for strength, one in enumerate([clean, *shares])])
+        for (kind, shares), colour in zip(found.spoilt.items(), _KIND_COLOURS, strict=True)
+    ]
+    drawing = charts.line_chart(lines, name="Accuracy by strength", across="strength (0: as they are)", share=True)
+    chart = figure("Accuracy by strength", drawing, charts.key(lines))
+    return section(
+        "When pictures are spoilt", f'<div class="plots two">{chart}{_robustness_tables(found)}</div>', note=note
+    )
+
+
+def _robustness_tables(found: Robustness) -> str:
+    strengths = len(next(iter(found.spoilt.values())))
+    header = ("strength", "0", *(str(number) for number in range(1, strengths + 1)), "mean 1 to 5")
+    rows = [
+        (kind, *(f"{one.value:.1%}" for one in (found.clean, *shares)), f"{found.mean(kind):.1%}")
+        for kind, shares in found.spoilt.items()
+    ]
+    bounds = [
+        (kind, *(f"{100 * one.low:.0f} to {100 * one.high:.0f}" for one in (found.clean, *shares)))
+        for kind, shares in found.spoilt.items()
+    ]
+    listed = figure("In figures", table(header, rows, kind="narrow"))
+    return f"<div>{listed}{folded('their intervals, per cent', table(header[:-1], bounds, kind='narrow'))}</div>"
 
 
 def classes_section(figures: Figures) -> str:

@@ -147,12 +147,20 @@ svg text{font:12px var(--sans);fill:var(--soft)}
 .key{white-space:nowrap;margin-right:14px}
 .reading .key{margin:0}.reading .key i{width:11px;height:11px}
 .key i{display:inline-block;width:14px;height:3px;border-radius:2px;vertical-align:middle;margin-right:6px}
-.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
+/* The shadows show that there is more to the side; at that side's end the page's colour covers them. */
+.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch;background:
+linear-gradient(90deg,var(--paper) 40%,transparent) left/36px 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 40%,transparent) right/36px 100% no-repeat local,
+linear-gradient(90deg,var(--line),transparent) left/14px 100% no-repeat scroll,
+linear-gradient(270deg,var(--line),transparent) right/14px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:15px;width:100%}
 th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:13px;white-space:nowrap}
 th:first-child{text-align:left;padding-left:0}
 tbody th{overflow-wrap:anywhere;min-width:5em}
+table.narrow td{white-space:nowrap}
+table.tight th,table.tight td{padding:7px 5px;white-space:nowrap}
+table.tight tbody th{overflow-wrap:normal;min-width:0}
 table.heat{font-size:14px;width:auto;border-collapse:separate;border-spacing:2px;margin-top:10px}
 table.heat th,table.heat td{border:0;padding:0}
 table.heat td{min-width:27px;width:44px;height:34px;text-align:center;border-radius:4px}
@@ -174,6 +182,7 @@ text-overflow:ellipsis;display:inline-block}
 .strip img.small,table.words img.small{image-rendering:pixelated}
 table.words img{width:56px}
 table.words th,table.words td{text-align:left;vertical-align:top}
+section>p+.scroll{margin-top:14px}
 section>figure+figure,section>.scroll+figure,section>figure+.scroll{margin-top:24px}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
@@ -193,9 +202,10 @@ summary{cursor:pointer;color:var(--soft);padding:6px 0}
 .cards{grid-template-columns:1fr 1fr}
 table.heat{border-spacing:1px;font-size:12.5px}table.heat td{height:30px}
 table.narrow{font-size:14px}table.narrow th,table.narrow td{padding:7px 5px}
+table.tight{font-size:14px}table.tight th,table.tight td{padding:7px 3px}
 table.narrow tbody th{overflow-wrap:break-word;min-width:6.2em;max-width:9em}
 .errors{grid-template-columns:1fr;gap:14px}
-.errors figure{display:grid;grid-template-columns:minmax(0,1.5fr) minmax(0,1fr);gap:12px;align-items:center}
+.errors figure{display:grid;grid-template-columns:minmax(0,1.8fr) minmax(0,1fr);gap:12px;align-items:center}
 .errors figure p{margin:0}}
 @media print{body{background:#fff}section{break-inside:avoid}}
 """

@@ -137,14 +137,10 @@ def _data(manifest: Mapping[str, Any]) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Single settings first, then each group under its name."""
+    """Single settings first, then each group folded behind its name: there are a hundred."""
     single = {name: _plain(value) for name, value in settings.items() if not isinstance(value, Mapping)}
-    groups = [
-        figure(name[:1].upper() + name[1:], pairs(_flat(value)))
-        for name, value in settings.items()
-        if isinstance(value, Mapping)
-    ]
-    return section("Settings", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
+    groups = [folded(name, pairs(_flat(value))) for name, value in settings.items() if isinstance(value, Mapping)]
+    return section("Settings", pairs(single), *groups)
 
 
 def _lineage(lineage: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ _MOST = 24
 _OPEN = 12  # so many are shown at once, the rest folded away
 # On dimmed grey both are told apart by whoever cannot tell red from green, and on a light page as on a dark one
 _WRONG, _RIGHT = (255, 138, 38), (64, 156, 255)
-_DIMMED = (0.08, 0.42)  # what black and white become under the colours
+_DIMMED = (0.08, 0.5)  # what black and white become under the colours
 _FULL = 0.98  # share of a picture's pixels that lie below full colour
 
 
@@ -82,9 +82,9 @@ def _painted(image: Pixels, contributions: NDArray[np.float32]) -> Pixels:
     from scipy.ndimage import gaussian_filter
 
     # Single pixels of a photograph say little that an eye can follow: they are seen with their neighbours
-    seen = gaussian_filter(contributions.astype(np.float64), min(contributions.shape) / 32)
+    seen = gaussian_filter(contributions.astype(np.float64), min(contributions.shape) / 24)
     full = float(np.quantile(np.abs(seen), _FULL))
-    strength = np.clip(np.abs(seen) / full, 0, 1)[..., None] if full > 0 else np.zeros((*seen.shape, 1))
+    strength = np.clip(np.abs(seen) / full, 0, 1)[..., None] ** 1.5 if full > 0 else np.zeros((*seen.shape, 1))
     black, white = (255 * end for end in _DIMMED)
     grey = black + (white - black) * image.mean(axis=2, keepdims=True) / 255
     colour = np.where(seen[..., None] > 0, _WRONG, _RIGHT)

@@ -105,7 +105,7 @@ def _robustness(
     import torch
 
     from ratchet.evaluation.corruptions import KINDS, STRENGTHS
-    from ratchet.evaluation.robustness import NotMeasured, measure_robustness, spread
+    from ratchet.evaluation.robustness import NotMeasured, enough, measure_robustness, spread
     from ratchet.training import Split, predict_logits
 
     if not settings.robustness_rows:
@@ -115,7 +115,8 @@ def _robustness(
             f"these are {spec.dtype} pictures of {spec.channels} channels, and only uint8 pictures of 1 or 3 channels "
             "have noise, light and compression as they are defined here"
         )
-    rows = spread(len(test), settings.robustness_rows)
+    wanted = enough(spec.height, spec.width) if settings.robustness_rows == "auto" else settings.robustness_rows
+    rows = spread(len(test), wanted)
     labels, keys = np.asarray(test.labels)[rows], np.asarray(test.keys)[rows]
     images, _ = test.batch(rows, torch.device("cpu"))
 

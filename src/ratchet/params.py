@@ -233,8 +233,8 @@ class EvaluationSettings(Section):
         "auto", description="columns whose values are measured apart; auto: brightness, contrast, size and your own"
     )
     slice_rows: int = Field(20, ge=1, description="rows that a slice needs to be measured")
-    robustness_rows: Count = Field(
-        500, description="test rows that are answered again with spoilt pictures, 25 times each; 0: none"
+    robustness_rows: Literal["auto"] | Count = Field(
+        "auto", description="test rows answered again with spoilt pictures; auto: 500, fewer if large; 0: none"
     )
     explained_errors: Count = Field(12, description="worst errors that the report explains; 0: none")
     flip_average: bool = Field(False, description="average the answers to an image and to its mirror image")

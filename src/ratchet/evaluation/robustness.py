@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.corruptions import KINDS, STRENGTHS, corrupt
 from ratchet.evaluation.intervals import Interval, share_interval
 
-__all__ = ["NotMeasured", "Robustness", "measure_robustness", "spread"]
+__all__ = ["NotMeasured", "Robustness", "enough", "measure_robustness", "spread"]
 
 Pictures = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -49,6 +49,14 @@ class Robustness:
         """What `dataclasses.asdict` made of it."""
         spoilt = {kind: tuple(map(Interval.from_json, found)) for kind, found in content["spoilt"].items()}
         return cls(content["rows"], Interval.from_json(content["clean"]), spoilt)
+
+
+def enough(height: int, width: int) -> int:
+    """How many rows to ask for pictures of this size: 500 up to 64x64 pixels, fewer of larger ones, 50 at least.
+
+    Each row costs 25 answers, so that without a bound photographs would take longer to spoil than to test.
+    """
+    return max(50, min(500, 500 * 64 * 64 // (height * width)))
 
 
 def spread(rows: int, wanted: int) -> NDArray[np.int64]:

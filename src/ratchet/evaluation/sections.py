@@ -156,8 +156,8 @@ def slices_section(figures: Figures) -> str:
     rest = rows[max(_LISTED // 2, len(worse)) :]
     more = folded(f"the other {len(rest):,} parts", table(header, rest, kind="narrow")) if rest else ""
     note = (
-        f"The test rows in {len(rows):,} parts, the weakest first; gap: points of accuracy to all other rows. A part is "
-        "called worse only where that outlasts having looked at so many."
+        f"The test rows in {len(rows):,} parts, the weakest first; gap: points of accuracy to all other rows. A part "
+        "is called worse only where that outlasts having looked at so many."
     )
     return section(
         "As good for all?", *(told or ["<p>No part is worse than the rest beyond chance.</p>"]), listed, more, note=note

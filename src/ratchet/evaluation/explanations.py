@@ -81,6 +81,8 @@ def explain(
     model = model.to("cpu").eval()
     try:
         found = [_one(model, *each) for each in zip(images.float(), answers, truths, strict=True)]
+    except ImportError:  # captum's, not the model's, which has answered before
+        raise
     except Exception as error:  # a user's own model may raise anything
         first = (str(error).splitlines() or [""])[0]
         return Explanations.none(f"the model cannot be differentiated ({type(error).__name__}: {first[:200]})")

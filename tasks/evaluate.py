@@ -1,6 +1,6 @@
 """evaluate: data/model and the test split -> the figures in data/reports. Only here are the test rows touched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ratchet import files
@@ -11,7 +11,14 @@ from ratchet.workspace import Workspace
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ratchet.evaluation.explanations import Explanations
     from ratchet.evaluation.figures import Figures
+    from ratchet.evaluation.predictions import Predictions
+    from ratchet.evaluation.robustness import NotMeasured, Robustness
+    from ratchet.training import Classifier, ModelSpec, Split
 
 __all__ = ["Evaluation", "evaluate", "read_figures", "slice_columns", "split_ids"]
 
@@ -47,6 +54,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     """Answer every test row and measure the answers."""
     from ratchet.evaluation import plots
     from ratchet.evaluation.calibration import fit_temperature
+    from ratchet.evaluation.explanations import write_explanations
     from ratchet.evaluation.metrics import measure
     from ratchet.evaluation.predictions import Predictions, write_predictions
     from ratchet.training import Split, load_model, predict_logits
@@ -63,7 +71,10 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)
     columns = slice_columns(workspace, params.evaluation)
     figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
+    figures = replace(figures, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+    explanations = _explanations(workspace, test, predictions, params.evaluation)
 
+    write_explanations(workspace.reports / "explanations.safetensors", explanations)
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     how = {"temperature": temperature, "flip_average": int(model.flip_average)}
     files.write_json(workspace.reports / "metrics.json", {**figures.numbers(), **how})
@@ -79,6 +90,69 @@ def read_figures(workspace: Workspace) -> "Figures":
     from ratchet.evaluation.figures import Figures
 
     return Figures.from_json(files.read_json(workspace.reports / "figures.json"))
+
+
+def _robustness(
+    model: "Classifier",
+    spec: "ModelSpec",
+    test: "Split",
+    predictions: "Predictions",
+    settings: EvaluationSettings,
+    watch: Watch,
+) -> "Robustness | NotMeasured":
+    """Answer some test rows again, spoilt."""
+    import numpy as np
+    import torch
+
+    from ratchet.evaluation.corruptions import KINDS, STRENGTHS
+    from ratchet.evaluation.robustness import NotMeasured, enough, measure_robustness, spread
+    from ratchet.training import Split, predict_logits
+
+    if not settings.robustness_rows:
+        return NotMeasured("evaluation.robustness_rows is 0")
+    if spec.dtype != "uint8" or spec.channels not in (1, 3):
+        return NotMeasured(
+            f"these are {spec.dtype} pictures of {spec.channels} channels, and only uint8 pictures of 1 or 3 channels "
+            "have noise, light and compression as they are defined here"
+        )
+    wanted = enough(spec.height, spec.width) if settings.robustness_rows == "auto" else settings.robustness_rows
+    rows = spread(len(test), wanted)
+    labels, keys = np.asarray(test.labels)[rows], np.asarray(test.keys)[rows]
+    images, _ = test.batch(rows, torch.device("cpu"))
+
+    def answer(pictures: "NDArray[np.uint8]") -> "NDArray[np.int64]":
+        spoilt = Split("test", [pictures], np.zeros(1, np.int64), labels, keys)
+        answers: NDArray[np.int64] = predict_logits(model, spoilt).argmax(1)
+        return answers
+
+    whole = len(test) + len(KINDS) * len(STRENGTHS) * len(rows)
+    return measure_robustness(
+        answer,
+        images.permute(0, 2, 3, 1).numpy(),
+        labels,
+        clean=predictions.predicted[rows],
+        confidence=settings.confidence,
+        report=lambda done: watch.progress(len(test) + done, whole, "spoilt"),
+    )
+
+
+def _explanations(
+    workspace: Workspace, test: "Split", predictions: "Predictions", settings: EvaluationSettings
+) -> "Explanations":
+    """What the worst errors went by."""
+    import torch
+
+    from ratchet.evaluation.explanations import Explanations, explain
+    from ratchet.training import load_model
+
+    if not settings.explained_errors:
+        return Explanations.none("evaluation.explained_errors is 0")
+    rows = predictions.worst_errors(settings.explained_errors)
+    model, _ = load_model(workspace.model)  # a fresh one: see `explain`
+    model.flip_average = settings.flip_average
+    images, _ = test.batch(rows, torch.device("cpu"))
+    answers, truths = predictions.predicted[rows].tolist(), predictions.labels[rows].tolist()
+    return explain(model, images, rows=rows, answers=answers, truths=truths)
 
 
 def slice_columns(workspace: Workspace, settings: EvaluationSettings) -> "dict[str, list[str | None]]":

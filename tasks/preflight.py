@@ -45,6 +45,8 @@ _TINY = {
     "training.profile": 0,
     "training.doctor": "never",  # it is asked here, about the real settings
     "evaluation.resamples": 100,
+    "evaluation.robustness_rows": 4,
+    "evaluation.explained_errors": 1,
     "gate.minimum_accuracy": 0.0,
     "tracking.tensorboard": False,
 }

@@ -283,6 +283,7 @@ def _provenance(run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]
 def _report(
     verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace, manifest: Manifest
 ) -> None:
+    from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.evaluation.report import Example, ReportContent, render
     from ratchet.training import Split
@@ -290,6 +291,7 @@ def _report(
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     worst = predictions.worst_errors()
     pictures = Split.open(workspace.packed, "test").gather(worst)
+    explained = read_explanations(workspace.reports / "explanations.safetensors")
     examples = [
         Example(
             image=picture,
@@ -297,6 +299,7 @@ def _report(
             truth=predictions.classes[predictions.labels[row]],
             answer=predictions.classes[predictions.predicted[row]],
             confidence=float(predictions.probability[row]),
+            contributions=explained.of(row),
         )
         for row, picture in zip(worst, pictures, strict=True)
     ]
@@ -307,8 +310,9 @@ def _report(
             figures=read_figures(workspace),
             history=files.read_json(workspace.model / "history.json"),
             examples=examples,
+            unexplained=explained.why,
             manifest=_data_words(manifest, workspace),
-            settings=params.model_dump(mode="json", exclude={"platform", "tracking"}),
+            settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
             lineage=record,
         )
     )

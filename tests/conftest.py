@@ -28,8 +28,11 @@ REPOSITORY = Path(__file__).parents[1]
 # Others' warnings that we can do nothing about; every other warning is an error.
 WARNINGS = ("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",)  # MLflow's tables of SQLAlchemy
 SMALL: Mapping[str, object] = MappingProxyType(
-    {"training.epochs": 2, "training.checkpoint_steps": 5, "training.log_every": 5, "evaluation.resamples": 100}
-)
+    {
+        "training.epochs": 2, "training.checkpoint_steps": 5, "training.log_every": 5, "evaluation.resamples": 100,
+        "evaluation.robustness_rows": 20, "evaluation.explained_errors": 2,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ratchet import faults
-from ratchet.params import TrainingSettings
+from ratchet.evaluation.corruptions import KINDS
+from ratchet.params import EvaluationSettings, TrainingSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 ENTRY = re.compile(r"^\*\*`(\w+)`\*\* \((.+?)\)\. (.*?)(?=\n\n(?:\*\*`|#)|\Z)", re.MULTILINE | re.DOTALL)
@@ -47,3 +48,11 @@ def test_every_choice_of_a_setting_is_named(page: str) -> None:
 def test_every_training_setting_that_a_page_names_exists(path: Path) -> None:
     named = set(re.findall(r"`training\.(\w+)", path.read_text(encoding="utf-8")))
     assert named <= TrainingSettings.model_fields.keys()
+
+
+def test_every_evaluation_setting_is_named_on_its_page() -> None:
+    page = (DOCS / "evaluation.md").read_text(encoding="utf-8")
+    missing = [name for name in EvaluationSettings.model_fields if not re.search(rf"`{name}\b", page)]
+    assert not missing
+    for kind in KINDS:
+        assert f"`robustness_{kind}`" in page

@@ -134,11 +134,12 @@ def without_password(value: str) -> str:
 
 _STYLE = """
 :root{--paper:#faf8f4;--card:#fffefb;--ink:#22252a;--soft:#696c72;--line:#e5e0d6;--good:#11705e;--bad:#b23c26;
---one:#11705e;--two:#c07a1c;--serif:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
+--one:#11705e;--two:#c07a1c;--three:#3a6fb8;--four:#a63d7a;--five:#767b84;
+--serif:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
 --sans:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
 --mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 @media (prefers-color-scheme:dark){:root{--paper:#16181b;--card:#1d2024;--ink:#e9e6df;--soft:#9b9ea5;--line:#32363b;
---good:#4fbda2;--bad:#ea7f66;--one:#4fbda2;--two:#e2a54d}}
+--good:#4fbda2;--bad:#ea7f66;--one:#4fbda2;--two:#e2a54d;--three:#7fb0f0;--four:#e585be;--five:#a7adb6}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.6 var(--sans);font-variant-numeric:tabular-nums}
@@ -177,13 +178,22 @@ figure svg{display:block;width:100%;max-width:560px;height:auto;margin-top:8px}
 figure p{font-size:14px;margin-top:6px}
 svg text{font:12px var(--sans);fill:var(--soft)}
 .key{white-space:nowrap;margin-right:14px}
+.reading .key{margin:0}.reading .key i{width:11px;height:11px}
 .key i{display:inline-block;width:14px;height:3px;border-radius:2px;vertical-align:middle;margin-right:6px}
-.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
+/* The shadows show that there is more to the side; at that side's end the page's colour covers them. */
+.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch;background:
+linear-gradient(90deg,var(--paper) 40%,transparent) left/36px 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 40%,transparent) right/36px 100% no-repeat local,
+linear-gradient(90deg,var(--line),transparent) left/14px 100% no-repeat scroll,
+linear-gradient(270deg,var(--line),transparent) right/14px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:15px;width:100%}
 th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:13px;white-space:nowrap}
 th:first-child{text-align:left;padding-left:0}
 tbody th{overflow-wrap:anywhere;min-width:5em}
+table.narrow td{white-space:nowrap}
+table.tight th,table.tight td{padding:7px 5px;white-space:nowrap}
+table.tight tbody th{overflow-wrap:normal;min-width:0}
 table.heat{font-size:14px;width:auto;border-collapse:separate;border-spacing:2px;margin-top:10px}
 table.heat th,table.heat td{border:0;padding:0}
 table.heat td{min-width:27px;width:44px;height:34px;text-align:center;border-radius:4px}
@@ -192,8 +202,9 @@ text-overflow:ellipsis}
 table.heat thead th{text-align:center;vertical-align:bottom;height:28px}
 table.heat thead th span.tall{writing-mode:vertical-rl;transform:rotate(180deg);max-height:9em;overflow:hidden;
 text-overflow:ellipsis;display:inline-block}
-.errors{display:grid;grid-template-columns:repeat(auto-fill,minmax(134px,1fr));gap:20px 16px}
-.errors img{display:block;width:100%;aspect-ratio:1;object-fit:contain;background:#000;border-radius:8px}
+.errors{display:grid;grid-template-columns:repeat(auto-fill,minmax(228px,1fr));gap:24px 20px;margin-top:18px}
+.errors .seen{display:grid;grid-template-columns:1fr 1fr;gap:4px}
+.errors img{display:block;width:100%;aspect-ratio:1;object-fit:contain;background:#000;border-radius:6px}
 .errors img.small{image-rendering:pixelated}
 .errors b{font-weight:600}.errors del{text-decoration:none;color:var(--bad)}
 .errors p{color:inherit;font-size:15px;line-height:1.4;overflow-wrap:anywhere}
@@ -227,7 +238,10 @@ summary{cursor:pointer;color:var(--soft);padding:6px 0}
 .cards{grid-template-columns:1fr 1fr}
 table.heat{border-spacing:1px;font-size:12.5px}table.heat td{height:30px}
 table.narrow{font-size:14px}table.narrow th,table.narrow td{padding:7px 5px}
+table.tight{font-size:14px}table.tight th,table.tight td{padding:7px 3px}
 table.narrow tbody th{overflow-wrap:break-word;min-width:6.2em;max-width:9em}
-.errors{grid-template-columns:1fr 1fr}}
+.errors{grid-template-columns:1fr;gap:14px}
+.errors figure{display:grid;grid-template-columns:minmax(0,1.8fr) minmax(0,1fr);gap:12px;align-items:center}
+.errors figure p{margin:0}}
 @media print{body{background:#fff}section{break-inside:avoid}}
 """

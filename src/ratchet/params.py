@@ -234,6 +234,10 @@ class EvaluationSettings(Section):
         "auto", description="columns whose values are measured apart; auto: brightness, contrast, size and your own"
     )
     slice_rows: int = Field(20, ge=1, description="rows that a slice needs to be measured")
+    robustness_rows: Literal["auto"] | Count = Field(
+        "auto", description="test rows answered again with spoilt pictures; auto: 500, fewer if large; 0: none"
+    )
+    explained_errors: int = Field(12, ge=0, le=24, description="worst errors that the report explains; 0: none")
     flip_average: bool = Field(False, description="average the answers to an image and to its mirror image")
     temperature_scaling: bool = Field(False, description="fit a temperature on validation and apply it")
 

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.report import Example, ReportContent, render
+from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.evaluation.verdict import Verdict
 from ratchet.params import EvaluationSettings, GateSettings, Params
 from ratchet.registry.gate import CandidateFigures, answers_rule, judge
@@ -253,3 +254,66 @@ def test_parts_that_are_answered_worse_come_first_and_are_named(
         columns={"parity": ["even" if row % 2 else "odd" for row in range(rows)]},
     )  # fmt: skip
     assert "No part is worse than the rest beyond chance." in Reader(render(replace(content, figures=equal))).words
+
+
+def pictures_of(page: str) -> list[np.ndarray]:
+    sources = [attributes["src"] or "" for tag, attributes in Reader(page).tags if tag == "img"]
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))) for source in sources]
+
+
+@pytest.mark.parametrize(("side", "channels"), [(8, 1), (64, 3)])
+def test_what_spoke_for_the_wrong_answer_is_orange_and_for_the_right_one_blue(
+    content: ReportContent, side: int, channels: int
+) -> None:
+    image = np.full((side, side, channels), 200, np.uint8)
+    said = np.zeros((side, side), np.float32)
+    third = side // 3
+    said[:third], said[-third:] = 1, -1
+    page = render(replace(content, examples=[replace(content.examples[0], image=image, contributions=said)]))
+    shown, painted = pictures_of(page)
+    assert np.array_equal(shown, image[:, :, 0] if channels == 1 else image)
+    (red, _, blue), grey, (red_too, _, blue_too) = (
+        painted[row, side // 2].astype(int) for row in (0, side // 2, side - 1)
+    )
+    assert red > 200 > blue
+    assert blue_too > 200 > red_too
+    assert np.ptp(grey) < 30
+    assert "parts in" in page
+    alts = [attributes["alt"] for tag, attributes in Reader(page).tags if tag == "img"]
+    assert len(set(alts)) == 2
+
+
+def test_contributions_of_nothing_leave_a_grey_picture(content: ReportContent) -> None:
+    said = np.zeros((8, 8), np.float32)
+    painted = pictures_of(render(replace(content, examples=[replace(content.examples[0], contributions=said)])))[1]
+    assert (np.ptp(painted, axis=2) == 0).all()
+
+
+def test_errors_that_are_not_explained_say_why(content: ReportContent) -> None:
+    words = Reader(render(replace(content, unexplained=f"the model is stubborn {NASTY}"))).words
+    assert f"What the model went by is not shown: the model is stubborn {NASTY}." in words
+
+
+def test_errors_beyond_the_first_twelve_are_folded_away(content: ReportContent) -> None:
+    examples = [replace(content.examples[0], id=f"row {number}") for number in range(20)]
+    page = render(replace(content, examples=examples))
+    words = Reader(page).words
+    assert words.index("row 11") < words.index("the next 8") < words.index("row 12")
+
+
+def test_accuracy_by_strength_is_drawn_and_told(content: ReportContent) -> None:
+    pictures = np.random.default_rng(0).integers(256, size=(40, 8, 8, 1), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    found = measure_robustness(
+        lambda spoilt: (spoilt.mean(axis=(1, 2, 3)) > 140).astype(np.int64), pictures, labels, clean=labels,
+        confidence=0.95,
+    )  # fmt: skip
+    page = render(replace(content, figures=replace(content.figures, robustness=found)))
+    words = Reader(page).words
+    assert 'aria-label="Accuracy by strength"' in page
+    assert words.index("When pictures are spoilt") < words.index("Class by class")
+    place = words.index("brightness", words.index("as they are"))
+    shares = [f"{100 * one.value:.1f}" for one in found.spoilt["brightness"]]
+    assert words[place : place + 7] == ["brightness", f"{100 * found.mean('brightness'):.1f}", *shares]
+    without = replace(content.figures, robustness=NotMeasured("it was Sunday"))
+    assert "Not measured: it was Sunday." in Reader(render(replace(content, figures=without))).words

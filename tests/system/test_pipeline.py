@@ -25,6 +25,7 @@ SAME_BY_BOTH_WAYS = (
     "data/model",
     "data/packed",
     "data/quarantine.parquet",
+    "data/reports/explanations.safetensors",
     "data/reports/figures.json",
     "data/reports/metrics.json",
     "data/reports/predictions.parquet",

@@ -1,17 +1,25 @@
-"""What the test rows are sliced by: the index's columns, a row's value beside its answer."""
+"""What the test rows are sliced by: the index's columns, a row's value beside its answer; and what is left behind."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from PIL import Image
 
 from ratchet.data.ingest import ingest
+from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
-from ratchet.params import DataSettings, EvaluationSettings
+from ratchet.evaluation.corruptions import corrupt
+from ratchet.evaluation.explanations import read_explanations
+from ratchet.evaluation.predictions import read_predictions
+from ratchet.evaluation.robustness import NotMeasured, Robustness, spread
+from ratchet.params import DataSettings, EvaluationSettings, Params
+from ratchet.training import ModelSpec, Split, build, load_model, save_model
 from ratchet.workspace import Workspace
-from tasks.evaluate import slice_columns
+from tasks.evaluate import evaluate, read_figures, slice_columns
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +66,83 @@ def test_named_columns_are_taken_and_no_others(workspace: Workspace) -> None:
     }
     with pytest.raises(SettingsError, match=r"evaluation\.slices: found lens; allowed: auto, or .*camera, age, note"):
         slice_columns(workspace, EvaluationSettings(slices=("camera", "lens")))
+
+
+class Silent:
+    """Notes how far the stage said it was."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        self.told.append((done, total))
+
+    def say(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def with_model(workspace: Workspace) -> None:
+    """Put an untrained model in the workspace."""
+    manifest = Manifest.read(workspace.packed)
+    spec = ModelSpec(
+        "convnet", manifest.classes, manifest.channels, manifest.height, manifest.width, manifest.mean, manifest.std
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build(spec)
+    save_model(workspace.model, model.state_dict(), spec, about={})
+
+
+def measured(workspace: Workspace, **changes: object) -> None:
+    """Evaluate with these settings."""
+    settings = EvaluationSettings(resamples=100, **changes)  # type: ignore[arg-type]
+    watch = Silent()
+    evaluate(Params(evaluation=settings), workspace, watch=watch)
+    assert watch.told[-1][0] == watch.told[-1][1]
+
+
+def test_spoilt_rows_are_test_rows_and_their_figures_are_among_the_metrics(workspace: Workspace) -> None:
+    with_model(workspace)
+    measured(workspace, robustness_rows=16, explained_errors=0)
+    found = read_figures(workspace).robustness
+    assert isinstance(found, Robustness)
+    test = Split.open(workspace.packed, "test")
+    rows = spread(len(test), 16)
+    assert found.rows == 16 < len(test)
+    predictions = read_predictions(workspace.reports / "predictions.parquet")
+    assert found.clean.value == predictions.correct[rows].mean()
+    model, _ = load_model(workspace.model)
+    spoilt = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        answers = model.eval()(spoilt).argmax(1).numpy()
+    assert found.spoilt["noise"][-1].value == (answers == test.labels[rows]).mean()
+    metrics = json.loads((workspace.reports / "metrics.json").read_text())
+    assert metrics["robustness_noise"] == found.mean("noise")
+    assert metrics["robustness"] == found.overall
+
+
+def test_the_worst_errors_are_explained_as_many_as_set(workspace: Workspace) -> None:
+    with_model(workspace)
+    measured(workspace, robustness_rows=0, explained_errors=3)
+    found = read_explanations(workspace.reports / "explanations.safetensors")
+    predictions = read_predictions(workspace.reports / "predictions.parquet")
+    np.testing.assert_array_equal(found.rows, predictions.worst_errors(3))
+    assert found.contributions.shape == (3, 12, 12)
+    assert found.gap < 0.05
+
+
+def test_what_is_set_to_nothing_is_not_measured_and_says_so(workspace: Workspace) -> None:
+    with_model(workspace)
+    measured(workspace, robustness_rows=0, explained_errors=0)
+    assert read_figures(workspace).robustness == NotMeasured("evaluation.robustness_rows is 0")
+    assert read_explanations(workspace.reports / "explanations.safetensors").why == "evaluation.explained_errors is 0"
+    assert not any(name.startswith("robust") for name in json.loads((workspace.reports / "metrics.json").read_text()))
+
+
+def test_evaluating_twice_gives_the_same_bytes(workspace: Workspace) -> None:
+    with_model(workspace)
+    names = ("figures.json", "metrics.json", "explanations.safetensors", "predictions.parquet")
+    measured(workspace, robustness_rows=16, explained_errors=2)
+    first = [(workspace.reports / name).read_bytes() for name in names]
+    measured(workspace, robustness_rows=16, explained_errors=2)
+    assert [(workspace.reports / name).read_bytes() for name in names] == first

@@ -6,10 +6,12 @@ from typing import Any
 
 from ratchet.evaluation.calibration import Bin
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.slices import Slice
 
 __all__ = ["Averages", "ClassFigures", "Figures"]
 
+_UNMEASURED = NotMeasured("these figures were made without it: run evaluate again")
 _INTERVALS = ("accuracy", "top_k", "macro_f1", "log_loss", "ece", "roc_auc_interval")
 
 
@@ -61,6 +63,7 @@ class Figures:
     confusion: tuple[tuple[int, ...], ...]  # [actual][predicted]
     reliability: tuple[Bin, ...]
     slices: tuple[Slice, ...]  # the same on parts of the test rows
+    robustness: Robustness | NotMeasured = _UNMEASURED
 
     def numbers(self) -> dict[str, float]:
         """The defined single numbers, flat, for DVC's metrics and MLflow; intervals as NAME_low and NAME_high."""
@@ -73,6 +76,8 @@ class Figures:
         undefined_or = {"roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
         flat |= {name: value for name, value in undefined_or.items() if value is not None}
         flat |= {"macro_precision": self.macro.precision, "macro_recall": self.macro.recall}
+        if isinstance(self.robustness, Robustness):
+            flat |= self.robustness.numbers()
         return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)}
 
     def to_json(self) -> dict[str, Any]:
@@ -83,12 +88,13 @@ class Figures:
             "confusion": [list(row) for row in self.confusion],
             "reliability": [asdict(one) for one in self.reliability],
             "slices": [one.to_json() for one in self.slices],
+            "robustness": asdict(self.robustness),
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Figures":
-        """The figures that `to_json` wrote."""
-        values = {field.name: content[field.name] for field in fields(cls)}
+        """The figures that `to_json` wrote; those of an earlier version lack what it did not measure."""
+        values = {field.name: content[field.name] for field in fields(cls) if field.name != "robustness"}
         for name in _INTERVALS:
             values[name] = None if content[name] is None else Interval.from_json(content[name])
         values |= {
@@ -99,5 +105,12 @@ class Figures:
             "confusion": tuple(tuple(row) for row in content["confusion"]),
             "reliability": tuple(Bin(**one) for one in content["reliability"]),
             "slices": tuple(Slice.from_json(one) for one in content["slices"]),
+            "robustness": _robustness(content.get("robustness")),
         }
         return cls(**values)
+
+
+def _robustness(content: Mapping[str, Any] | None) -> Robustness | NotMeasured:
+    if content is None:
+        return _UNMEASURED
+    return NotMeasured(content["why"]) if "why" in content else Robustness.from_json(content)

@@ -1,14 +1,9 @@
 """One offline page per run: the gate's verdict first, then why."""
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import Figures
@@ -17,26 +12,25 @@ from ratchet.evaluation.sections import (
     classes_section,
     confusion_section,
     headline_section,
+    robustness_section,
     slices_section,
 )
 from ratchet.evaluation.verdict import Verdict
+<<<<<<< HEAD
 from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text, without_password
 
 __all__ = ["Example", "ReportContent", "render"]
 
 _MOST_EXAMPLES = 24
+=======
+from ratchet.evaluation.worst import Example, errors_section
+from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text
+
+__all__ = ["Example", "ReportContent", "render"]
+
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")  # in an address, as tracking.uri may hold; a report is shared
+>>>>>>> i5-eval
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
-
-
-@dataclass(frozen=True)
-class Example:
-    """One test row that was answered wrongly; `image` is uint8 (height, width, channels) with 1 or 3 channels."""
-
-    image: NDArray[np.uint8]
-    id: str
-    truth: str
-    answer: str
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,7 @@ class ReportContent:
     # A dict per epoch: epoch, train/loss, train/accuracy, validation/loss, validation/accuracy, learning_rate
     history: Sequence[Mapping[str, float | None]] = ()
     examples: Sequence[Example] = ()  # the most confident wrong answers, worst first
+    unexplained: str = ""  # why no example has its contributions
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -65,8 +60,9 @@ def render(content: ReportContent) -> str:
             confusion_section(content.figures),
             calibration_section(content.figures),
             slices_section(content.figures),
+            robustness_section(content.figures),
             classes_section(content.figures),
-            _errors(content),
+            errors_section(content.figures, content.examples, unexplained=content.unexplained),
             _data(content.manifest),
             _settings(content.settings),
             _lineage(content.lineage),
@@ -127,32 +123,6 @@ def _points(history: Sequence[Mapping[str, float | None]], column: str) -> list[
     return points
 
 
-def _errors(content: ReportContent) -> str:
-    shown = content.examples[:_MOST_EXAMPLES]
-    cards = "".join(
-        f'<figure><img class="{"small" if max(one.image.shape[:2]) < 128 else ""}" src="{_data_url(one.image)}" '
-        f'alt="{text(one.truth)}, answered {text(one.answer)}">'
-        f"<p><b>{text(one.truth)}</b>, not <del>{text(one.answer)}</del><br>{one.confidence:.1%} sure<br>"
-        f"<small>{text(one.id)}</small></p></figure>"
-        for one in shown
-    )
-    wrong = content.figures.rows - sum(row[number] for number, row in enumerate(content.figures.confusion))
-    if not wrong:
-        return section("Worst errors", f"<p>None: all {content.figures.rows:,} test rows are answered rightly.</p>")
-    note = (
-        f"The most confident of {wrong:,} wrong answers. The label itself may be wrong: look before blaming the model."
-    )
-    return section("Worst errors", f'<div class="errors">{cards}</div>' if cards else "", note=note)
-
-
-def _data_url(image: NDArray[np.uint8]) -> str:
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(content, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
 def _data(manifest: Mapping[str, Any]) -> str:
     """Single values as pairs, named numbers as bars, named numbers of several kinds as a table."""
     single = {name: _plain(value) for name, value in manifest.items() if not isinstance(value, Mapping)}
@@ -174,14 +144,10 @@ def _data(manifest: Mapping[str, Any]) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Single settings first, then each group under its name."""
+    """Single settings first, then each group folded behind its name: there are a hundred."""
     single = {name: _plain(value) for name, value in settings.items() if not isinstance(value, Mapping)}
-    groups = [
-        figure(name[:1].upper() + name[1:], pairs(_flat(value)))
-        for name, value in settings.items()
-        if isinstance(value, Mapping)
-    ]
-    return section("Settings", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
+    groups = [folded(name, pairs(_flat(value))) for name, value in settings.items() if isinstance(value, Mapping)]
+    return section("Settings", pairs(single), *groups)
 
 
 def _lineage(lineage: Mapping[str, Any]) -> str:

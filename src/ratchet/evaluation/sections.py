@@ -3,11 +3,20 @@
 from ratchet.evaluation import charts
 from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.page import Cell, figure, folded, section, table, text
 
-__all__ = ["calibration_section", "classes_section", "confusion_section", "headline_section", "slices_section"]
+__all__ = [
+    "calibration_section",
+    "classes_section",
+    "confusion_section",
+    "headline_section",
+    "robustness_section",
+    "slices_section",
+]
 
 _NUMBERED = 20  # more classes than this, and the confusion matrix is a picture without numbers
+_KIND_COLOURS = ("--one", "--two", "--three", "--four", "--five")
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
 
 
@@ -129,11 +138,11 @@ def slices_section(figures: Figures) -> str:
     if not ordered:
         return ""
     worse = [one for one in ordered if one.is_worse]
-    header = ("part", "rows", "accuracy", "interval", "against the rest", "F1", "log-loss", "calibration error")
+    header = ("part", "rows", "accuracy", "gap", "interval", "F1", "log-loss", "calibration error")
     rows = [
         (
-            f"{one.column}: {one.value}", one.rows, f"{one.accuracy.value:.1%}",
-            f"{one.accuracy.low:.1%} to {one.accuracy.high:.1%}", _points(one.gap.value),
+            f"{one.column}: {one.value}", one.rows, f"{one.accuracy.value:.1%}", _points(one.gap.value),
+            f"{one.accuracy.low:.1%} to {one.accuracy.high:.1%}",
             f"{one.macro_f1:.3f}", f"{one.log_loss:.3f}", f"{one.ece:.1%}",
         )
         for one in ordered
@@ -147,8 +156,8 @@ def slices_section(figures: Figures) -> str:
     rest = rows[max(_LISTED // 2, len(worse)) :]
     more = folded(f"the other {len(rest):,} parts", table(header, rest, kind="narrow")) if rest else ""
     note = (
-        f"The test rows in {len(rows):,} parts, the weakest first. A part is called worse only where that outlasts "
-        "having looked at so many."
+        f"The test rows in {len(rows):,} parts, the weakest first; gap: points of accuracy to all other rows. A part "
+        "is called worse only where that outlasts having looked at so many."
     )
     return section(
         "As good for all?", *(told or ["<p>No part is worse than the rest beyond chance.</p>"]), listed, more, note=note
@@ -157,6 +166,44 @@ def slices_section(figures: Figures) -> str:
 
 def _points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def robustness_section(figures: Figures) -> str:
+    """Accuracy by the strength of each corruption, beside that on the same rows as they are."""
+    found = figures.robustness
+    if isinstance(found, NotMeasured):
+        return section("When pictures are spoilt", f'<p class="none">Not measured: {text(found.why)}.</p>')
+    clean = found.clean
+    note = (
+        f"{found.rows:,} test rows spread evenly, answered again in five strengths of each corruption (those of "
+        f"CIFAR-10-C). As they are, {clean.value:.1%} of them are right ({clean.low:.1%} to {clean.high:.1%}); spoilt, "
+        f"{found.overall:.1%}."
+    )
+    lines = [
+        (kind, colour, [(float(strength), one.value) for strength, one in enumerate([clean, *shares])])
+        for (kind, shares), colour in zip(found.spoilt.items(), _KIND_COLOURS, strict=True)
+    ]
+    drawing = charts.line_chart(lines, name="Accuracy by strength", across="strength; 0: as they are", share=True)
+    chart = figure("Accuracy by strength", drawing, charts.key(lines))
+    return section(
+        "When pictures are spoilt", f'<div class="plots two">{chart}{_robustness_tables(found)}</div>', note=note
+    )
+
+
+def _robustness_tables(found: Robustness) -> str:
+    strengths = [str(number) for number in range(1, 1 + len(next(iter(found.spoilt.values()))))]
+    rows: list[tuple[object, ...]] = [("as they are", f"{100 * found.clean.value:.1f}", *("" for _ in strengths))]
+    rows += [
+        (kind, f"{100 * found.mean(kind):.1f}", *(f"{100 * one.value:.1f}" for one in shares))
+        for kind, shares in found.spoilt.items()
+    ]
+    bounds = [(kind, *(_range(one) for one in shares)) for kind, shares in found.spoilt.items()]
+    listed = figure("Right, per cent, by strength", table(("", "mean", *strengths), rows, kind="tight"))
+    return f"<div>{listed}{folded('the intervals', table(('', *strengths), bounds, kind='tight'))}</div>"
+
+
+def _range(one: Interval) -> str:
+    return f"{100 * one.low:.0f}\N{EN DASH}{100 * one.high:.0f}"
 
 
 def classes_section(figures: Figures) -> str:

@@ -18,10 +18,10 @@ from bench.report import Row, alone, options
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.headline import intervals
-from ratchet.evaluation.intervals import paired_difference, share_difference, share_interval
+from ratchet.evaluation.intervals import paired_difference
 from ratchet.params import EvaluationSettings
 
-__all__ = ["POPULATIONS", "Population", "figures_held", "figures_of", "measure", "paired_held", "shares_held"]
+__all__ = ["POPULATIONS", "Population", "figures_held", "figures_of", "measure", "paired_held"]
 
 _EVERYTHING = 200_000  # answers
 
@@ -110,18 +110,6 @@ def paired_held(pair: Pair, *, rows: int, sets: int, resamples: int) -> float:
         found = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
         held += found.low <= pair.better <= found.high
     return held / sets
-
-
-def shares_held(*, rows: tuple[int, int], shares: tuple[float, float], sets: int) -> dict[str, float]:
-    """The same for Wilson's interval of one share and Newcombe's of the difference of two."""
-    generator = np.random.default_rng(3)
-    held = {"share": 0, "difference": 0}
-    for _ in range(sets):
-        one, other = ((int(generator.binomial(n, p)), n) for n, p in zip(rows, shares, strict=True))
-        alone, apart = share_interval(*one, confidence=0.95), share_difference(one, other, confidence=0.95)
-        held["share"] += alone.low <= shares[0] <= alone.high
-        held["difference"] += apart.low <= shares[0] - shares[1] <= apart.high
-    return {name: count / sets for name, count in held.items()}
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:

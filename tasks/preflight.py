@@ -46,6 +46,7 @@ _TINY = {
     "training.doctor": "never",  # it is asked here, about the real settings
     "evaluation.resamples": 100,
     "gate.minimum_accuracy": 0.0,
+    "gate.calibration_error": 1.0,
     "tracking.tensorboard": False,
 }
 

@@ -65,9 +65,10 @@ def figures_of(answers: Answers, *, bins: int, k: int) -> dict[str, float]:
     hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
     occurs = truth + answered > 0
     areas = [_area(answers.probabilities[:, one], answers.labels == one) for one in np.flatnonzero(truth)]
+    top_k = {"top_k": float((answers.place < k).mean())} if k < answers.classes else {}
     return {
         "accuracy": float(answers.correct.mean()),
-        "top_k": float((answers.place < k).mean()),
+        **top_k,
         "macro_f1": float((2 * hits[occurs] / (truth + answered)[occurs]).mean()),
         "log_loss": float(answers.losses.mean()),
         "roc_auc": float(np.mean(areas)),
@@ -86,7 +87,7 @@ def _area(score: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
 
 def figures_held(population: Population, *, rows: int, sets: int, resamples: int) -> dict[str, float]:
     """By figure, the share of `sets` test sets of `rows` rows whose interval holds the population's own figure."""
-    settings = EvaluationSettings(resamples=resamples, top_k=min(3, population.classes - 1))
+    settings = EvaluationSettings(resamples=resamples, top_k=max(2, min(3, population.classes - 1)))
     how = {"bins": settings.calibration_bins, "k": settings.top_k}
     everything = population.answers()
     truth = figures_of(everything, **how)

@@ -9,11 +9,24 @@ the threads of a convolution wait for one another, and every figure meaningless.
 import argparse
 import sys
 
-from bench import checkpoints, first_model, first_step, ingest, manifest, memory, precision, recipe, throughput
+from bench import (
+    checkpoints,
+    coverage,
+    first_model,
+    first_step,
+    gate_errors,
+    ingest,
+    manifest,
+    memory,
+    precision,
+    recipe,
+    throughput,
+)
 from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "precision", "ingest", "manifest", "recipe",
+    "coverage", "gate_errors",
 )  # fmt: skip
 
 
@@ -53,6 +66,10 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
             return manifest.measure(rounds, quick=quick)
         case "precision":
             return precision.measure(rounds, quick=quick, compiled=asked.compile)
+        case "coverage":
+            return coverage.measure(1000, quick=quick)  # sets; nothing of the machine is in it
+        case "gate_errors":
+            return gate_errors.measure(2000, quick=quick)
         case _:
             return recipe.measure(min(rounds, 3), quick=quick)
 

@@ -48,6 +48,7 @@ _TINY = {
     "evaluation.robustness_rows": 4,
     "evaluation.explained_errors": 1,
     "gate.minimum_accuracy": 0.0,
+    "gate.calibration_error": 1.0,
     "tracking.tensorboard": False,
 }
 

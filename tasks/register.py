@@ -15,19 +15,21 @@ from tasks.train import TrainedModel, tell_training
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
+    from ratchet.evaluation.cost import Costs
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.verdict import RuleResult, Verdict
     from ratchet.registry.gate import ChampionRows
     from ratchet.registry.models import ModelRegistry, Version
     from ratchet.registry.runs import Run
     from ratchet.registry.succession import Succession
-    from ratchet.training import ModelSpec
+    from ratchet.training import Classifier, ModelSpec, Split
 
 __all__ = ["Registration", "register"]
 
 _STEPS = 5
 _ROUNDS = 5  # times that another model may become champion while this one is judged
 _ANSWERED_ROWS = 256
+_TIMED_ROWS = 64  # of the batch that both models are timed on
 _TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differently
 
 
@@ -213,12 +215,14 @@ def _judge(registry: "ModelRegistry", name: str, model_uri: str, params: Params,
 
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     manifest = Manifest.read(workspace.packed)
+    figures = read_figures(workspace)
     candidate = CandidateFigures(
-        accuracy=read_figures(workspace).accuracy,
+        accuracy=figures.accuracy,
         ids=predictions.ids,
         correct=predictions.correct,
         classes=predictions.classes,
         input_shape=(manifest.height, manifest.width, manifest.channels),
+        calibration_error=figures.ece,
         parts=slice_columns(workspace, params.evaluation),
     )
     champion = _champion_rows(registry, name, workspace)
@@ -249,7 +253,22 @@ def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -
         correct=logits.argmax(1) == test.labels if logits is not None else np.zeros(len(test), np.bool_),
         classes=spec.classes,
         input_shape=shape,
+        costs=_costs(model, test, workspace) if fits else None,
     )
+
+
+def _costs(champion: "Classifier", test: "Split", workspace: Workspace) -> "Costs":
+    """What the new model's answers cost and what the champion's do, both as they would be served."""
+    import numpy as np
+    import torch
+
+    from ratchet.evaluation.cost import compare
+    from ratchet.training import load_model
+
+    model, _ = load_model(workspace.model)
+    model.flip_average = bool(files.read_json(workspace.reports / "metrics.json")["flip_average"])
+    images, _ = test.batch(np.arange(min(_TIMED_ROWS, len(test))), torch.device("cpu"))
+    return compare(model, champion.to("cpu").eval(), images)
 
 
 def _answers(

@@ -250,7 +250,13 @@ class GateSettings(Section):
         "better", description="what to show against the champion, same rows"
     )
     tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
+    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of the comparison with the champion")
     slice_tolerance: Fraction = Field(0.0, description="accuracy by which a slice may be worse than the champion's")
+    calibration_error: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.25, description="largest calibration error, beyond chance; 1: no rule"
+    )
+    latency_factor: float = Field(4.0, ge=0.0, description="times the champion's seconds it may take; 0: no rule")
+    size_factor: float = Field(10.0, ge=0.0, description="times the champion's bytes its weights may take; 0: no rule")
 
 
 class RegistrySettings(Section):

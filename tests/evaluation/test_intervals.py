@@ -1,39 +1,29 @@
-"""Intervals: truth comes from simulation with a known answer, and from the definition of the bootstrap."""
+"""Intervals: truth comes from their definitions; test_coverage.py holds how often they hold it."""
 
 import numpy as np
 import pytest
+from scipy.special import expit, logit
+from scipy.stats import binomtest
 
 from ratchet.evaluation import intervals
-from ratchet.evaluation.intervals import Interval, mean_interval, paired_difference, percentile, resample_weights
-
-
-def test_mean_interval_holds_the_truth_about_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(7)
-    held = 0
-    for number in range(300):
-        values = (generator.random(150) < 0.7).astype(np.float64)
-        interval = mean_interval(values, resamples=300, confidence=0.9, seed=number)
-        held += interval.low <= 0.7 <= interval.high
-    assert 0.84 <= held / 300 <= 0.95  # 0.9, give or take three standard errors of 300 sets
-
-
-def test_paired_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(8)
-    held = 0
-    for number in range(500):
-        chance = generator.random(400)
-        interval = paired_difference(chance < 0.85, chance < 0.8, resamples=500, confidence=0.95, seed=number)
-        held += interval.low <= 0.05 <= interval.high
-    assert 0.92 <= held / 500 <= 0.98
+from ratchet.evaluation.intervals import (
+    Interval,
+    bounded_interval,
+    mean_interval,
+    paired_difference,
+    resample_weights,
+    share_interval,
+)
 
 
 def test_paired_draw_equals_resampling_rows() -> None:
     generator = np.random.default_rng(0)
     a, b = generator.random(300) < 0.8, generator.random(300) < 0.75
     quick = paired_difference(a, b, resamples=20_000, confidence=0.95, seed=0)
-    slow = mean_interval(a.astype(float) - b, resamples=20_000, confidence=0.95, seed=1)
-    assert quick.value == pytest.approx(slow.value, abs=1e-12)
-    assert (quick.low, quick.high) == pytest.approx((slow.low, slow.high), abs=0.004)
+    apart = a.astype(float) - b
+    means = np.concatenate([weights @ apart / 300 for weights in resample_weights(300, resamples=20_000, seed=1)])
+    assert quick.value == pytest.approx(apart.mean(), abs=1e-12)
+    assert (quick.low, quick.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.004)
 
 
 def test_identical_answers_differ_by_nothing() -> None:
@@ -65,14 +55,45 @@ def test_other_seed_gives_other_draws() -> None:
     assert not np.array_equal(one, two)
 
 
-def test_interval_holds_its_own_figure() -> None:
-    interval = percentile(np.linspace(0.2, 0.4, 100), 0.1, confidence=0.95)
-    assert interval is not None
-    assert interval.low == interval.value == 0.1
+def test_bounded_interval_is_normal_on_the_logit_scale() -> None:
+    on_scale = np.random.default_rng(0).normal(2.0, 0.5, size=4000)
+    found = bounded_interval(expit(on_scale), 0.9, rows=300, confidence=0.95)
+    assert found is not None
+    assert logit([found.low, found.high]) == pytest.approx(logit(0.9) + np.array([-1, 1]) * 1.96 * 0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_figure_at_an_end_has_the_width_of_a_share_of_its_rows(value: float) -> None:
+    found = bounded_interval(np.full(100, value), value, rows=300, confidence=0.95)
+    assert found == share_interval(int(300 * value), 300, confidence=0.95)
+    assert found is not None
+    assert found.high - found.low > 0.01
 
 
 def test_figure_undefined_on_most_resamples_has_no_interval() -> None:
-    assert percentile(np.array([np.nan, np.nan, 1.0]), 1.0, confidence=0.95) is None
+    assert bounded_interval(np.array([np.nan, np.nan, 0.5]), 0.5, rows=3, confidence=0.95) is None
+
+
+def test_share_interval_equals_scipy() -> None:
+    for right, rows in ((0, 1), (1, 1), (0, 20), (20, 20), (285, 300), (7, 11)):
+        plain = binomtest(right, rows).proportion_ci(0.9, method="wilson")
+        found = share_interval(right, rows, confidence=0.9)
+        assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=1e-12)
+
+
+def test_mean_interval_reaches_further_where_the_values_are_skewed_to() -> None:
+    losses = np.random.default_rng(2).exponential(size=200)
+    weights = next(resample_weights(200, resamples=2000, seed=0))
+    means = weights @ losses / 200
+    errors = np.sqrt((weights @ losses**2 / 200 - means**2) / 200)
+    mean, error = float(losses.mean()), float(losses.std()) / 200**0.5
+    found = mean_interval(means, errors, mean=mean, error=error, confidence=0.95)
+    assert found.high - mean > mean - found.low
+    assert found.high > np.quantile(means, 0.975)
+
+
+def test_mean_of_equal_values_is_known() -> None:
+    assert mean_interval(np.ones(9), np.zeros(9), mean=1.0, error=0.0, confidence=0.95) == Interval(1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("a", "b"), [(np.zeros(0, bool), np.zeros(0, bool)), (np.zeros(2, bool), np.zeros(3, bool))])

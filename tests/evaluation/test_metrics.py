@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax
+from scipy.special import expit, logit, softmax
 from sklearn import metrics as sk
 
 from ratchet.errors import DataError, TrainingError
@@ -124,8 +124,9 @@ def test_roc_auc_interval_equals_resampling_by_scikit_learn() -> None:
         for weight in weights
     ]
     assert found.roc_auc_interval is not None
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    assert (found.roc_auc_interval.low, found.roc_auc_interval.high) == pytest.approx((low, high), abs=1e-9)
+    reach = 1.959963985 * logit(drawn).std()
+    ends = expit(logit(found.roc_auc) + np.array([-reach, reach]))
+    assert (found.roc_auc_interval.low, found.roc_auc_interval.high) == pytest.approx(tuple(ends), abs=1e-9)
 
 
 def test_headline_intervals_equal_resampling_by_scikit_learn() -> None:
@@ -137,14 +138,15 @@ def test_headline_intervals_equal_resampling_by_scikit_learn() -> None:
     rows = [
         np.repeat(np.arange(80), weight.astype(int)) for weight in next(resample_weights(80, resamples=150, seed=9))
     ]
-    plain = {
-        "macro_f1": [sk.f1_score(labels[one], predicted[one], average="macro") for one in rows],
-        "log_loss": [sk.log_loss(labels[one], chance[one], labels=range(4)) for one in rows],
-        "accuracy": [sk.accuracy_score(labels[one], predicted[one]) for one in rows],
-    }
-    for name, values in plain.items():
-        interval = getattr(found, name)
-        assert (interval.low, interval.high) == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-12), name
+    f1 = [sk.f1_score(labels[one], predicted[one], average="macro") for one in rows]
+    reach = 1.959963985 * logit(f1).std()
+    ends = expit(logit(found.macro_f1.value) + np.array([-reach, reach]))
+    assert (found.macro_f1.low, found.macro_f1.high) == pytest.approx(tuple(ends), abs=1e-9)
+
+    losses = -np.log(chance[np.arange(80), labels])
+    apart = [(losses[one].mean() - losses.mean()) / losses[one].std() for one in rows]
+    ends = losses.mean() - losses.std() * np.quantile(apart, [0.975, 0.025])
+    assert (found.log_loss.low, found.log_loss.high) == pytest.approx(tuple(ends), abs=1e-9)
 
 
 def test_same_answers_give_the_same_figures() -> None:

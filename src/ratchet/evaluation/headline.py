@@ -1,8 +1,9 @@
-"""The headline figures on every bootstrap resample at once.
+"""The headline figures' intervals, all from one set of bootstrap resamples.
 
-Every one of them but ROC-AUC is a function of sums over rows, so one sparse product gives them all.
+Every figure but ROC-AUC is a function of sums over rows, so one sparse product gives it on all resamples at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import Answers
-from ratchet.evaluation.calibration import bin_numbers
-from ratchet.evaluation.intervals import resample_weights
+from ratchet.evaluation.calibration import calibration_interval, reliability
+from ratchet.evaluation.intervals import (
+    Interval,
+    bounded_interval,
+    mean_interval,
+    resample_weights,
+    share_interval,
+)
 from ratchet.params import EvaluationSettings
 
-__all__ = ["resampled"]
+__all__ = ["intervals"]
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -24,59 +31,84 @@ Labels = NDArray[np.int64]
 _ROC_AUC_WORK = 50_000_000
 
 
-def resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
-    """Each headline figure on every resample, by name, shape (resamples,); NaN where it is not defined."""
-    ledger = _ledger(answers, settings=settings)
-    with_roc_auc = answers.rows * answers.classes * settings.resamples <= _ROC_AUC_WORK
+def intervals(
+    answers: Answers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
+) -> dict[str, Interval]:
+    """The interval around each figure in `values`, by name; ROC-AUC is left out where it has none.
+
+    Shares of rows have Wilson's; the others what resampling makes of them, each by the method that holds for its kind.
+    """
+    rows, level = answers.rows, settings.confidence
+    drawn = _resampled(answers, settings=settings, seed=seed)
+    found: dict[str, Interval | None] = {
+        name: share_interval(round(values[name] * rows), rows, confidence=level)
+        for name in ("accuracy", "top_k")
+        if name in values
+    }
+    for name in ("macro_f1", "roc_auc"):
+        if name in values and name in drawn:
+            found[name] = bounded_interval(drawn[name], values[name], rows=rows, confidence=level)
+    found["log_loss"] = mean_interval(
+        drawn["log_loss"],
+        drawn["log_loss_error"],
+        mean=values["log_loss"],
+        error=float(answers.losses.std()) / rows**0.5,
+        confidence=level,
+    )
+    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
+    found["ece"] = calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed)
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def _resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
+    """What the intervals need of every resample, by name, shape (resamples,); NaN where it is not defined."""
+    ledger, rows, mean = _ledger(answers), answers.rows, float(answers.losses.mean())
+    with_roc_auc = rows * answers.classes * settings.resamples <= _ROC_AUC_WORK
     rankings = [_Ranking.of(answers, number) for number in range(answers.classes)] if with_roc_auc else []
     chunks: list[dict[str, Floats]] = []
-    for weights in resample_weights(answers.rows, resamples=settings.resamples, seed=seed):
+    for weights in resample_weights(rows, resamples=settings.resamples, seed=seed):
         sums = (ledger.T @ weights.T).T
-        figures = _from_sums(sums, rows=answers.rows, classes=answers.classes)
+        off, squares = sums[:, 0] / rows, sums[:, 1] / rows
+        figures = {
+            "log_loss": mean + off,
+            "log_loss_error": np.sqrt(np.maximum(squares - off**2, 0.0) / rows),
+            "macro_f1": _macro_f1(sums[:, 2:]),
+        }
         if with_roc_auc:
             figures["roc_auc"] = _mean_defined(np.stack([ranking.roc_auc(weights) for ranking in rankings]))
         chunks.append(figures)
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _ledger(answers: Answers, *, settings: EvaluationSettings) -> Any:
+def _ledger(answers: Answers) -> Any:
     """What each row adds to the sums that the figures are made of: a sparse matrix of shape (rows, sums).
 
-    Its columns: right, right among the first k, loss; then per class its rows, its answers, its hits; then per bin of
-    confidence, confidence minus right.
+    Its columns: the loss less the mean loss, and that squared; then per class its rows, its answers, its hits.
     """
     from scipy.sparse import csr_array
 
     rows, classes, correct = answers.rows, answers.classes, answers.correct
-    ones = np.ones(rows)
-    bins = bin_numbers(answers.confidence, bins=settings.calibration_bins)
+    ones, off = np.ones(rows), answers.losses - answers.losses.mean()
     entries = [
-        (np.zeros(rows, np.int64), correct),
-        (np.full(rows, 1), answers.place < settings.top_k),
-        (np.full(rows, 2), answers.losses),
-        (3 + answers.labels, ones),
-        (3 + classes + answers.predicted, ones),
-        (3 + 2 * classes + answers.labels, correct),
-        (3 + 3 * classes + bins, answers.confidence - correct),
+        (np.zeros(rows, np.int64), off),
+        (np.full(rows, 1), off**2),
+        (2 + answers.labels, ones),
+        (2 + classes + answers.predicted, ones),
+        (2 + 2 * classes + answers.labels, correct),
     ]
     columns = np.stack([column for column, _ in entries], axis=1).ravel()
     values = np.stack([value.astype(np.float64) for _, value in entries], axis=1).ravel()
     starts = np.arange(rows + 1) * len(entries)
-    return csr_array((values, columns, starts), shape=(rows, 3 + 3 * classes + settings.calibration_bins))
+    return csr_array((values, columns, starts), shape=(rows, 2 + 3 * classes))
 
 
-def _from_sums(sums: Floats, *, rows: int, classes: int) -> dict[str, Floats]:
-    """The figures from the ledger's sums, shape (resamples, sums)."""
-    truth, answered, hits, gaps = np.split(sums[:, 3:], [classes, 2 * classes, 3 * classes], axis=1)
+def _macro_f1(sums: Floats) -> Floats:
+    """Mean F1 over the classes that occur, from sums of shape (resamples, rows, answers and hits of each class)."""
+    truth, answered, hits = np.split(sums, 3, axis=1)
     occurs = truth + answered > 0
     f1 = np.divide(2 * hits, truth + answered, out=np.zeros_like(hits), where=occurs)
-    return {
-        "accuracy": sums[:, 0] / rows,
-        "top_k": sums[:, 1] / rows,
-        "log_loss": sums[:, 2] / rows,
-        "macro_f1": f1.sum(axis=1) / occurs.sum(axis=1),
-        "ece": np.abs(gaps).sum(axis=1) / rows,
-    }
+    mean: Floats = f1.sum(axis=1) / occurs.sum(axis=1)
+    return mean
 
 
 @dataclass(frozen=True)

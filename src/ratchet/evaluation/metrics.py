@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import Answers, check
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.figures import Averages, ClassFigures, Figures
-from ratchet.evaluation.headline import resampled
-from ratchet.evaluation.intervals import Interval, percentile
+from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.slices import slices
 from ratchet.params import EvaluationSettings
 
@@ -53,19 +52,19 @@ def measure(
         values["top_k"] = float((answers.place < settings.top_k).mean())
     if roc_auc is not None:
         values["roc_auc"] = roc_auc
-    intervals = _intervals(answers, values, settings=settings, seed=seed)
+    around = intervals(answers, values, settings=settings, seed=seed)
     return Figures(
         rows=answers.rows,
         classes=tuple(classes),
         confidence=settings.confidence,
         k=settings.top_k,
-        accuracy=intervals["accuracy"],
-        top_k=intervals.get("top_k"),
-        macro_f1=intervals["macro_f1"],
-        log_loss=intervals["log_loss"],
-        ece=intervals["ece"],
+        accuracy=around["accuracy"],
+        top_k=around.get("top_k"),
+        macro_f1=around["macro_f1"],
+        log_loss=around["log_loss"],
+        ece=around["ece"],
         roc_auc=roc_auc,
-        roc_auc_interval=intervals.get("roc_auc"),
+        roc_auc_interval=around.get("roc_auc"),
         pr_auc=_mean([one.pr_auc for one in per_class]),
         macro=macro,
         weighted=weighted,
@@ -76,19 +75,6 @@ def measure(
             answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
         ),
     )
-
-
-def _intervals(
-    answers: Answers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
-) -> dict[str, Interval]:
-    """The interval around each figure; ROC-AUC is left out where it has none, the others always have one."""
-    samples = resampled(answers, settings=settings, seed=seed)
-    found = {
-        name: percentile(samples[name], value, confidence=settings.confidence)
-        for name, value in values.items()
-        if name in samples
-    }
-    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _classical(

@@ -16,20 +16,11 @@ from ratchet.evaluation.sections import (
     slices_section,
 )
 from ratchet.evaluation.verdict import Verdict
-<<<<<<< HEAD
+from ratchet.evaluation.worst import Example, errors_section
 from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text, without_password
 
 __all__ = ["Example", "ReportContent", "render"]
 
-_MOST_EXAMPLES = 24
-=======
-from ratchet.evaluation.worst import Example, errors_section
-from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text
-
-__all__ = ["Example", "ReportContent", "render"]
-
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")  # in an address, as tracking.uri may hold; a report is shared
->>>>>>> i5-eval
 _LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
 
 

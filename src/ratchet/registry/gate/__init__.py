@@ -1,0 +1,48 @@
+"""May this model take the champion's place? Rules that each give their figures and say them in plain words.
+
+A pure function of figures: who asks, loads models and moves aliases is elsewhere. A rule is a function of the case and
+an entry in `RULES`; it gives None where it is switched off or has nothing to ask.
+"""
+
+from collections.abc import Callable
+
+from ratchet.evaluation.verdict import RuleResult, Verdict
+from ratchet.params import EvaluationSettings, GateSettings
+from ratchet.registry.gate.accuracy import against_champion, minimum_accuracy
+from ratchet.registry.gate.answers import answers_rule
+from ratchet.registry.gate.calibration import calibrated
+from ratchet.registry.gate.case import CandidateFigures, Case, ChampionRows
+from ratchet.registry.gate.costs import latency, size
+from ratchet.registry.gate.parts import no_part_worse
+
+__all__ = ["RULES", "CandidateFigures", "Case", "ChampionRows", "Rule", "answers_rule", "judge"]
+
+Rule = Callable[[Case], RuleResult | None]
+
+RULES: tuple[Rule, ...] = (minimum_accuracy, against_champion, no_part_worse, calibrated, latency, size)
+"""What is asked, in this order; last, whether the stored model answers."""
+
+
+def judge(
+    candidate: CandidateFigures,
+    champion: ChampionRows | None,
+    settings: GateSettings,
+    evaluation: EvaluationSettings,
+    *,
+    answers: RuleResult,
+    seed: int = 0,
+) -> Verdict:
+    """Hold every rule against the candidate; all must pass.
+
+    `answers` comes from whoever loaded the registered model and asked it (see `answers_rule`); `seed` decides the
+    bootstrap's resamples.
+    """
+    case = Case(candidate, champion, settings, evaluation, seed=seed)
+    rules = (*(result for rule in RULES if (result := rule(case)) is not None), answers)
+    failed = [rule for rule in rules if not rule.passed]
+    if not failed:
+        opening = f"Passed: all {len(rules)} rules hold."
+    else:
+        opening = f"Refused: {len(failed)} of {len(rules)} rules {'does' if len(failed) == 1 else 'do'} not hold."
+    ordered = failed + [rule for rule in rules if rule.passed]
+    return Verdict(not failed, rules, " ".join([opening, *(rule.words for rule in ordered)]))

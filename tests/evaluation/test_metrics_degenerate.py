@@ -1,0 +1,179 @@
+"""Every figure on answers of every awkward kind: truth comes from scikit-learn, called the plain way, to 1e-12.
+
+Where ours is deliberately other, the plain definition stands here with the reason. What scikit-learn calls undefined
+(its `zero_division=nan`) is None with us.
+"""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax as scipy_log_softmax
+from sklearn import metrics as sk
+
+from ratchet.evaluation.answers import Answers
+from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.metrics import measure
+from ratchet.params import EvaluationSettings
+
+FEW = EvaluationSettings(resamples=100, top_k=2)
+Given = tuple[np.ndarray, np.ndarray]
+
+
+def drawn(rows: int, classes: int, *, seed: int = 0, raised: float = 1.5) -> Given:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(classes, size=rows)
+    logits = generator.normal(size=(rows, classes))
+    logits[np.arange(rows), labels] += raised
+    return logits.astype(np.float32), labels
+
+
+def cases() -> dict[str, Given]:
+    """Logits and labels by what is awkward about them."""
+    logits, labels = drawn(200, 5)
+    missing = np.where(labels == 2, 3, labels)
+    avoided = logits.copy()
+    avoided[:, 1] = -50.0
+    one_hot = np.eye(5, dtype=np.float32)[labels]
+    return {
+        "random": (logits, labels),
+        "one class missing in the truth": (logits, missing),
+        "one class never answered": (avoided, labels),
+        "one class neither": (avoided, np.where(labels == 1, 0, labels)),
+        "only one class in the truth": (logits, np.full(200, 3)),
+        "ties": (np.round(logits).astype(np.float32), labels),
+        "constant answers": (np.tile(np.float32([0.3, 2.0, -1.0, 0.0, 0.5]), (200, 1)), labels),
+        "equal logits": (np.zeros((200, 5), np.float32), labels),
+        "one row": (logits[:1], labels[:1]),
+        "one row, wrong": (-one_hot[:1], labels[:1]),
+        "two classes": drawn(150, 2, seed=1),
+        "100 classes": drawn(300, 100, seed=2, raised=3.0),
+        "perfect": (one_hot * 8, labels),
+        "all wrong": (one_hot * -8, labels),
+        "certain and right": (one_hot * 10_000, labels),
+        "extreme": (np.sign(logits).astype(np.float32) * 10_000, labels),
+        "extreme and wrong": (one_hot * -10_000, labels),
+    }
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-12, abs=1e-12)
+
+
+def assert_figures_are_as_defined(logits: np.ndarray, labels: np.ndarray) -> Figures:
+    classes = logits.shape[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = measure(logits, labels, classes=[str(one) for one in range(classes)], settings=FEW)
+    predicted, everything = logits.argmax(axis=1), np.arange(classes)
+    assert found.accuracy.value == near(sk.accuracy_score(labels, predicted))
+    assert found.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted, labels=everything)))
+    for kind, ours in (("macro", found.macro), ("weighted", found.weighted)):
+        plain = sk.precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
+        assert (ours.precision, ours.recall, ours.f1) == near(plain), kind
+    assert found.macro_f1.value == found.macro.f1
+    own = sk.precision_recall_fscore_support(labels, predicted, labels=everything, zero_division=np.nan)
+    for one, *plain, support in zip(found.per_class, *own, strict=True):
+        assert one.support == support
+        for value, expected in zip((one.precision, one.recall, one.f1), plain, strict=True):
+            assert math.isnan(expected) if value is None else value == near(expected), one
+    assert_probabilities(found, logits, labels)
+    return found
+
+
+def assert_probabilities(found: Figures, logits: np.ndarray, labels: np.ndarray) -> None:
+    """Top-k, log-loss, calibration error and the areas."""
+    answers, rows = Answers(logits, labels), range(len(labels))
+    certain = scipy_log_softmax(logits.astype(np.float64), axis=1)
+    assert np.allclose(answers.log_probabilities, certain, rtol=1e-13, atol=1e-13)
+    # scikit-learn clips probabilities at 2e-16; a model that was sure and wrong is not spared here
+    assert found.log_loss.value == near(-certain[rows, labels].mean())
+    # scikit-learn breaks ties for the last class; here as argmax does, for the first, so that top-1 is accuracy
+    order = [sorted(range(logits.shape[1]), key=lambda one, row=row: (-logits[row, one], one)) for row in rows]
+    if found.top_k is not None:
+        assert found.top_k.value == near(np.mean([labels[row] in order[row][:2] for row in rows]))
+    assert found.ece.value == near(plain_calibration_error(answers.confidence, answers.correct))
+    for number, one in enumerate(found.per_class):
+        truth, score = labels == number, answers.probabilities[:, number]
+        if not truth.any():
+            assert (one.roc_auc, one.pr_auc) == (None, None)
+            continue
+        assert one.pr_auc == near(plain_average_precision(truth, score))
+        assert one.pr_auc == near(sk.average_precision_score(truth, score))
+        if truth.all():
+            assert one.roc_auc is None
+        else:
+            assert one.roc_auc == near(plain_area(truth, score))
+            assert one.roc_auc == near(sk.roc_auc_score(truth, score))
+    for whole, each in ((found.roc_auc, "roc_auc"), (found.pr_auc, "pr_auc")):
+        defined = [getattr(one, each) for one in found.per_class if getattr(one, each) is not None]
+        assert whole == (near(float(np.mean(defined))) if defined else None)
+
+
+def plain_area(truth: np.ndarray, score: np.ndarray) -> float:
+    """The share of pairs of one of the class and one not, in which the first scores higher; a tie counts half."""
+    first, second = score[truth][:, None], score[~truth][None, :]
+    return float((first > second).mean() + (first == second).mean() / 2)
+
+
+def plain_average_precision(truth: np.ndarray, score: np.ndarray) -> float:
+    """Precision at each threshold, weighted by the recall it adds."""
+    total, before = 0.0, 0.0
+    for threshold in sorted(set(score.tolist()), reverse=True):
+        kept = score >= threshold
+        recall = float(truth[kept].sum() / truth.sum())
+        total, before = total + (recall - before) * float(truth[kept].mean()), recall
+    return total
+
+
+def plain_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
+    """Guo et al. (2017), equation 3; scikit-learn has none. A bin is (low, high], as `ceil` of the multiple says."""
+    total = 0.0
+    for number in range(1, bins + 1):
+        inside = np.ceil(confidence * bins).clip(1, bins) == number
+        if inside.any():
+            total += inside.sum() / len(confidence) * abs(correct[inside].mean() - confidence[inside].mean())
+    return float(total)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_figures_on_awkward_answers_are_as_defined(name: str) -> None:
+    assert_figures_are_as_defined(*cases()[name])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_figures_on_any_answers_are_as_defined(data: st.DataObject) -> None:
+    rows, classes = data.draw(st.integers(1, 15)), data.draw(st.integers(2, 6))
+    levels = st.sampled_from([-10_000.0, -200.0, -1.0, 0.0, 0.5, 2.0, 300.0, 10_000.0])
+    cells = data.draw(st.lists(levels, min_size=rows * classes, max_size=rows * classes))
+    labels = data.draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows))
+    assert_figures_are_as_defined(np.array(cells, np.float32).reshape(rows, classes), np.array(labels))
+
+
+def test_without_ties_top_k_equals_scikit_learn() -> None:
+    logits, labels = drawn(400, 10, seed=3)
+    for k in (2, 3, 9):
+        found = measure(logits, labels, classes=list("abcdefghij"), settings=EvaluationSettings(resamples=100, top_k=k))
+        assert found.top_k is not None
+        assert found.top_k.value == near(sk.top_k_accuracy_score(labels, logits, k=k, labels=range(10)))
+
+
+def test_log_loss_equals_scikit_learn_where_that_clips_nothing() -> None:
+    logits, labels = drawn(400, 10, seed=4)
+    found = measure(logits, labels, classes=list("abcdefghij"), settings=FEW)
+    chance = np.exp(scipy_log_softmax(logits.astype(np.float64), axis=1))
+    assert found.log_loss.value == near(sk.log_loss(labels, chance, labels=range(10)))
+    assert found.macro.recall == near(sk.balanced_accuracy_score(labels, logits.argmax(axis=1)))
+
+
+def test_perfect_and_all_wrong_are_1_and_0() -> None:
+    perfect, wrong = (assert_figures_are_as_defined(*cases()[name]) for name in ("perfect", "all wrong"))
+    assert (perfect.accuracy.value, perfect.macro_f1.value, perfect.roc_auc, perfect.pr_auc) == (1.0,) * 4
+    assert (wrong.accuracy.value, wrong.macro_f1.value, wrong.roc_auc) == (0.0,) * 3
+    for figures in (perfect, wrong):  # 200 rows do not make it certain
+        assert figures.accuracy.high - figures.accuracy.low > 0.01
+        assert figures.macro_f1.high - figures.macro_f1.low > 0.01

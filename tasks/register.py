@@ -72,9 +72,10 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     verdict = _judge(registry, name, run_id, model_uri, params, workspace)
     watch.progress(3, steps, "judged")
 
-    record = _provenance(run, workspace, run_id)
+    record = _provenance(registry, name, run, workspace, run_id)
     _report(verdict, record, params, workspace, manifest)
     _tell_outcome(registry, run, run_id, verdict, workspace)
+    _keep_provenance(registry, name, run, run_id, record, workspace)
     watch.progress(4, steps, "reported")
     version = _enter(registry, name, run_id, model_uri, verdict, record, params) if verdict.passed else None
     result = Registration(
@@ -198,12 +199,12 @@ def _answers(
     return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE)
 
 
-def _provenance(run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """The record made when the training began, with what is known only now."""
-    from ratchet.data.versions import dvc_hashes
+def _provenance(registry: "ModelRegistry", name: str, run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """The record made when the training began, with what is known only now; of a registered one the record it has."""
+    from ratchet import provenance
 
-    record = files.read_json(run.journal.folder / "provenance.json")
-    return {**record, "dvc": dvc_hashes(workspace.root), "mlflow_run": run_id, "training": run.key}
+    known = registry.record_of(name, run_id)
+    return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
 def _report(
@@ -269,14 +270,25 @@ def _tell_outcome(registry: "ModelRegistry", run: "Run", run_id: str, verdict: "
             workspace.reports / "figures.json": "report",
             workspace.reports / "confusion.png": "report",
             workspace.reports / "predictions.parquet": "report",
-            workspace.reports / "provenance.json": "provenance",
-            run.journal.folder / "uncommitted.patch": "provenance",
-            workspace.params: "provenance",
             workspace.packed / "profile.json": "data",
             **({workspace.card: "data"} if workspace.card.exists() else {}),  # not where DVC brought the data
             **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )
+
+
+def _keep_provenance(
+    registry: "ModelRegistry", name: str, run: "Run", run_id: str, record: dict[str, Any], workspace: Workspace
+) -> None:
+    """Store what a rebuild needs, and tag the run with its record; once there is a version the files stay its own."""
+    from ratchet.registry.records import record_tags
+
+    if registry.version_of(name, run_id) is None:
+        kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
+        lock = workspace.root / "dvc.lock"
+        registry.log_files(run_id, dict.fromkeys([*kept, *([lock] if lock.exists() else [])], "provenance"))
+    run.tags(record_tags(record))
+    run.send()
 
 
 def _enter(
@@ -290,10 +302,11 @@ def _enter(
 ) -> "Version":
     import json
 
+    from ratchet.registry.records import record_tags
+
     tags = {
         "ratchet.verdict": json.dumps(verdict.to_json()),
-        "ratchet.provenance": record["id"],
-        "ratchet.provenance_record": json.dumps(record),
+        **record_tags(record),
     }
     version = registry.register(name, run_id, model_uri, tags=tags, description=verdict.words)
     return registry.promote(version) if params.registry.promotion == "automatic" else version

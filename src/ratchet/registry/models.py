@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet.errors import RegistryError
 from ratchet.params import Params
 from ratchet.registry.mlflow_store import active, address, connect, reachable
+from ratchet.registry.records import read_record
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -163,6 +164,12 @@ class ModelRegistry:
             found = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
         verdict = found[0].tags.get("ratchet.verdict") if found else None
         return json.loads(verdict) if verdict else None
+
+    def record_of(self, name: str, run_id: str) -> dict[str, Any] | None:
+        """The provenance record with which this run's model became a version, when it did."""
+        with reachable(self.uri):
+            found = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+            return read_record(self.client, run_id, found[0].tags) if found else None
 
     def version_of(self, name: str, run_id: str) -> Version | None:
         """The version made of this run, if any."""

@@ -9,7 +9,7 @@ from ratchet.data.difference import COLUMNS, Difference, difference
 from ratchet.errors import DataError, RatchetError
 from ratchet.workspace import Workspace
 
-__all__ = ["compare", "index_at"]
+__all__ = ["compare", "index_at", "listed"]
 
 _INDEX = "data/packed/index.parquet"
 
@@ -48,7 +48,8 @@ def compare(root: Path, before: str, after: str) -> Difference:
     return difference(index_at(root, before), index_at(root, after))
 
 
-def _told(found: Difference, most: int) -> list[str]:
+def listed(found: Difference, most: int) -> list[str]:
+    """A line for each sample that differs, at most so many of a kind (0: all)."""
     signs = {"added": "+", "removed": "-", "renamed": ">", "altered": "!", "relabelled": "~", "moved": "~"}
     lines = []
     for kind, count in found.counts().items():
@@ -70,7 +71,7 @@ def main(before: str, after: str, most: int) -> None:
         found = compare(Workspace.find().root, before, after)
     except RatchetError as error:
         sys.exit(f"ratchet: {error}")
-    print("\n".join([*_told(found, most), found.words]))
+    print("\n".join([*listed(found, most), found.words]))
 
 
 if __name__ == "__main__":

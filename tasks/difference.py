@@ -12,7 +12,7 @@ from tasks.trial import Trial
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["differences"]
+__all__ = ["bits", "differences"]
 
 # Figures of the machine and not of the training: how fast, how long, how much memory.
 _RATES = ("samples_per_second", "data_wait", "memory", "system/", "cost/")
@@ -68,12 +68,12 @@ def _tensors(one: "Mapping[str, torch.Tensor]", other: "Mapping[str, torch.Tenso
         a, b = one[name], other[name]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             yield f"tensor {name} is {a.dtype} {tuple(a.shape)}, then {b.dtype} {tuple(b.shape)}"
-        elif others := int((_bits(a) != _bits(b)).any(1).sum()):
+        elif others := int((bits(a) != bits(b)).any(1).sum()):
             largest = float((a.double() - b.double()).abs().max())
             yield f"tensor {name}: {others} of {a.numel()} elements, by up to {largest:.3g}"
 
 
-def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
+def bits(tensor: "torch.Tensor") -> "torch.Tensor":
     """The bytes of each element, uint8 (elements, bytes): bits decide, not values (0 is not -0, NaN is itself)."""
     import torch
 

@@ -79,7 +79,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     with tempfile.TemporaryDirectory() as folder:
         model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
     watch.progress(2, _STEPS, "the model is stored")
-    candidate = _Candidate(run, run_id, model_uri, _provenance(run, workspace, run_id))
+    candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, name, run, workspace, run_id))
     result = None
     for round in range(1, _ROUNDS + 1):
         try:
@@ -119,6 +119,7 @@ def _decide(
     watch.progress(3, _STEPS, "judged")
     _report(verdict, candidate.record, params, workspace, Manifest.read(workspace.packed))
     _tell_outcome(registry, candidate, verdict, workspace)
+    _keep_provenance(registry, name, candidate, workspace)
     watch.progress(4, _STEPS, "reported")
     version = _enter(candidate, succession, verdict, over, params, workspace) if verdict.passed or known else None
     return Registration(
@@ -143,11 +144,9 @@ def _enter(
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
     import json
 
-    tags = {
-        "ratchet.verdict": json.dumps(verdict.to_json()),
-        "ratchet.provenance": candidate.record["id"],
-        "ratchet.provenance_record": json.dumps(candidate.record),
-    }
+    from ratchet.registry.records import record_tags
+
+    tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
     registry = succession.registry
     version = registry.enter(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
@@ -291,12 +290,12 @@ def _answers(
     return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE)
 
 
-def _provenance(run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """The record made when the training began, with what is known only now."""
-    from ratchet.data.versions import dvc_hashes
+def _provenance(registry: "ModelRegistry", name: str, run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """The record made when the training began, with what is known only now; of a registered one the record it has."""
+    from ratchet import provenance
 
-    record = files.read_json(run.journal.folder / "provenance.json")
-    return {**record, "dvc": dvc_hashes(workspace.root), "mlflow_run": run_id, "training": run.key}
+    known = registry.record_of(name, run_id)
+    return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
 def _report(
@@ -367,14 +366,24 @@ def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Ve
             workspace.reports / "figures.json": "report",
             workspace.reports / "confusion.png": "report",
             workspace.reports / "predictions.parquet": "report",
-            workspace.reports / "provenance.json": "provenance",
-            run.journal.folder / "uncommitted.patch": "provenance",
-            workspace.params: "provenance",
             workspace.packed / "profile.json": "data",
             **({workspace.card: "data"} if workspace.card.exists() else {}),  # not where DVC brought the data
             **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )
+
+
+def _keep_provenance(registry: "ModelRegistry", name: str, candidate: _Candidate, workspace: Workspace) -> None:
+    """Store what a rebuild needs, and tag the run with its record; once there is a version the files stay its own."""
+    from ratchet.registry.records import record_tags
+
+    run = candidate.run
+    if registry.version_of(name, candidate.run_id) is None:
+        kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
+        lock = workspace.root / "dvc.lock"
+        registry.log_files(candidate.run_id, dict.fromkeys([*kept, *([lock] if lock.exists() else [])], "provenance"))
+    run.tags(record_tags(candidate.record))
+    run.send()
 
 
 if __name__ == "__main__":

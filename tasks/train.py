@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -85,7 +85,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     # The code that training begins with is the code of what it makes, should it be edited meanwhile.
     kept = training.keep_code(course.spec, store.folder)
     with Run(workspace, params, course.key) as run, _on_request() as asked_to_stop:
-        tell_training(run, params, workspace, manifest, flow_run=flow_run)
+        tell_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
         # By the checkpoints' writer: training does not wait for the disk.
         store.before_write = run.journal.sync
         events = training.fit(
@@ -121,8 +121,16 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     return TrainedModel.load(workspace)
 
 
-def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
-    """What MLflow is to know of a training before its first step."""
+def tell_training(
+    run: Any,
+    params: Params,
+    workspace: Workspace,
+    manifest: Manifest,
+    *,
+    flow_run: str | None,
+    inputs: Mapping[str, str] | None = None,
+) -> None:
+    """What MLflow is to know of a training before its first step; `inputs` are the digests that name it."""
     from ratchet import provenance
     from ratchet.data.versions import read_version
 
@@ -141,14 +149,10 @@ def tell_training(run: Any, params: Params, workspace: Workspace, manifest: Mani
         source=params.data.source if params.data.source == "digits" else params.data.path,
         profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
     )
-    kept = run.journal.folder / "provenance.json"
-    if not kept.exists():  # the code that started the training is the code that made it
-        files.write_json(kept, provenance.record(workspace, params, flow_run=flow_run))
-        files.write_text(kept.with_name("uncommitted.patch"), (provenance.uncommitted(workspace.root) or "") + "\n")
-    run.tags({"ratchet.key": run.key, "ratchet.provenance": files.read_json(kept)["id"]})
-    commit = files.read_json(kept)["git_commit"]
-    if commit:
-        run.tags({"mlflow.source.git.commit": commit})  # MLflow's own name: it is shown beside the source
+    record = provenance.begun(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": record["id"]})
+    if record["git_commit"]:
+        run.tags({"mlflow.source.git.commit": record["git_commit"]})  # MLflow's own name: shown beside the source
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")

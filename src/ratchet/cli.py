@@ -102,6 +102,47 @@ def preflight() -> None:
     os.execv(sys.executable, [sys.executable, "-m", "tasks.preflight"])
 
 
+@app.command()
+def reproduce(
+    version: Annotated[str, typer.Argument(help="models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS.")],
+    into: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Rebuild in this empty folder and keep it.")
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="With other library versions, too.")] = False,
+) -> None:
+    """Rebuild a version from its record in an empty folder, and prove it: same data, same weights, bit for bit."""
+    # Before the working folder changes: a relative one is meant from here.
+    asked = [version, *([f"--into={Path(into).resolve()}"] if into else []), *(["--anyway"] if anyway else [])]
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.reproduce", *asked])
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A version (models:/NAME/VERSION, NAME@ALIAS), or the id of an MLflow run.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    most: Annotated[int, typer.Option(min=0, help="How many samples and rows of each kind to list; 0: all.")] = 20,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the page goes, if not to data/reports.")
+    ] = None,
+) -> None:
+    """Say why two runs or versions differ: code, settings, data, environment, figures, and which test rows flipped."""
+    asked = [a, b, f"--most={most}", *([f"--html={Path(html).resolve()}"] if html else [])]
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.compare", *asked])
+
+
+@app.command()
+def trace(
+    name: Annotated[str, typer.Argument(metavar="X", help="Version, run id, data hash, file or provenance id.")],
+) -> None:
+    """Print where X came from and what was made of it: data, run, evaluation, verdict, versions and their aliases."""
+    # A path is meant from here, and the working folder changes.
+    asked = str(Path(name).resolve()) if Path(name).exists() else name
+    os.chdir(Workspace.find().root)
+    os.execv(sys.executable, [sys.executable, "-m", "tasks.trace", asked])
+
+
 @data.command()
 def quarantine(
     rule: Annotated[str | None, typer.Option(help="Only what breaks this rule.")] = None,

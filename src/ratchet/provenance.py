@@ -2,18 +2,20 @@
 
 import importlib.metadata
 import platform
-import subprocess
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
-from ratchet import files
-from ratchet.data.versions import dvc_hashes
+from ratchet import files, uncommitted
+from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 
-__all__ = ["record", "uncommitted"]
+__all__ = ["PACKAGES", "begun", "finished", "installed", "python", "record"]
 
-_PACKAGES = (
+PACKAGES = (
     "torch",
     "torchvision",
     "numpy",
@@ -25,43 +27,110 @@ _PACKAGES = (
     "pandera",
     "polars",
 )
+_MADE = ("ingest", "train", "evaluate")  # the stages whose outputs a record names; register's come after it
 
 
-def record(workspace: Workspace, params: Params, *, flow_run: str | None) -> dict[str, Any]:
-    """Everything that decided a training, as plain data; `id` is the digest of the rest.
+def record(
+    workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Everything that decides a training, as plain data; `id` is the digest of the rest.
 
-    A part that does not exist (no GPU, no git, no flow) is None: the record always has the same keys.
+    A part that does not exist (no GPU, no git, no flow) is None: the record always has the same keys. `inputs` are the
+    digests of data, settings, code and pretrained weights that name the training.
     """
-    content: dict[str, Any] = {
-        "git_commit": _git(workspace.root, "rev-parse", "HEAD"),
-        "git_uncommitted": _digest_or_none(uncommitted(workspace.root)),
-        "dvc": dvc_hashes(workspace.root),
-        "settings": params.digest,
-        "lock": _lock_digest(workspace.root / "requirements.txt"),
-        "seed": params.seed,
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "hardware": _hardware(),
-        "prefect_flow_run": flow_run,
+    return _begun(workspace, params, _changes(workspace, params), flow_run=flow_run, inputs=inputs)
+
+
+def begun(
+    folder: Path, workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """The record of a training that begins, and its patch, kept in `folder`; of one under way, what is kept there.
+
+    The code that started the training is the code that made it, whatever is edited meanwhile.
+    """
+    kept = folder / "provenance.json"
+    if not kept.exists():
+        changes = _changes(workspace, params)
+        files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
+        files.write_json(kept, _begun(workspace, params, changes, flow_run=flow_run, inputs=inputs))
+    content: dict[str, Any] = files.read_json(kept)
+    return content
+
+
+def finished(folder: Path, workspace: Workspace, *, mlflow_run: str, training: str) -> dict[str, Any]:
+    """The record kept in `folder` with what is known only when the model has been made and measured."""
+    content = {
+        **files.read_json(folder / "provenance.json"),
+        "dvc": dvc_hashes(workspace.root, *_MADE),
+        "dvc_inputs": dvc_inputs(workspace.root, *_MADE),
+        "weights": files.digest_file(workspace.model / "model.safetensors"),
+        "mlflow_run": mlflow_run,
+        "training": training,
     }
-    return {"id": files.digest_json(content)[:16], **content}
+    return _sealed(content)
 
 
-def uncommitted(root: Path) -> str | None:
-    """What the working tree has that the commit has not, as a patch; None without git."""
-    return _git(root, "diff", "HEAD", "--binary")
+def python() -> str:
+    """The version of Python that runs."""
+    return platform.python_version()
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None  # no git here, or no commit yet: the record says so
-    return done.stdout.decode(errors="replace").strip()
+def installed() -> dict[str, str]:
+    """Package -> version, of those that a record names."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def _digest_or_none(text: str | None) -> str | None:
-    return files.digest_json(text) if text else None
+def _changes(workspace: Workspace, params: Params) -> "uncommitted.Changes | None":
+    return uncommitted.changes(
+        workspace.root, data=("data", params.data.path), code=(params.model.code, params.data.code)
+    )
+
+
+def _begun(
+    workspace: Workspace,
+    params: Params,
+    changes: "uncommitted.Changes | None",
+    *,
+    flow_run: str | None,
+    inputs: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    return _sealed(
+        {
+            "git_commit": uncommitted.git_line(workspace.root, "rev-parse", "HEAD"),
+            "git_origin": _without_password(uncommitted.git_line(workspace.root, "remote", "get-url", "origin")),
+            "git_uncommitted": changes.digest if changes else None,
+            "git_left_out": list(changes.left_out) if changes else [],
+            "dvc": dvc_hashes(workspace.root, "ingest"),
+            "dvc_inputs": dvc_inputs(workspace.root, "ingest"),
+            "inputs": dict(inputs) if inputs else None,
+            "settings": params.digest,
+            "lock": _lock_digest(workspace.root / "requirements.txt"),
+            "seed": params.seed,
+            "python": python(),
+            "packages": installed(),
+            "hardware": _hardware(),
+            "prefect_flow_run": flow_run,
+            # Known when the training is over
+            "weights": None,
+            "mlflow_run": None,
+            "training": None,
+        }
+    )
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    covered = {name: value for name, value in content.items() if name != "id"}
+    return {"id": files.digest_json(covered)[:16], **covered}
+
+
+def _without_password(url: str | None) -> str | None:
+    """An address that may be shown: over HTTP without its user, too, which may be a token."""
+    if url is None or "://" not in url:
+        return url  # a folder, or user@host:path, which holds no password
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    kept = "" if parts.scheme in ("http", "https") else re.sub(":.*", "", user)
+    return urlunsplit((parts.scheme, f"{kept}{at if kept else ''}{host}", parts.path, "", ""))
 
 
 def _lock_digest(path: Path) -> str | None:
@@ -76,6 +145,7 @@ def _hardware() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # by which PyTorch chooses its kernels
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "cudnn": cudnn.version() if torch.cuda.is_available() else None,

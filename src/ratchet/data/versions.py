@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DatasetVersion", "dvc_hashes", "read_version"]
+__all__ = ["DatasetVersion", "dvc_hashes", "dvc_inputs", "read_version"]
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,29 @@ def read_version(root: Path, path: str = "data/packed") -> DatasetVersion | None
     return DatasetVersion(path, str(out["md5"]), int(out.get("nfiles", 1)), int(out.get("size", 0)))
 
 
-def dvc_hashes(root: Path) -> dict[str, str]:
-    """The DVC hash of every recorded output, by path."""
-    return {path: str(out["md5"]) for path, out in sorted(_outs(root).items()) if "md5" in out}
+def dvc_hashes(root: Path, *stages: str) -> dict[str, str]:
+    """The DVC hash of every recorded output of these stages, by path; of no stage named, of all."""
+    return {path: str(out["md5"]) for path, out in sorted(_outs(root, *stages).items()) if "md5" in out}
 
 
-def _outs(root: Path) -> dict[str, dict[str, Any]]:
+def dvc_inputs(root: Path, *stages: str) -> dict[str, str]:
+    """The DVC hash (in a bucket the ETag) of whatever data these stages read that no stage made, by path or URL."""
+    deps = _listed(root, "deps", *stages)
+    found = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in _outs(root)}
+    code = ("src/", "tasks/")
+    return {path: str(value) for path, value in found.items() if value and not path.startswith(code)}
+
+
+def _outs(root: Path, *stages: str) -> dict[str, dict[str, Any]]:
+    return _listed(root, "outs", *stages)
+
+
+def _listed(root: Path, kind: str, *stages: str) -> dict[str, dict[str, Any]]:
     lock = root / "dvc.lock"
     if not lock.exists():
         return {}
     from ruamel.yaml import YAML
 
-    stages = (YAML(typ="safe", pure=True).load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
-    return {out["path"]: out for stage in stages.values() for out in stage.get("outs", [])}
+    recorded = (YAML(typ="safe", pure=True).load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
+    wanted = [stage for name, stage in recorded.items() if not stages or name in stages]
+    return {one["path"]: one for stage in wanted for one in stage.get(kind, [])}

@@ -18,6 +18,7 @@ from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
 from ratchet.params import Params
 from ratchet.registry.mlflow_store import active, address, connect, files_of, reachable
+from ratchet.registry.records import read_record
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -292,6 +293,13 @@ class ModelRegistry:
             found = self.client.get_model_version(name, version.number) if version else None
         verdict = found.tags.get("ratchet.verdict") if found else None
         return json.loads(verdict) if verdict else None
+
+    def record_of(self, name: str, run_id: str) -> dict[str, Any] | None:
+        """The provenance record with which this run's model became a version, when it did."""
+        with reachable(self.uri):
+            version = self.version_of(name, run_id)
+            found = self.client.get_model_version(name, version.number) if version else None
+            return read_record(self.client, run_id, found.tags) if found else None
 
     def version_of(self, name: str, run_id: str) -> Version | None:
         """The version made of this run, if any."""

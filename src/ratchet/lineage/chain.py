@@ -1,0 +1,110 @@
+"""The chain from data to versions, as a tree of links. A link that is not there says which, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratchet.lineage.archive import Made
+
+__all__ = ["PACKED", "Link", "data_link", "run_link"]
+
+PACKED = "data/packed"
+"""The output by whose DVC hash a data version is known."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link of the chain: what it is, what there is to say of it, and what was made of it."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    made: tuple["Link", ...] = ()
+
+
+def data_link(runs: Sequence[Made], *, kept: str, others: int = 0) -> Link:
+    """One data version with the runs made of it, at least one.
+
+    `kept` tells where its content is; `others` how many runs of it are not shown.
+    """
+    first = runs[0]
+    source = Link("source", _source(first))
+    more = (
+        (f"{others:,} more runs were made of it: `ratchet trace {first.hash_of(PACKED)}` shows all",) if others else ()
+    )
+    version = Link("data version", (*_data(first), kept, *more), tuple(map(run_link, runs)))
+    return Link(source.title, source.lines, (version,))
+
+
+def _source(made: Made) -> tuple[str, ...]:
+    kind, path = made.params.get("data.source"), made.params.get("data.path")
+    if kind is None or path is None:
+        return ("unknown: the run's settings are not in MLflow",)
+    inputs = (made.record or {}).get("dvc_inputs", {})
+    told = f"{kind}, read from {path}"
+    if path in inputs:
+        return (told, f"DVC hash {inputs[path]}")
+    return (told, "its hash is not known: DVC had recorded none when the run was made")
+
+
+def _data(made: Made) -> tuple[str, ...]:
+    profile = made.dataset.get("profile", {})
+    if not profile:
+        return ("unknown: the run names no data set in MLflow",)
+    rows = ", ".join(f"{count:,} {split}" for split, count in profile["rows"].items())
+    value = made.hash_of(PACKED)
+    return (
+        f"DVC hash {value}" if value else "its DVC hash is not known: DVC had recorded none when the run was made",
+        f"{made.dataset['name']}: {profile['classes']:,} classes, {rows}",
+        f"{profile['quarantined']:,} quarantined",
+    )
+
+
+def run_link(made: Made) -> Link:
+    """A run with its evaluation, its verdict and its versions below one another."""
+    versions = Link("versions", _versions(made))
+    verdict = Link("verdict", _verdict(made), (versions,))
+    evaluation = Link("evaluation", _evaluation(made), (verdict,))
+    return Link(f"run {made.run_id}", _run(made), (evaluation,))
+
+
+def _run(made: Made) -> tuple[str, ...]:
+    told = [f"{made.run_name}, {made.status}"]
+    record = made.record
+    if record is None:
+        return (*told, "no provenance record: it was cut off before it was judged, or ratchet did not make it")
+    flow = record.get("prefect_flow_run")
+    told.append(f"Prefect flow run {flow}" if flow else "no Prefect flow run: made by `dvc repro` or a stage by hand")
+    commit, patched = record.get("git_commit"), record.get("git_uncommitted")
+    also = ", with uncommitted changes (provenance/uncommitted.patch)" if patched else ""
+    told.append(f"commit {commit}{also}" if commit else "no commit: it was made outside git")
+    told.append(f"settings {record['settings']}, seed {record['seed']}")
+    weights = record.get("weights")
+    told.append(f"weights SHA-256 {weights}" if weights else "weights: none yet, the training is not over")
+    told.append(f"provenance {record['id']}")
+    return tuple(told)
+
+
+def _evaluation(made: Made) -> tuple[str, ...]:
+    found = [
+        made.metrics.get(f"test{one}") for one in ("/accuracy", " interval/accuracy_low", " interval/accuracy_high")
+    ]
+    if found[0] is None:
+        return ("none: the run was not evaluated, or not registered or refused after it",)
+    if None in found:
+        return (f"test accuracy {found[0]:.4f}, without an interval",)
+    value, low, high = (float(one or 0.0) for one in found)
+    return (f"test accuracy {value:.4f} ({low:.4f} to {high:.4f})",)
+
+
+def _verdict(made: Made) -> tuple[str, ...]:
+    if "ratchet.gate" not in made.tags:
+        return ("none: the gate has not judged it",)
+    return (made.tags.get("mlflow.note.content") or made.tags["ratchet.gate"],)
+
+
+def _versions(made: Made) -> tuple[str, ...]:
+    if made.releases:
+        return tuple(release.words for release in made.releases)
+    gate = made.tags.get("ratchet.gate")
+    if gate == "passed":
+        return ("none: it passed the gate, but the registry has no version of it any more",)
+    return ("none: the gate refused it" if gate else "none: it was not judged",)

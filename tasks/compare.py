@@ -1,0 +1,205 @@
+"""compare: why two runs or versions differ, in the terminal and as a page."""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet import files, settings
+from ratchet.errors import DataError, RatchetError, RegistryError
+from ratchet.evaluation.predictions import Predictions, read_predictions
+from ratchet.lineage import comparison
+from ratchet.lineage.archive import REFERENCE, Archive, Made
+from ratchet.lineage.chain import PACKED
+from ratchet.lineage.comparison import CodeChange, Comparison, patched_files
+from ratchet.lineage.records import changes, environment
+from ratchet.uncommitted import git_line
+from ratchet.workspace import Workspace, disk_errors
+from tasks.command import INTERRUPTED
+from tasks.stored import Stored
+
+if TYPE_CHECKING:
+    import polars
+
+    from ratchet.data.difference import Difference
+
+__all__ = ["compare"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two, and what is kept of it."""
+
+    name: str
+    made: Made
+    settings: Mapping[str, Any] | None  # by dotted key
+    patch: bytes
+    predictions: Predictions | None
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """Its provenance; empty where there is none."""
+        return self.made.record or {}
+
+
+def compare(workspace: Workspace, a: str, b: str) -> Comparison:
+    """What differs from A to B, each a version or the id of an MLflow run.
+
+    Raises:
+        RegistryError: there is no such version or run.
+    """
+    archive = Archive(workspace, settings.load(workspace.params))
+    missing: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, Stored.open(workspace.root) as stored:
+        one, other = (_side(archive, name, Path(folder), missing) for name in (a, b))
+        indexes = None if _same_data(one, other) else _indexes(stored, one, other, missing)
+        return Comparison(
+            names=(one.name, other.name),
+            code=_code(workspace.root, one, other, missing),
+            settings=None if one.settings is None or other.settings is None else changes(one.settings, other.settings),
+            data=(one.made.hash_of(PACKED), other.made.hash_of(PACKED)),
+            samples=_samples(indexes),
+            environment=environment(one.record, other.record) if one.record and other.record else (),
+            figures=comparison.figures(one.made.metrics, other.made.metrics),
+            rows=_rows(one, other, indexes),
+            missing=tuple(missing),
+        )
+
+
+def _side(archive: Archive, reference: str, folder: Path, missing: list[str]) -> Side:
+    name, made = _found(archive, reference)
+    if made.record is None:
+        missing.append(f"{name} has no provenance record: its code, data and environment are unknown.")
+    params, patch, answers = (
+        archive.file(made.run_id, path, folder)
+        for path in ("provenance/params.yaml", "provenance/uncommitted.patch", "report/predictions.parquet")
+    )
+    if params is None:
+        missing.append(f"{name} has no provenance/params.yaml among its artifacts: its settings are unknown.")
+    if answers is None:
+        missing.append(f"{name} has no report/predictions.parquet: it was not evaluated, or its artifacts are gone.")
+    return Side(
+        name,
+        made,
+        settings.dotted(_yaml(params)) if params else None,
+        patch.read_bytes() if patch else b"",
+        read_predictions(answers) if answers else None,
+    )
+
+
+def _found(archive: Archive, reference: str) -> tuple[str, Made]:
+    if REFERENCE.match(reference):
+        made, release = archive.version(reference)
+        return f"{release.name}/{release.number}", made
+    run = archive.run(reference)
+    if run is None:
+        raise RegistryError(
+            f"{reference}: neither a version (models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS) nor the id of a run that "
+            f"MLflow at {archive.uri} has"
+        )
+    return f"run {run.run_id[:8]}", run
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+
+    content: dict[str, Any] = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _code(root: Path, one: Side, other: Side, missing: list[str]) -> CodeChange:
+    commits = (one.record.get("git_commit"), other.record.get("git_commit"))
+    stat: list[str] = []
+    for side, commit in zip((one, other), commits, strict=True):
+        if side.record and not (commit and git_line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
+            missing.append(
+                f"{side.name}: its commit {commit or ''} is unknown to the git repository here: `git fetch`."
+            )
+            break
+    else:
+        if None not in commits and commits[0] != commits[1]:
+            # Only the code: dvc.lock and settings are compared by what they say.
+            command = ["git", "-C", str(root), "diff", "--stat=100", "--no-color", *map(str, commits), "--", "."]
+            done = subprocess.run([*command, ":(exclude)dvc.lock"], capture_output=True, text=True, check=True)
+            stat = [line.strip() for line in done.stdout.splitlines()]
+    return CodeChange(commits, tuple(stat), patched_files(one.patch, other.patch))
+
+
+def _same_data(one: Side, other: Side) -> bool:
+    return one.made.hash_of(PACKED) == other.made.hash_of(PACKED)
+
+
+def _indexes(
+    stored: Stored, one: Side, other: Side, missing: list[str]
+) -> "tuple[polars.DataFrame, polars.DataFrame] | None":
+    import polars
+
+    from ratchet.data.difference import COLUMNS
+
+    found = []
+    for side in (one, other):
+        value = side.made.hash_of(PACKED)
+        content = stored.file(value, "index.parquet") if value else None
+        if content is not None:
+            found.append(polars.read_parquet(content, columns=list(COLUMNS)))
+        elif value:
+            missing.append(f"{side.name}: its data {stored.missing(value)}.")
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Difference | None":
+    from ratchet.data.difference import difference
+
+    return difference(*indexes) if indexes else None
+
+
+def _rows(
+    one: Side, other: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
+) -> "comparison.Rows | None":
+    if one.predictions is None or other.predictions is None:
+        return None
+    found = _samples(indexes)
+    altered = frozenset(found.altered["id"].to_list()) if found else frozenset()
+    return comparison.compare_rows(one.predictions, other.predictions, other.settings or {}, altered=altered)
+
+
+def _write_page(found: Comparison, asked: tuple[str, str], workspace: Workspace, path: str | None) -> Path:
+    from ratchet.lineage.comparison_page import page
+
+    a, b = (re.sub(r"[^\w.-]+", "-", one.removeprefix("models:/")) for one in asked)
+    place = Path(path) if path else workspace.reports / f"compare-{a}-{b}.html"
+    if place.is_dir():
+        raise DataError(f"{place}: is a folder: --html takes the path of a file")
+    files.write_text(place, page(found))
+    return place
+
+
+def _main() -> int:
+    from tasks.comparison_table import show
+
+    parser = argparse.ArgumentParser(prog="ratchet compare")
+    parser.add_argument("a")
+    parser.add_argument("b")
+    parser.add_argument("--most", type=int, default=20)
+    parser.add_argument("--html")
+    asked = parser.parse_args()
+    workspace = Workspace.find()
+    with disk_errors(workspace.root):
+        found = compare(workspace, asked.a, asked.b)
+        place = _write_page(found, (asked.a, asked.b), workspace, asked.html)
+    show(found, most=asked.most, place=place)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_main())
+    except RatchetError as error:
+        sys.exit(f"compare: {error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

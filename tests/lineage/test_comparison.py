@@ -1,0 +1,138 @@
+"""Two runs side by side, without MLflow: what differs is found and told, and nothing else."""
+
+import numpy as np
+import pytest
+
+from ratchet.data.difference import difference
+from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.evaluation.predictions import Predictions
+from ratchet.lineage import comparison, comparison_page
+from ratchet.lineage.comparison import CodeChange, Comparison, Figure, compare_rows, patched_files
+from ratchet.lineage.records import Change, changes, environment
+
+CLASSES = ("cat", "dog", "emu")
+PATCH = b"""diff --git a/a.py b/a.py
+index 1..2 100644
+--- a/a.py
++++ b/a.py
+@@ -1 +1 @@
+-a = 1
++a = %d
+"""
+NEW = b"""diff --git a/nets/my net.py b/nets/my net.py
+new file mode 100644
+--- /dev/null
++++ b/nets/my net.py
+@@ -0,0 +1 @@
++diff --git a/not b/not
+"""
+
+
+def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = CLASSES) -> Predictions:
+    """A row for each letter: its id, and the first letters of its label and of its answer."""
+    at = {name[0]: number for number, name in enumerate(classes)}
+    logits = np.zeros((len(ids), len(classes)), np.float32)
+    logits[np.arange(len(ids)), [at[one] for one in answers]] = 1
+    return Predictions(tuple(ids), np.array([at[one] for one in labels], np.int64), logits, classes)
+
+
+def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
+    found = compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.worse] == [
+        ("b", "cat", "cat", "dog"),
+        ("d", "dog", "dog", "emu"),
+    ]
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.better] == [("c", "cat", "dog", "cat")]
+
+
+def test_rows_are_matched_by_id_and_label_whatever_the_order_of_rows_and_classes() -> None:
+    before = predictions("abcde", "ccdde", "ccdde")
+    after = predictions("fedcba", "cedcdc", "cccccc", classes=("emu", "dog", "cat"))
+    found = compare_rows(before, after, {}, altered=frozenset("a"))
+    # b and c have other labels now, a another picture, f is new.
+    assert (found.common, found.asked) == (2, (5, 6))
+    assert [flip.id for flip in found.worse] == ["e", "d"]
+
+
+def test_the_difference_is_the_paired_bootstrap_of_b_minus_a_by_the_settings() -> None:
+    generator = np.random.default_rng(0)
+    labels, one, other = ("".join(generator.choice(list("cde"), 200)) for _ in range(3))
+    ids = "".join(chr(1000 + number) for number in range(200))
+    a, b = predictions(ids, labels, one), predictions(ids, labels, other)
+    told = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
+    expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
+    found = compare_rows(a, b, told)
+    assert found.accuracy == expected
+    assert f"{100 * expected.value:+.2f} points in accuracy (80% interval" in found.words
+    assert len(found.better) - len(found.worse) == round(200 * expected.value)
+
+
+def test_without_a_common_row_no_difference_is_claimed() -> None:
+    found = compare_rows(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
+    assert found.accuracy is None
+    assert "cannot be compared" in found.words
+
+
+def test_files_that_two_patches_treat_alike_are_not_told() -> None:
+    assert patched_files(PATCH % 2, PATCH % 2) == {}
+    assert patched_files(PATCH % 2 + NEW, PATCH % 3) == {"a.py": "A and B, not the same", "nets/my net.py": "A only"}
+    assert patched_files(b"", NEW) == {"nets/my net.py": "B only"}
+
+
+def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first() -> None:
+    before = {"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6, "loss": 1.0}
+    after = {"test/accuracy": 0.7, "test/a": 0.1, "test/temperature": 1.5, "validation/accuracy": 1.0}
+    assert comparison.figures(before, after) == [
+        Figure("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
+        Figure("a", None, 0.1),
+    ]
+
+
+def test_changes_are_told_by_dotted_key() -> None:
+    before = {"seed": 0, "training": {"epochs": 3, "loss": "mse"}, "old": 1}
+    after = {"seed": 0, "training": {"epochs": 4, "loss": "mse"}, "new": [1]}
+    assert changes(before, after) == [Change("training.epochs", 3, 4), Change("old", 1, None), Change("new", None, [1])]
+
+
+def test_the_environment_is_packages_python_lock_and_machine_alone() -> None:
+    record = {"python": "3.11", "packages": {"torch": "2.0"}, "lock": "l", "hardware": {"threads": 1}, "seed": 0}
+    other = {**record, "packages": {"torch": "2.1"}, "hardware": {"threads": 2}, "seed": 1}
+    assert environment(record, record) == []
+    assert [one.name for one in environment(record, other)] == ["packages.torch", "hardware.threads"]
+
+
+@pytest.fixture
+def found() -> Comparison:
+    import polars
+
+    index = polars.DataFrame({"id": ["<b>"], "split": ["test"], "class": ["cat"], "content": ["1"]})
+    return Comparison(
+        names=("one/1", "<script>"),
+        code=CodeChange(("c1", "c2"), ("a.py | 2 +-",), {"<x>": "A only"}),
+        settings=[Change("training.epochs", 3, 4)],
+        data=("d1", "d2"),
+        samples=difference(index, index.with_columns(polars.lit("dog").alias("class"))),
+        environment=[Change("hardware.gpus", [], ["one", "two"])],
+        figures=[Figure("accuracy", Interval(0.4, 0.5, 0.6), None)],
+        rows=compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {}),
+        missing=("this is missing",),
+    )
+
+
+def test_the_page_tells_all_of_it_and_trusts_no_text(found: Comparison) -> None:
+    page = comparison_page.page(found)
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "<x>" not in page
+    for words in (
+        "&lt;script&gt;",
+        "a.py | 2 +-",
+        "training.epochs",
+        "1 relabelled",
+        "one, two",
+        "0.5000 (0.4000 to 0.6000)",
+        "this is missing",
+        "From right to wrong: 2",
+        "-25.00 points",
+    ):
+        assert words in page, words

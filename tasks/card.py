@@ -16,7 +16,8 @@ from tasks.train import TrainedModel
 if TYPE_CHECKING:
     from ratchet.evaluation.verdict import Verdict
     from ratchet.registry.journal import Journal
-    from ratchet.registry.models import ModelRegistry, Version
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.versions import Version
 
 __all__ = ["attach_card"]
 

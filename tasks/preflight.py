@@ -109,7 +109,10 @@ class Preflight:
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
-        elsewhere = {"tracking.uri": f"sqlite:///{scratch.mlruns / 'mlflow.db'}"}
+        elsewhere = {
+            "registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}",
+            "tracking.uri": f"sqlite:///{scratch.mlruns / 'mlflow.db'}",
+        }
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
         # Below what the file allows: which classes a few samples are of is chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})

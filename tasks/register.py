@@ -10,27 +10,23 @@ from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.card import attach_card
-from tasks.evaluate import read_figures, slice_columns, split_ids
+from tasks.judging import judge_model
+from tasks.report import write_report
 from tasks.train import TrainedModel, tell_training
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
-    from ratchet.evaluation.cost import Costs
-    from ratchet.evaluation.predictions import Predictions
-    from ratchet.evaluation.verdict import RuleResult, Verdict
-    from ratchet.registry.gate import ChampionRows
-    from ratchet.registry.models import ModelRegistry, Version
+    from ratchet.evaluation.verdict import Verdict
+    from ratchet.registry.models import ModelRegistry
     from ratchet.registry.runs import Run
     from ratchet.registry.succession import Succession
-    from ratchet.training import Classifier, ModelSpec, Split
+    from ratchet.registry.versions import Version
+    from ratchet.training import ModelSpec
 
 __all__ = ["Registration", "register"]
 
 _STEPS = 5
 _ROUNDS = 5  # times that another model may become champion while this one is judged
-_ANSWERED_ROWS = 256
-_TIMED_ROWS = 64  # of the batch that both models are timed on
-_TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differently
 
 
 @dataclass(frozen=True)
@@ -115,9 +111,9 @@ def _decide(
     known = registry.version_of(name, candidate.run_id)
     verdict = _standing_verdict(succession, known, over)
     if verdict is None:
-        verdict = _judge(registry, name, candidate.model_uri, params, workspace)
+        verdict = judge_model(registry, name, candidate.model_uri, params, workspace)
     watch.progress(3, _STEPS, "judged")
-    _report(verdict, candidate.record, params, workspace, Manifest.read(workspace.packed))
+    write_report(verdict, candidate.record, params, workspace)
     _tell_outcome(registry, candidate, verdict, workspace)
     _keep_provenance(registry, name, candidate, workspace)
     watch.progress(4, _STEPS, "reported")
@@ -208,151 +204,12 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     return folder, spec
 
 
-def _judge(registry: "ModelRegistry", name: str, model_uri: str, params: Params, workspace: Workspace) -> "Verdict":
-    from ratchet.evaluation.predictions import read_predictions
-    from ratchet.registry.gate import CandidateFigures, judge
-
-    predictions = read_predictions(workspace.reports / "predictions.parquet")
-    manifest = Manifest.read(workspace.packed)
-    figures = read_figures(workspace)
-    candidate = CandidateFigures(
-        accuracy=figures.accuracy,
-        ids=predictions.ids,
-        correct=predictions.correct,
-        classes=predictions.classes,
-        input_shape=(manifest.height, manifest.width, manifest.channels),
-        calibration_error=figures.ece,
-        parts=slice_columns(workspace, params.evaluation),
-    )
-    champion = _champion_rows(registry, name, workspace)
-    answers = _answers(registry, model_uri, predictions, workspace)
-    return judge(candidate, champion, params.gate, params.evaluation, answers=answers, seed=params.seed)
-
-
-def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -> "ChampionRows | None":
-    """The champion, loaded and asked the very rows the candidate was."""
-    import numpy as np
-
-    from ratchet.registry.gate import ChampionRows
-    from ratchet.training import Split, load_model, predict_logits
-
-    with tempfile.TemporaryDirectory() as folder:
-        champion = registry.champion(name, Path(folder))
-        if champion is None:
-            return None
-        model, spec = load_model(champion.folder)
-    test = Split.open(workspace.packed, "test")
-    shape = (spec.height, spec.width, spec.channels)
-    packed = Manifest.read(workspace.packed)
-    fits = (packed.height, packed.width, packed.channels) == shape and packed.dtype == spec.dtype
-    logits = predict_logits(model, test) if fits else None
-    return ChampionRows(
-        name=f"{name} version {champion.version.number}",
-        ids=split_ids(workspace, "test"),
-        correct=logits.argmax(1) == test.labels if logits is not None else np.zeros(len(test), np.bool_),
-        classes=spec.classes,
-        input_shape=shape,
-        costs=_costs(model, test, workspace) if fits else None,
-    )
-
-
-def _costs(champion: "Classifier", test: "Split", workspace: Workspace) -> "Costs":
-    """What the new model's answers cost and what the champion's do, both as they would be served."""
-    import numpy as np
-    import torch
-
-    from ratchet.evaluation.cost import compare
-    from ratchet.training import load_model
-
-    model, _ = load_model(workspace.model)
-    model.flip_average = bool(files.read_json(workspace.reports / "metrics.json")["flip_average"])
-    images, _ = test.batch(np.arange(min(_TIMED_ROWS, len(test))), torch.device("cpu"))
-    return compare(model, champion.to("cpu").eval(), images)
-
-
-def _answers(
-    registry: "ModelRegistry", model_uri: str, predictions: "Predictions", workspace: Workspace
-) -> "RuleResult":
-    """Load the model as MLflow's users will and compare its answers with the evaluation's."""
-    import numpy as np
-    import torch
-
-    from ratchet.evaluation.calibration import log_softmax
-    from ratchet.registry.gate import answers_rule
-    from ratchet.training import Split
-
-    served = registry.load(model_uri)
-    rows = np.arange(min(_ANSWERED_ROWS, len(predictions.ids)))
-    images, _ = Split.open(workspace.packed, "test").batch(rows, torch.device("cpu"))
-    answered = served.predict(images.permute(0, 2, 3, 1).numpy())
-    measured = np.exp(log_softmax(predictions.logits[rows]))
-    difference = float(np.abs(answered - measured).max())
-    return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE)
-
-
 def _provenance(registry: "ModelRegistry", name: str, run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
     """The record made when the training began, with what is known only now; of a registered one the record it has."""
     from ratchet import provenance
 
     known = registry.record_of(name, run_id)
     return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
-
-
-def _report(
-    verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace, manifest: Manifest
-) -> None:
-    from ratchet.evaluation.explanations import read_explanations
-    from ratchet.evaluation.predictions import read_predictions
-    from ratchet.evaluation.report import Example, ReportContent, render
-    from ratchet.training import Split
-
-    predictions = read_predictions(workspace.reports / "predictions.parquet")
-    worst = predictions.worst_errors()
-    pictures = Split.open(workspace.packed, "test").gather(worst)
-    explained = read_explanations(workspace.reports / "explanations.safetensors")
-    examples = [
-        Example(
-            image=picture,
-            id=predictions.ids[row],
-            truth=predictions.classes[predictions.labels[row]],
-            answer=predictions.classes[predictions.predicted[row]],
-            confidence=float(predictions.probability[row]),
-            contributions=explained.of(row),
-        )
-        for row, picture in zip(worst, pictures, strict=True)
-    ]
-    page = render(
-        ReportContent(
-            title=f"{manifest.name}, {params.model.called}",
-            verdict=verdict,
-            figures=read_figures(workspace),
-            history=files.read_json(workspace.model / "history.json"),
-            examples=examples,
-            unexplained=explained.why,
-            manifest=_data_words(manifest, workspace),
-            settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
-            lineage=record,
-        )
-    )
-    files.write_text(workspace.report, page)
-    files.write_json(workspace.reports / "provenance.json", record)
-
-
-def _data_words(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
-    """What the report says of the data: figures a person reads, not files and digests."""
-    profile = files.read_json(workspace.packed / "profile.json")
-    return {
-        "name": manifest.name,
-        "source": manifest.source,
-        "classes": len(manifest.classes),
-        "image": f"{manifest.height} x {manifest.width} x {manifest.channels}",
-        "quarantined": manifest.quarantined,
-        "copies within splits": profile["copies_within_splits"],
-        "label conflicts": profile["label_conflicts"]["groups"],
-        "rows": profile["rows"],
-        "training rows of each class": profile["classes"]["train"],
-        "quarantined by rule": dict(manifest.quarantined_by_rule),
-    }
 
 
 def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:

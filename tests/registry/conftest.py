@@ -20,9 +20,10 @@ import torch
 from ratchet.params import Params, RegistrySettings, TrackingSettings
 from ratchet.platform.processes import free_port
 from ratchet.registry import audit as auditing
-from ratchet.registry.models import ModelRegistry, Version
+from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.registry.succession import Succession
+from ratchet.registry.versions import Version
 from ratchet.training import ModelSpec
 from ratchet.workspace import Workspace
 

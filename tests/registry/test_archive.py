@@ -51,13 +51,13 @@ def test_what_is_not_there_is_said_with_what_is(place: Any, key: str) -> None:
     run_id, name = tell(place, key, RECORD), f"name-{key}"
     make_version(place, name, run_id, {})
     archive = Archive(place.workspace, place.params)
-    with pytest.raises(RegistryError, match=f"no such version .* of {name} it has the versions 1"):
+    with pytest.raises(RegistryError, match=f"MLflow has no such version; there are {name}/1"):
         archive.version(f"models:/{name}/2")
-    with pytest.raises(RegistryError, match=f"{name}@nobody: no such version"):
+    with pytest.raises(RegistryError, match=f"{name}@nobody: MLflow has no such version"):
         archive.version(f"{name}@nobody")
-    with pytest.raises(RegistryError, match=f"models are .*{name}"):
+    with pytest.raises(RegistryError, match=f"registered are .*{name}"):
         archive.version("another/1")
-    with pytest.raises(RegistryError, match="not a version: write models:/NAME/VERSION"):
+    with pytest.raises(RegistryError, match="write NAME/VERSION or NAME@ALIAS"):
         archive.version("no-version")
     assert archive.run("f" * 32) is None
     assert archive.run("no id") is None

@@ -11,8 +11,9 @@ from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.params import AccessSettings, Params, RegistrySettings
 from ratchet.registry.access import user
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.models import ModelRegistry, Version
+from ratchet.registry.models import ModelRegistry
 from ratchet.registry.succession import Succession
+from ratchet.registry.versions import Version
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 OTHERS = AccessSettings(runners=("ann",), approvers=("bob",), admins=("cem",))

@@ -201,7 +201,7 @@ def test_gone_data_is_said_before_anything_is_trained(lineage: Lineage, tmp_path
 def test_a_version_that_is_not_there_or_not_ours_is_said(lineage: Lineage) -> None:
     told = lineage.project.refused("ratchet", "reproduce", "models:/pets/9")
     assert "no such version" in told
-    assert "of pets it has the versions 1, 2" in told
+    assert "there are pets/1, pets/2" in told
     state = random.getstate()
     run = lineage.client.create_run(lineage.client.get_experiment_by_name("ratchet").experiment_id)
     lineage.client.create_registered_model("strange")

@@ -3,24 +3,22 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
-from ratchet.params import Params
-from ratchet.registry.mlflow_store import active, address, connect, reachable
+from ratchet.registry.mlflow_store import GONE, active, all_pages, files_of, reachable
 from ratchet.registry.records import read_record
-from ratchet.workspace import Workspace
+from ratchet.registry.versions import Versions
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
 
 __all__ = ["REFERENCE", "Archive", "Made", "Release"]
 
 REFERENCE = re.compile(r"^(?:models:/)?(?P<name>[^/@:]+)(?:/(?P<number>\d+)|@(?P<alias>[^/@:]+))$")
 _RUN = re.compile(r"^[0-9a-f]{32}$")
-_GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,12 @@ class Made:
         return str(found) if found else None
 
 
-class Archive:
+class Archive(Versions):
     """MLflow's store, asked in whole questions; it is never written to.
 
     Raises (every method):
         TrackingAway: MLflow does not answer.
     """
-
-    def __init__(self, workspace: Workspace, params: Params) -> None:
-        self.workspace, self.params = workspace, params
-        self.uri = address(workspace, params.tracking)
-        self.client = connect(workspace, params.tracking)
 
     def version(self, reference: str) -> tuple[Made, Release]:
         """The version that `models:/NAME/VERSION`, NAME/VERSION or NAME@ALIAS names, and the run it is of.
@@ -76,50 +69,41 @@ class Archive:
         Raises:
             RegistryError: there is none, or its run is gone.
         """
-        matched = REFERENCE.match(reference)
-        if matched is None:
-            raise RegistryError(
-                f"{reference}: not a version: write models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS, for example "
-                "models:/digits/1"
-            )
-        name, number, alias = matched["name"], matched["number"], matched["alias"]
-        with reachable(self.uri):
-            found = self._version(name, number, alias)
-            if found is None:
-                raise RegistryError(f"{reference}: no such version in the registry at {self.uri}; {self._there(name)}")
-            made = self.run(str(found.run_id)) if found.run_id else None
+        found = self.find(reference)
+        made = self.run(found.run_id)
         if made is None:
             raise RegistryError(
                 f"{reference}: has no provenance record, so nothing can be said of how it was made: its MLflow run "
                 f"{found.run_id or ''} is not there"
             )
-        release = next(one for one in made.releases if (one.name, one.number) == (name, str(found.version)))
+        release = next(one for one in made.releases if (one.name, one.number) == (found.name, found.number))
         with reachable(self.uri):
             record = read_record(self.client, made.run_id, release.tags)
         return replace(made, record=record), release
 
     def run(self, run_id: str) -> Made | None:
         """The run of that id, if there is one."""
+        from mlflow.exceptions import MlflowException
+
         if not _RUN.match(run_id):
             return None
         with reachable(self.uri):
-            found = self._or_none(lambda: self.client.get_run(run_id))
-            return self._made(found, self._releases(f"run_id = '{run_id}'")) if found is not None else None
+            try:
+                found = self.client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code not in GONE:
+                    raise
+                return None
+            return self._made(found, self._releases(f"run_id = '{run_id}'"))
 
     def runs(self, condition: str = "") -> list[Made]:
         """Every run that meets a condition in MLflow's words, the oldest first."""
-        found: list[Made] = []
         with reachable(self.uri):
-            experiments = [one.experiment_id for one in self.client.search_experiments()]
-            releases = self._releases()
+            experiments = [one.experiment_id for one in all_pages(self.client.search_experiments)]
             order = ["attributes.start_time ASC"]
-            token: str | None = None
-            while True:
-                page = self.client.search_runs(experiments, condition, order_by=order, page_token=token)
-                found += [self._made(run, releases) for run in page]
-                token = page.token
-                if not token:
-                    return found
+            runs = all_pages(partial(self.client.search_runs, experiments, condition, order_by=order))
+            releases = self._releases()
+            return [self._made(run, releases) for run in runs]
 
     def file(self, run_id: str, path: str, into: Path) -> Path | None:
         """A file of the run's artifacts, copied into a folder; None where it is not among them."""
@@ -127,10 +111,13 @@ class Archive:
 
         folder = into / run_id
         folder.mkdir(exist_ok=True)
-        try:
-            return Path(self.client.download_artifacts(run_id, path, str(folder)))
-        except (MlflowException, OSError):
-            return None
+        with reachable(self.uri):
+            try:
+                return Path(self.client.download_artifacts(run_id, path, str(folder)))
+            except (MlflowException, FileNotFoundError) as error:
+                if getattr(error, "error_code", GONE[0]) not in GONE:
+                    raise
+                return None
 
     def model(self, release: Release, into: Path) -> Path:
         """The folder with the version's model.json and weights, copied into a folder.
@@ -139,38 +126,14 @@ class Archive:
             RegistryError: they cannot be read, or ratchet did not make them.
         """
         from mlflow.artifacts import download_artifacts
-        from mlflow.exceptions import MlflowException
 
         uri = f"models:/{release.name}/{release.number}"
-        with active(self.workspace, self.params.tracking):
-            try:
-                folder = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
-            except (MlflowException, OSError) as error:
-                raise RegistryError(f"{uri}: its files cannot be read ({error}): restore them") from error
+        with active(self.workspace, self.params.tracking), files_of(uri, self.uri):
+            folder = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
         described = next(folder.rglob("model.json"), None)
         if described is None or not described.with_name("model.safetensors").exists():
             raise RegistryError(f"{uri}: has no model.json and model.safetensors: it was not made by ratchet")
         return described.parent
-
-    def _version(self, name: str, number: str | None, alias: str | None) -> "ModelVersion | None":
-        found: ModelVersion | None = self._or_none(
-            lambda: (
-                self.client.get_model_version(name, str(number))
-                if alias is None
-                else self.client.get_model_version_by_alias(name, alias)
-            )
-        )
-        return found
-
-    def _there(self, name: str) -> str:
-        """What there is instead, in words."""
-        models = [one.name for one in self.client.search_registered_models()]
-        if name not in models:
-            return (
-                f"its models are {', '.join(models)}" if models else "it holds no model yet: `ratchet train` makes one"
-            )
-        versions = sorted(int(one.version) for one in self.client.search_model_versions(f"name = '{name}'"))
-        return f"of {name} it has the versions {', '.join(map(str, versions)) or 'none'}"
 
     def _made(self, run: "Run", releases: Mapping[str, Sequence[Release]]) -> Made:
         info, data = run.info, run.data
@@ -190,14 +153,7 @@ class Archive:
 
     def _releases(self, condition: str = "") -> dict[str, list[Release]]:
         """The versions that meet a condition, by their run, in order."""
-        found: list[ModelVersion] = []
-        token: str | None = None
-        while True:
-            page = self.client.search_model_versions(condition or None, page_token=token)
-            found += page
-            token = page.token
-            if not token:
-                break
+        found = all_pages(partial(self.client.search_model_versions, condition or None))
         aliases = {name: self.client.get_registered_model(name).aliases for name in {one.name for one in found}}
         by_run: dict[str, list[Release]] = {}
         for one in sorted(found, key=lambda one: (one.name, int(one.version))):
@@ -205,16 +161,6 @@ class Archive:
             mine = tuple(sorted(alias for alias, at in aliases[one.name].items() if str(at) == number))
             by_run.setdefault(str(one.run_id), []).append(Release(one.name, number, mine, dict(one.tags)))
         return by_run
-
-    def _or_none(self, ask: Any) -> Any:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return ask()
-        except MlflowException as error:
-            if error.error_code in _GONE:
-                return None
-            raise
 
 
 def _dataset(found: Any) -> dict[str, Any]:

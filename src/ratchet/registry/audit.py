@@ -1,16 +1,25 @@
 """Do ledger, aliases and files agree? What does not, in words."""
 
+import tempfile
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ratchet.errors import RegistryError
 from ratchet.params import Params
 from ratchet.registry.evidence import difference, evidence
 from ratchet.registry.ledger import Ledger, faults
+from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
 from ratchet.registry.models import ModelRegistry
+from ratchet.registry.pickles import files_under, find_pickles
 from ratchet.registry.succession import Succession
 from ratchet.workspace import Workspace
 
-__all__ = ["audit", "repair"]
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["audit", "pickles", "repair"]
 
 
 def audit(workspace: Workspace, params: Params, model: str | None = None) -> Iterator[str]:
@@ -56,6 +65,40 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
         where = [f"{alias} is version {number}" if number else f"no {alias}" for alias, number in now.aliases.items()]
         done.append(f"{succession.name}: {', '.join(where)}")
     return done
+
+
+def pickles(workspace: Workspace, params: Params) -> Iterator[str]:
+    """Each pickle among all that MLflow keeps of any run and any model, of whoever put it there.
+
+    Raises:
+        TrackingAway: MLflow does not answer.
+    """
+    from mlflow.artifacts import download_artifacts
+
+    uri = address(workspace, params.tracking)
+    client = connect(workspace, params.tracking)
+    with reachable(uri), active(workspace, params.tracking):
+        for name, place in _stored(client):
+            with tempfile.TemporaryDirectory() as folder:
+                # What lies on this machine is looked at where it is.
+                there = Path(download_artifacts(artifact_uri=place, dst_path=None if _is_here(place) else folder))
+                for finding in find_pickles(files_under(there)):
+                    yield f"{name}: {finding.words}"
+
+
+def _stored(client: "MlflowClient") -> Iterator[tuple[str, str]]:
+    """What to call each run and each model that MLflow knows, and where its artifacts are, if it has any."""
+    for experiment in all_pages(client.search_experiments):
+        chosen = [experiment.experiment_id]
+        for run in all_pages(partial(client.search_runs, chosen)):
+            if client.list_artifacts(run.info.run_id):
+                yield f"run {run.info.run_id}", run.info.artifact_uri
+        for model in all_pages(partial(client.search_logged_models, chosen)):
+            yield f"model {model.model_id}", model.artifact_location
+
+
+def _is_here(place: str) -> bool:
+    return place.startswith("file:") or place.startswith("/")
 
 
 def _successions(workspace: Workspace, params: Params, model: str | None) -> list[Succession]:

@@ -8,7 +8,8 @@ from ratchet import files
 from ratchet.registry.mlflow_store import active, files_of, reachable
 
 if TYPE_CHECKING:
-    from ratchet.registry.models import ModelRegistry, Version
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.versions import Version
 
 __all__ = ["difference", "evidence"]
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,19 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["active", "address", "connect", "experiment_id", "files_of", "make_database", "reachable"]
+__all__ = [
+    "GONE",
+    "active",
+    "address",
+    "all_pages",
+    "connect",
+    "experiment_id",
+    "files_of",
+    "make_database",
+    "reachable",
+]
 
+GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")  # what MLflow says of what is not there
 _SQLITE = "sqlite:///"
 
 
@@ -121,11 +132,21 @@ def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[No
     try:
         yield
     except (MlflowException, OSError) as error:
-        gone = error.error_code == "RESOURCE_DOES_NOT_EXIST" if isinstance(error, MlflowException) else True
+        gone = error.error_code in GONE if isinstance(error, MlflowException) else True
         if isinstance(error, RequestException) or not gone:
             with reachable(uri):
                 raise
         raise RegistryError(f"{thing}: its files cannot be read ({error}): {way_out}") from error
+
+
+def all_pages(search: Callable[..., Any]) -> list[Any]:
+    """Everything that one of the client's searches finds, page after page."""
+    page = search()
+    found = list(page)
+    while page.token:
+        page = search(page_token=page.token)
+        found += page
+    return found
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:

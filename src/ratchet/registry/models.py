@@ -1,55 +1,34 @@
-"""Registered models: versions, aliases, and models that really load."""
+"""Models among MLflow's runs and versions: stored with their checksums, and really loaded."""
 
 import importlib.metadata
-import json
 import logging
 import platform
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
-from ratchet.params import Params
-from ratchet.registry.mlflow_store import active, address, connect, files_of, reachable
-from ratchet.registry.records import read_record
-from ratchet.workspace import Workspace
+from ratchet.registry.mlflow_store import active, files_of, reachable
+from ratchet.registry.versions import Version, Versions
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import RegisteredModel
     from mlflow.pyfunc import PyFuncModel
 
     from ratchet.training.models import ModelSpec
 
-__all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry", "Version"]
+__all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
 
 CHAMPION = "champion"
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, apart from the files themselves
 _ARTIFACT = "model"
-_ANCHOR = "ratchet.ledger"  # a registered model's tag
-_UNKNOWN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of a name that is not there
 _NOT_STORED = shutil.ignore_patterns("__pycache__")
 
 log = logging.getLogger(__name__)
-
-_ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
-
-
-@dataclass(frozen=True)
-class Version:
-    """One version of a registered model."""
-
-    name: str
-    number: str
-    run_id: str
-    aliases: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,17 +39,12 @@ class Champion:
     folder: Path
 
 
-class ModelRegistry:
+class ModelRegistry(Versions):
     """MLflow's model registry, spoken to in whole steps.
 
     Raises (every method):
         TrackingAway: MLflow does not answer.
     """
-
-    def __init__(self, workspace: Workspace, params: Params) -> None:
-        self.workspace, self.params = workspace, params
-        self.uri = address(workspace, params.tracking)
-        self.client: MlflowClient = connect(workspace, params.tracking)
 
     def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
         """Put the model in `folder`, with the checksums of its files, among the run's, once; its address for `load`."""
@@ -167,101 +141,6 @@ class ModelRegistry:
                 f"or `ratchet rollback {version.name}` to another version"
             )
 
-    def enter(self, name: str, run_id: str, model_uri: str, *, tags: dict[str, str]) -> Version:
-        """Make the run's model a version, with no alias yet; the version it already has, when there is one."""
-        from mlflow.exceptions import MlflowException
-
-        with reachable(self.uri):
-            version = self._only_version(name, run_id)
-            if version is None:
-                try:
-                    self.client.create_registered_model(name, description=_ABOUT)
-                except MlflowException as error:
-                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                        raise
-                source = self.client.get_logged_model(model_uri.rsplit("/", 1)[-1])
-                self.client.create_model_version(name, source.artifact_location, run_id, model_id=source.model_id)
-                version = self._only_version(name, run_id)
-                assert version is not None, "it was made just now"
-            for key, value in tags.items():
-                self.client.set_model_version_tag(name, version.number, key, value)
-            return version
-
-    def _only_version(self, name: str, run_id: str) -> Version | None:
-        """The first: a server that was slow to answer was asked again, and may have made the version twice."""
-        found = self._versions_of(name, run_id)
-        for one in found[1:]:
-            self.client.delete_model_version(name, one.number)
-        return found[0] if found else None
-
-    def set_aliases(self, name: str, wanted: Mapping[str, str | None]) -> None:
-        """Give each alias to a version, or to none. Who may do that and why is Succession's to know."""
-        with reachable(self.uri):
-            for alias, number in wanted.items():
-                if number is None:
-                    self.client.delete_registered_model_alias(name, alias)
-                else:
-                    self.client.set_registered_model_alias(name, alias, number)
-
-    def aliases(self, name: str) -> dict[str, str]:
-        """Alias -> version number; empty for a name that nothing is registered by."""
-        with reachable(self.uri):
-            model = self._registered(name)
-            return {alias: str(number) for alias, number in model.aliases.items()} if model else {}
-
-    def versions(self, name: str) -> list[Version]:
-        """Every version there is, the first first."""
-        with reachable(self.uri):
-            found = _all(partial(self.client.search_model_versions, f"name = '{name}'"))
-            ordered = sorted(found, key=lambda one: int(one.version))
-            return [self._with_aliases(Version(name, str(one.version), str(one.run_id), ())) for one in ordered]
-
-    def names(self) -> list[str]:
-        """Every registered model."""
-        with reachable(self.uri):
-            return sorted(str(model.name) for model in _all(self.client.search_registered_models))
-
-    def anchor(self, name: str) -> str | None:
-        """The seal of the ledger's entry that the aliases follow; None before the first."""
-        with reachable(self.uri):
-            model = self._registered(name)
-            return str(model.tags[_ANCHOR]) if model and _ANCHOR in model.tags else None
-
-    def set_anchor(self, name: str, seal: str) -> None:
-        """Note which of the ledger's entries the aliases follow."""
-        with reachable(self.uri):
-            self.client.set_registered_model_tag(name, _ANCHOR, seal)
-
-    def find(self, asked: str) -> Version:
-        """The version that `NAME/VERSION`, `NAME@ALIAS` or either behind `models:/` means.
-
-        Raises:
-            RegistryError: it is none of these, or there is no such version; lists those that there are.
-        """
-        from mlflow.exceptions import MlflowException
-
-        name, mark, which = asked.removeprefix("models:/").partition("@")
-        if not mark:
-            name, mark, which = name.rpartition("/")
-        if not name or not which:
-            raise RegistryError(f"{asked}: write NAME/VERSION or NAME@ALIAS, digits/3 or digits@challenger for example")
-        with reachable(self.uri):
-            try:
-                found = (
-                    self.client.get_model_version_by_alias(name, which)
-                    if mark == "@"
-                    else self.client.get_model_version(name, which)
-                )
-            except MlflowException as error:
-                if error.error_code not in _UNKNOWN:
-                    raise
-                found = None
-        if found is not None:
-            return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
-        there = [f"{name}/{one.number}" for one in self.versions(name)[-10:]]
-        known = f"there are {', '.join(there)}" if there else f"registered are {', '.join(self.names()) or 'no models'}"
-        raise RegistryError(f"{asked}: MLflow has no such version; {known}")
-
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
         """Put files among the run's artifacts, each in the folder given."""
         with reachable(self.uri):
@@ -280,71 +159,6 @@ class ModelRegistry:
             place = f"models:/{version.name}/{version.number}/data/{_ARTIFACT}/{CHECKSUMS}"
             found: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
             return found
-
-    def describe(self, version: Version, text: str) -> None:
-        """Say in Markdown what MLflow's page of the version begins with."""
-        with reachable(self.uri):
-            self.client.update_model_version(version.name, version.number, text)
-
-    def verdict_of(self, name: str, run_id: str) -> dict[str, Any] | None:
-        """The verdict by which this run's model was let in, when it was."""
-        with reachable(self.uri):
-            version = self.version_of(name, run_id)
-            found = self.client.get_model_version(name, version.number) if version else None
-        verdict = found.tags.get("ratchet.verdict") if found else None
-        return json.loads(verdict) if verdict else None
-
-    def record_of(self, name: str, run_id: str) -> dict[str, Any] | None:
-        """The provenance record with which this run's model became a version, when it did."""
-        with reachable(self.uri):
-            version = self.version_of(name, run_id)
-            found = self.client.get_model_version(name, version.number) if version else None
-            return read_record(self.client, run_id, found.tags) if found else None
-
-    def version_of(self, name: str, run_id: str) -> Version | None:
-        """The version made of this run, if any."""
-        return next(iter(self._versions_of(name, run_id)), None)
-
-    def _versions_of(self, name: str, run_id: str) -> list[Version]:
-        found = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        numbers = sorted((str(one.version) for one in found), key=int)
-        return [self._with_aliases(Version(name, number, run_id, ())) for number in numbers]
-
-    def _with_aliases(self, version: Version) -> Version:
-        aliases = self.client.get_registered_model(version.name).aliases
-        mine = tuple(sorted(alias for alias, number in aliases.items() if str(number) == version.number))
-        return Version(version.name, version.number, version.run_id, mine)
-
-    def _registered(self, name: str) -> "RegisteredModel | None":
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self.client.get_registered_model(name)
-        except MlflowException as error:
-            if error.error_code in _UNKNOWN:
-                return None
-            raise
-
-    def _by_alias(self, name: str, alias: str) -> Version | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            found = self.client.get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.error_code in _UNKNOWN:
-                return None
-            raise
-        return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
-
-
-def _all(search: Callable[..., Any]) -> list[Any]:
-    """Every page of what MLflow finds."""
-    page = search()
-    found = list(page)
-    while page.token:
-        page = search(page_token=page.token)
-        found += page
-    return found
 
 
 def _environment() -> dict[str, Any]:

@@ -13,8 +13,9 @@ from ratchet.params import Params
 from ratchet.registry.access import require, user
 from ratchet.registry.evidence import difference, evidence
 from ratchet.registry.ledger import Entry, Ledger
-from ratchet.registry.models import ModelRegistry, Version
+from ratchet.registry.models import ModelRegistry
 from ratchet.registry.standing import Standing, standing
+from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace
 
 __all__ = ["Succession"]

@@ -1,0 +1,130 @@
+"""`ratchet ...`: each command a few lines over the rooms."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.data import data
+from ratchet.cli.models import models
+from ratchet.cli.plain import PLAIN, become
+from ratchet.errors import RatchetError
+from ratchet.workspace import Workspace, disk_errors
+
+__all__ = ["main"]
+
+app = typer.Typer(help="Train, judge and register models; the champion only ever moves forward.", **PLAIN)
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable."),
+]
+
+
+def main() -> None:
+    """The command line. A person's mistake ends it with its sentence and exit code 1, never with a traceback."""
+    try:
+        with disk_errors(Path.cwd()):
+            app()
+    except RatchetError as error:
+        sys.exit(f"ratchet: {error}")
+
+
+@app.command("set")
+def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")]) -> None:
+    """Change settings in params.yaml, comments kept."""
+    from ratchet import settings
+
+    settings.override(Workspace.find().params, settings.parse_assignments(assignments))
+
+
+@app.command()
+def use(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace settings that are not committed, too.")] = False,
+) -> None:
+    """Put an example's settings into params.yaml; without a name, list the examples."""
+    from ratchet import examples, faults
+
+    workspace = Workspace.find()
+    if name is None:
+        for example in examples.listed(workspace):
+            typer.echo(f"{example.name:15} {example.about}")
+        return
+    for key, (before, after) in examples.use(workspace, name, force=force).items():
+        typer.echo(f"{key}: {faults.spell(before)} -> {faults.spell(after)}")
+    typer.echo("next: ratchet train")
+
+
+@app.command()
+def train(assignments: Assignments = None) -> None:
+    """Run train-flow here and now: ingest, version, train, evaluate, register. What is up to date is skipped."""
+    from ratchet import settings
+
+    workspace = Workspace.find()
+    settings.override(workspace.params, settings.parse_assignments(assignments or []))
+    become("flows.local")
+
+
+@app.command()
+def verify_resume(
+    steps: Annotated[int | None, typer.Option(min=2, help="Optimizer steps; as many as cross an epoch's end.")] = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often to kill it.")] = 5,
+) -> None:
+    """Prove that a killed training ends as one that never was: train, kill, compare bit for bit, certify."""
+    asked = [f"--kills={kills}", *([f"--steps={steps}"] if steps else [])]
+    become("tasks.verify", *asked)
+
+
+@app.command()
+def preflight() -> None:
+    """Try the whole pipeline on a few samples, and look for silent bugs. Leaves nothing behind."""
+    become("tasks.preflight")
+
+
+app.add_typer(models)
+app.add_typer(data, name="data")
+
+
+@app.command()
+def sync() -> None:
+    """Send MLflow what it missed while it was away."""
+    from ratchet import settings
+    from ratchet.registry.runs import send_all
+
+    workspace = Workspace.find()
+    sent = send_all(workspace, settings.load(workspace.params))
+    for key, run_id in sent:
+        typer.echo(f"{key}: sent, MLflow run {run_id}")
+    if not sent:
+        typer.echo("nothing waits: MLflow has everything")
+
+
+@app.command()
+def up() -> None:
+    """Start Prefect server, MLflow server and a worker, and create the deployments."""
+    from ratchet import platform, settings
+    from ratchet.registry.mlflow_store import address
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    platform.up(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
+    typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
+
+
+@app.command()
+def down() -> None:
+    """Stop what `ratchet up` started."""
+    from ratchet import platform
+
+    platform.down(Workspace.find(), say=typer.echo)
+
+
+@app.command()
+def status() -> None:
+    """Say which servers are up."""
+    from ratchet import platform
+
+    for server in platform.status(Workspace.find()):
+        where = f" at {server.address} (process {server.pid})" if server.address else ""
+        typer.echo(f"{server.title}: {server.state}{where}")

@@ -1,0 +1,170 @@
+"""What is done with registered models: approved, promoted, taken back, audited, compared, rebuilt, traced."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.plain import PLAIN, become
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.registry.standing import Standing
+    from ratchet.registry.succession import Succession
+    from ratchet.registry.versions import Version as FoundVersion
+
+__all__ = ["models"]
+
+models = typer.Typer(**PLAIN)
+Version = Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")]
+Why = Annotated[str, typer.Option(help="The reason; the ledger keeps it.")]
+
+
+@models.command()
+def approve(
+    version: Version,
+    why: Why,
+    promote: Annotated[bool, typer.Option("--promote", help="Make it champion, too.")] = False,
+) -> None:
+    """Approve a version as it is now; void as soon as its model, report or data change."""
+    line, found = _succession(version)
+    line.approve(found, why=why)
+    typer.echo(f"{line.name} version {found.number}: approved")
+    if promote:
+        _tell(line.name, line.promote(found, why=why))
+
+
+@models.command()
+def promote(version: Version, why: Why) -> None:
+    """Make a version champion; where registry.promotion is manual it must be approved first."""
+    line, found = _succession(version)
+    _tell(line.name, line.promote(found, why=why))
+
+
+@models.command()
+def rollback(
+    model: Annotated[str, typer.Argument(help="The registered model's name.")],
+    why: Why,
+    to: Annotated[
+        str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the last good champion.")
+    ] = None,
+) -> None:
+    """Give the alias champion back to a version that had it before."""
+    _tell(model, _line(model).rollback(to, why=why))
+
+
+@models.command()
+def adopt(
+    model: Annotated[str, typer.Argument(help="The registered model's name.")],
+    why: Why,
+) -> None:
+    """Begin a new ledger for a model with the aliases as they stand, where its old one is lost for good."""
+    _tell(model, _line(model).adopt(why=why))
+
+
+@models.command()
+def ledger(
+    model: Annotated[str | None, typer.Argument(help="Only this model's entries.")] = None,
+) -> None:
+    """List who did what to which model, when and why."""
+    from textwrap import shorten
+
+    from ratchet import settings
+    from ratchet.registry.ledger import Ledger
+
+    workspace = Workspace.find()
+    kept = Ledger(workspace, settings.load(workspace.params).registry.ledger)
+    for entry in kept.entries(model=model):
+        version = f" version {entry.version}" if entry.version else ""
+        why = shorten(entry.why, 120, placeholder=" ...")
+        typer.echo(f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}: {why}")
+
+
+@models.command()
+def audit(
+    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    store: Annotated[bool, typer.Option("--store", help="Look for pickles in everything that MLflow keeps.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
+) -> None:
+    """Verify the ledger's chain, the aliases and every version's files; exit code 1 if anything is amiss."""
+    from ratchet import settings
+    from ratchet.registry import audit as auditing
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    if repair:
+        for line in auditing.repair(workspace, params, model):
+            typer.echo(f"put right: {line}")
+    amiss = list(auditing.audit(workspace, params, model))
+    found = list(auditing.pickles(workspace, params)) if store else []
+    for line in amiss + found:
+        typer.echo(line)
+    if amiss or found:
+        sys.exit(1)
+    typer.echo("all is as the ledger says: its chain, the aliases, and every version's files")
+    if store:
+        typer.echo("no pickle in anything that MLflow keeps")
+
+
+@models.command()
+def reproduce(
+    version: Annotated[str, typer.Argument(help="models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS.")],
+    into: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Rebuild in this empty folder and keep it.")
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="With other library versions, too.")] = False,
+) -> None:
+    """Rebuild a version from its record in an empty folder, and prove it: same data, same weights, bit for bit."""
+    # Before the working folder changes: a relative one is meant from here.
+    asked = [version, *([f"--into={Path(into).resolve()}"] if into else []), *(["--anyway"] if anyway else [])]
+    become("tasks.reproduce", *asked)
+
+
+@models.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A version (models:/NAME/VERSION, NAME@ALIAS), or the id of an MLflow run.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    most: Annotated[int, typer.Option(min=0, help="How many samples and rows of each kind to list; 0: all.")] = 20,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the page goes, if not to data/reports.")
+    ] = None,
+) -> None:
+    """Say why two runs or versions differ: code, settings, data, environment, figures, and which test rows flipped."""
+    asked = [a, b, f"--most={most}", *([f"--html={Path(html).resolve()}"] if html else [])]
+    become("tasks.compare", *asked)
+
+
+@models.command()
+def trace(
+    name: Annotated[str, typer.Argument(metavar="X", help="Version, run id, data hash, file or provenance id.")],
+) -> None:
+    """Print where X came from and what was made of it: data, run, evaluation, verdict, versions and their aliases."""
+    # A path is meant from here, and the working folder changes.
+    asked = str(Path(name).resolve()) if Path(name).exists() else name
+    become("tasks.trace", asked)
+
+
+def _line(model: str) -> "Succession":
+    from ratchet import settings
+    from ratchet.registry.succession import Succession
+
+    workspace = Workspace.find()
+    return Succession(workspace, settings.load(workspace.params), model)
+
+
+def _succession(asked: str) -> "tuple[Succession, FoundVersion]":
+    """The line of the model that a person named, and the version."""
+    from ratchet import settings
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.succession import Succession
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    found = ModelRegistry(workspace, params).find(asked)
+    return Succession(workspace, params, found.name), found
+
+
+def _tell(name: str, now: "Standing") -> None:
+    challenger = f"; challenger is version {now.challenger}" if now.challenger else ""
+    typer.echo(f"{name}: champion is version {now.champion}{challenger}")

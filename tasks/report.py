@@ -1,0 +1,71 @@
+"""The report page of the last evaluation, under its verdict."""
+
+from typing import TYPE_CHECKING, Any
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+from ratchet.params import Params
+from ratchet.workspace import Workspace
+from tasks.evaluate import read_figures
+
+if TYPE_CHECKING:
+    from ratchet.evaluation.verdict import Verdict
+
+__all__ = ["write_report"]
+
+
+def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace) -> None:
+    """Write report.html and provenance.json into data/reports; `record` is of provenance."""
+    from ratchet.evaluation.explanations import read_explanations
+    from ratchet.evaluation.predictions import read_predictions
+    from ratchet.evaluation.report import Example, ReportContent, render
+    from ratchet.training import Split
+
+    manifest = Manifest.read(workspace.packed)
+    predictions = read_predictions(workspace.reports / "predictions.parquet")
+    worst = predictions.worst_errors()
+    pictures = Split.open(workspace.packed, "test").gather(worst)
+    explained = read_explanations(workspace.reports / "explanations.safetensors")
+    examples = [
+        Example(
+            image=picture,
+            id=predictions.ids[row],
+            truth=predictions.classes[predictions.labels[row]],
+            answer=predictions.classes[predictions.predicted[row]],
+            confidence=float(predictions.probability[row]),
+            contributions=explained.of(row),
+        )
+        for row, picture in zip(worst, pictures, strict=True)
+    ]
+    page = render(
+        ReportContent(
+            title=f"{manifest.name}, {params.model.called}",
+            verdict=verdict,
+            figures=read_figures(workspace),
+            history=files.read_json(workspace.model / "history.json"),
+            examples=examples,
+            unexplained=explained.why,
+            manifest=_data_words(manifest, workspace),
+            settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
+            lineage=record,
+        )
+    )
+    files.write_text(workspace.report, page)
+    files.write_json(workspace.reports / "provenance.json", record)
+
+
+def _data_words(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
+    """What the report says of the data: figures a person reads, not files and digests."""
+    profile = files.read_json(workspace.packed / "profile.json")
+    return {
+        "name": manifest.name,
+        "source": manifest.source,
+        "classes": len(manifest.classes),
+        "image": f"{manifest.height} x {manifest.width} x {manifest.channels}",
+        "quarantined": manifest.quarantined,
+        "copies within splits": profile["copies_within_splits"],
+        "label conflicts": profile["label_conflicts"]["groups"],
+        "rows": profile["rows"],
+        "training rows of each class": profile["classes"]["train"],
+        "quarantined by rule": dict(manifest.quarantined_by_rule),
+    }

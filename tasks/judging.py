@@ -11,7 +11,7 @@ from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures, slice_columns, split_ids
 
 if TYPE_CHECKING:
-    from ratchet.evaluation.cost import Costs
+    from ratchet.evaluation.latency import Costs
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.verdict import RuleResult, Verdict
     from ratchet.registry.gate import ChampionRows
@@ -85,7 +85,7 @@ def _costs(champion: "Classifier", test: "Split", workspace: Workspace) -> "Cost
     import numpy as np
     import torch
 
-    from ratchet.evaluation.cost import compare
+    from ratchet.evaluation.latency import compare
     from ratchet.training import load_model
 
     model, _ = load_model(workspace.model)

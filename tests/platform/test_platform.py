@@ -70,7 +70,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "__init__.py").touch()
     (root / "flows" / "train.py").write_text(FLOW)
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
-    for name in ("params.yaml", "prefect.yaml"):
+    for name in ("params.yaml", "prefect.yaml", "flows/approve.py", "flows/watch.py", "tasks/watch.py"):
         shutil.copy(REPOSITORY / name, root / name)
     return Workspace(root)
 
@@ -155,8 +155,9 @@ def test_up_answers_at_the_addresses_it_gives(running: Running) -> None:
 
 
 def test_deployments_are_as_prefect_yaml_says(running: Running) -> None:
-    assert running.addresses.deployments == ("train-flow/local", "train-flow/nightly")
-    found = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", {})}
+    assert running.addresses.deployments == ("approve-flow/local", "train-flow/local", "train-flow/nightly")
+    wanted = {"flows": {"name": {"any_": ["train-flow"]}}}
+    found = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", wanted)}
     assert found["local"]["schedules"] == []
     [nightly] = found["nightly"]["schedules"]
     assert nightly["active"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.gate_errors import Pair, detectable, share_promoted
-from ratchet.evaluation.cost import Cost, Costs
+from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.params import EvaluationSettings, GateSettings

@@ -69,6 +69,14 @@ class Served:
         """The same, waiting for the run's end."""
         return self.deploy("--watch", "--watch-interval", "1", **overrides)
 
+    def approve(self, **parameters: object) -> dict[str, Any]:
+        """What the page of approve-flow/local does with its form; the run as it ended."""
+        deployment = self.prefect("/deployments/name/approve-flow/local")
+        made = self.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+        until(lambda: self.prefect(f"/flow_runs/{made['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"))
+        run: dict[str, Any] = self.prefect(f"/flow_runs/{made['id']}")
+        return run
+
     def runs(self) -> list[dict[str, Any]]:
         """Flow runs by hand, the newest first."""
         found = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
@@ -195,6 +203,41 @@ def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
     assert run["state"]["message"].startswith("data.path: ")
     assert "data/nowhere" in run["state"]["message"]
     assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]
+
+
+def test_a_person_approves_in_the_run_form_and_the_ledger_keeps_it(served: Served, first: dict[str, Any]) -> None:
+    served.project.good("ratchet", "set", "registry.promotion=manual", "access.approvers=[ann]")
+    gate = {"champion": "not-worse", "tolerance": 0.99, "slice_tolerance": 0.99, "latency_factor": 0.0}
+    data = {"source": "digits", "path": "data/raw"}  # which a test before this one has changed
+    trained = served.train(seed=1, data=data, gate=gate)
+    assert trained["state"]["type"] == "COMPLETED", served.log(trained)
+    registration = files.read_json(served.root / "data" / "registration.json")
+    number = registration["version"]
+    assert registration["aliases"] == ["challenger"]
+
+    refused = served.approve(version="digits@challenger", who="bob", why="I like it")
+    assert refused["state"]["type"] == "FAILED"
+    assert refused["state"]["message"].startswith(
+        "bob may not approve digits: params.yaml: access.approvers allows ann"
+    )
+    assert not [line for line in served.log(refused) if "Traceback" in line]
+    deployment = served.prefect("/deployments/name/approve-flow/local")
+    for nonsense in ({"version": "digits@challenger", "who": "ann"}, {"version": "", "who": "ann", "why": "x"}):
+        with pytest.raises(PlatformError, match=r"\(4(09|22)\)"):
+            served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
+
+    approved = served.approve(version="digits@challenger", who="ann", why="looked at the errors", promote=False)
+    assert approved["state"]["message"] == f"digits version {number}: approved by ann"
+    served.project.good("ratchet", "down")  # an approval waits in the ledger, not in a paused run
+    served.project.good("ratchet", "up")
+    told = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
+    assert told["state"]["message"] == f"digits version {number}: approved by ann, and champion"
+    aliases = served.mlflow("/registered-models/get?name=digits")["registered_model"]["aliases"]
+    assert {one["alias"]: one["version"] for one in aliases} == {"champion": number}
+    listed = served.project.good("ratchet", "ledger", "digits")
+    assert f"ann: approve digits version {number}: looked at the errors" in listed
+    assert f"ann: promote digits version {number}: as agreed" in listed
+    assert "all is as the ledger says" in served.project.good("ratchet", "audit")
 
 
 def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:

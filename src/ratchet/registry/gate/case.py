@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.cost import Costs
+from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate.words import listed

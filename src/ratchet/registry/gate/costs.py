@@ -1,6 +1,6 @@
 """Does it cost much more than the champion?"""
 
-from ratchet.evaluation.cost import Costs
+from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.verdict import RuleResult
 from ratchet.registry.gate.case import Case
 

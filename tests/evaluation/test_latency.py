@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ratchet.evaluation.cost import compare, side_by_side
+from ratchet.evaluation.latency import compare, side_by_side
 
 
 def test_calls_take_turns_in_going_first_and_the_first_of_each_is_not_counted() -> None:

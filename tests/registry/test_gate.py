@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bench.gate_errors import Pair, detectable, share_promoted
-from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate import CandidateFigures, ChampionRows, answers_rule, judge

@@ -100,6 +100,7 @@ def test_a_version_has_the_aliases_it_is_given(
     version = enter(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
     assert (version.number, version.aliases) == ("1", ())
     assert registry.verdict_of(name, run_id) == {"passed": True}
+    registry.describe(version, "good")
     registry.set_aliases(name, {"champion": "1", "challenger": "1"})
     assert registry.version_of(name, run_id).aliases == ("challenger", "champion")  # type: ignore[union-attr]
     registry.set_aliases(name, {"champion": "1", "challenger": None})
@@ -179,7 +180,8 @@ def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_ev
 ) -> None:
     name = "changed-in-the-store"
     model_uri = registry.log_model(run_id, trained, SPEC)
-    registry.promote(enter(registry, name, run_id, trained))
+    enter(registry, name, run_id, trained)
+    registry.set_aliases(name, {"champion": "1"})
     folder = stored(place, run_id)
     assert sorted(verify(folder) or ()) == ["model.json", "model.safetensors"]
     content = bytearray((folder / "model.safetensors").read_bytes())
@@ -206,7 +208,8 @@ def test_a_champion_stored_without_checksums_still_loads_and_that_is_said(
 ) -> None:
     name = "stored-before-there-were-checksums"
     model_uri = registry.log_model(run_id, trained, SPEC)
-    registry.promote(enter(registry, name, run_id, trained))
+    enter(registry, name, run_id, trained)
+    registry.set_aliases(name, {"champion": "1"})
     (stored(place, run_id) / "checksums.json").unlink()
     place.client.delete_tag(run_id, CHECKSUMS_TAG)
     assert registry.champion(name, tmp_path / "champion") is not None

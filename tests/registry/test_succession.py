@@ -1,5 +1,6 @@
 """Aliases move by the ledger and nothing else: who may, what voids an approval, what a kill leaves, what is found."""
 
+import pickle
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.params import AccessSettings, Params, RegistrySettings
+from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.models import ModelRegistry
@@ -346,3 +348,20 @@ def test_the_ledger_of_all_models_is_one_chain(line: Line) -> None:
     ledger = Ledger(line.place.workspace, line.params.registry.ledger)
     ledger.append("approve", model="another", version="1")
     assert [entry.number for entry in ledger.entries()] == [1, 2, 3]
+
+
+def test_a_pickle_that_anybody_puts_into_the_store_is_found(line: Line, tmp_path: Path) -> None:
+    version = line.champion()
+
+    def told() -> list[str]:
+        found = auditing.pickles(line.place.workspace, line.params)
+        return [one for one in found if version.run_id in one]
+
+    assert told() == []
+    planted = tmp_path / "notes.txt"
+    planted.write_bytes(pickle.dumps({"weights": Path("x")}))
+    line.place.client.log_artifact(version.run_id, str(planted), "report")
+    (one,) = told()
+    assert one.startswith(f"run {version.run_id}: report/notes.txt: ")
+    assert "pickle" in one
+    assert line.amiss() == [f"{line.name} version 1: report/notes.txt was added"]

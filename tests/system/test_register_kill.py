@@ -87,6 +87,15 @@ def struck(
             print(log.read_text())
 
 
+def test_evaluate_killed_at_any_moment_leaves_the_same_figures_in_the_end(struck: Struck) -> None:
+    before, chance = struck.project.digests("data/reports"), random.Random(4)
+    assert struck.do("tasks.evaluate") == 0
+    for _ in range(10):
+        struck.do("tasks.evaluate", after=chance.uniform(0.0, struck.took))
+    assert struck.do("tasks.evaluate") == 0
+    assert struck.project.digests("data/reports") == before
+
+
 def test_register_killed_fifty_times_makes_one_version_each_and_loses_nothing(struck: Struck) -> None:
     chance, ends = random.Random(5), Counter[str]()
     assert struck.do("tasks.register") == 0
@@ -144,7 +153,18 @@ def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(st
         assert amiss in ([], [told])
         ends[amiss[0] if amiss else "agree"] += 1
     print(f"{kills} kills: {dict(ends)}")
-    struck.project.run("ratchet", "audit", "--repair")
+    struck.project.run("ratchet", "audit", "digits", "--repair")
     assert struck.amiss("digits") == []
     assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.standing().champion}
     assert len(struck.succession.registry.versions("digits")) == 2
+
+
+def test_an_alias_moved_by_hand_ends_audit_and_register_with_a_sentence(struck: Struck) -> None:
+    number = struck.succession.standing().champion
+    other = "1" if number == "2" else "2"
+    struck.succession.registry.client.set_registered_model_alias("digits", "champion", other)
+    by_hand = f"digits: the alias champion is on version {other} in MLflow, and on version {number} by the ledger"
+    assert by_hand in struck.project.refused("ratchet", "audit", "digits")
+    assert by_hand in struck.project.refused(*struck.project.stage("register"))
+    assert f"champion is version {number}" in struck.project.good("ratchet", "audit", "digits", "--repair")
+    assert struck.amiss("digits") == []

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.evaluation.latency import Costs
 from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate.words import listed
 

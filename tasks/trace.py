@@ -12,7 +12,8 @@ from typing import Any
 from ratchet import files, settings
 from ratchet.errors import RatchetError, RegistryError
 from ratchet.lineage.archive import REFERENCE, Archive, Made
-from ratchet.lineage.chain import PACKED, Link, data_link
+from ratchet.lineage.chain import PACKED, Acts, Link, data_link
+from ratchet.registry.ledger import Entry, Ledger
 from ratchet.workspace import Workspace, disk_errors
 from tasks.command import INTERRUPTED
 from tasks.stored import Stored, hash_of
@@ -41,20 +42,35 @@ def trace(workspace: Workspace, name: str) -> Traced:
     Raises:
         RegistryError: it names nothing that is known here.
     """
-    archive = Archive(workspace, settings.load(workspace.params))
+    params = settings.load(workspace.params)
+    archive = Archive(workspace, params)
+    entries = Ledger(workspace, params.registry.ledger).entries()
     with Stored.open(workspace.root) as stored:
-        found = _Search(archive, stored)
+        found = _Search(archive, stored, _acts(entries))
         words, runs = found.named(name)
         if not runs:
             raise RegistryError(f"{name}: nothing known here has this name; accepted: {_ACCEPTED}")
         return Traced(tuple(words), tuple(found.chains(runs)))
 
 
-class _Search:
-    """One look at everything that MLflow and DVC hold."""
+def _acts(entries: Sequence[Entry]) -> Acts:
+    acts: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        begin, over = f"{entry.at[:19]}Z {entry.who}: {entry.what}", entry.content.get("over")
+        # Why it passed, the verdict above says.
+        why = "" if entry.what in ("register", "renew") else f": {entry.why}"
+        if entry.version:
+            acts.setdefault((entry.model, entry.version), []).append(begin + why)
+        if over and entry.what in ("promote", "rollback"):
+            acts.setdefault((entry.model, over), []).append(f"{begin}, version {entry.version} in its place{why}")
+    return acts
 
-    def __init__(self, archive: Archive, stored: Stored) -> None:
-        self.archive, self.stored = archive, stored
+
+class _Search:
+    """One look at everything that MLflow, the ledger and DVC hold."""
+
+    def __init__(self, archive: Archive, stored: Stored, acts: Acts) -> None:
+        self.archive, self.stored, self.acts = archive, stored, acts
         self.runs = archive.runs()
         self._listings: dict[str, Mapping[str, str]] = {}  # of folders, by their hash
 
@@ -81,7 +97,7 @@ class _Search:
             by_data.setdefault(run.hash_of(PACKED), []).append(run)
         for value, made in by_data.items():
             all_of_it = [run for run in self.runs if value and run.hash_of(PACKED) == value]
-            yield data_link(made, kept=self._kept(value), others=max(0, len(all_of_it) - len(made)))
+            yield data_link(made, kept=self._kept(value), others=max(0, len(all_of_it) - len(made)), acts=self.acts)
 
     def _kept(self, value: str | None) -> str:
         if value is None:

@@ -39,7 +39,8 @@ def lines(link: Link) -> dict[str, tuple[str, ...]]:
 
 
 def test_a_whole_chain_tells_every_link() -> None:
-    assert lines(data_link([WHOLE], kept="kept in DVC's cache", others=2)) == {
+    acts = {("digits", "2"): ["ann: promote: better"]}
+    assert lines(data_link([WHOLE], kept="kept in DVC's cache", others=2, acts=acts)) == {
         "source": ("digits, read from data/raw", "DVC hash raw.dir"),
         "data version": (
             "DVC hash packed.dir",
@@ -58,7 +59,9 @@ def test_a_whole_chain_tells_every_link() -> None:
         ),
         "evaluation": ("test accuracy 0.5000 (0.4000 to 0.6000)",),
         "verdict": ("Passed: all hold.",),
-        "versions": ("digits version 1 (no alias)", "digits version 2 (champion)"),
+        "versions": (),
+        "digits version 1 (no alias)": ("the ledger knows nothing of it",),
+        "digits version 2 (champion)": ("ann: promote: better",),
     }
 
 

@@ -290,7 +290,8 @@ def test_trace_reaches_the_version_and_the_data_from_each_kind_of_name(lineage: 
         said, chains = found[name]
         links = {title: lines for chain in chains for title, lines in chain}
         assert words is None or said == words, name
-        assert links["versions"] == ["pets version 2 (champion)"], name
+        acts = [line.partition(": ")[2] for line in links["pets version 2 (champion)"]]
+        assert acts == ["register", "promote: passed the gate"], name
         run = links[f"run {told['mlflow_run']}"]
         for value in (told["prefect_flow_run"], told["git_commit"], told["settings"], told["weights"], told["id"]):
             assert any(value in line for line in run), (name, value)

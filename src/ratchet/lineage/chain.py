@@ -1,11 +1,12 @@
 """The chain from data to versions, as a tree of links. A link that is not there says which, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ratchet.lineage.archive import Made
 
-__all__ = ["PACKED", "Link", "data_link", "run_link"]
+__all__ = ["PACKED", "Acts", "Link", "data_link", "run_link"]
 
 PACKED = "data/packed"
 """The output by whose DVC hash a data version is known."""
@@ -20,7 +21,11 @@ class Link:
     made: tuple["Link", ...] = ()
 
 
-def data_link(runs: Sequence[Made], *, kept: str, others: int = 0) -> Link:
+Acts = Mapping[tuple[str, str], Sequence[str]]
+"""(model, version) -> what was done with it, by whom and when, as the ledger has it."""
+
+
+def data_link(runs: Sequence[Made], *, kept: str, others: int = 0, acts: Acts = MappingProxyType({})) -> Link:
     """One data version with the runs made of it, at least one.
 
     `kept` tells where its content is; `others` how many runs of it are not shown.
@@ -30,7 +35,7 @@ def data_link(runs: Sequence[Made], *, kept: str, others: int = 0) -> Link:
     more = (
         (f"{others:,} more runs were made of it: `ratchet trace {first.hash_of(PACKED)}` shows all",) if others else ()
     )
-    version = Link("data version", (*_data(first), kept, *more), tuple(map(run_link, runs)))
+    version = Link("data version", (*_data(first), kept, *more), tuple(run_link(one, acts) for one in runs))
     return Link(source.title, source.lines, (version,))
 
 
@@ -58,9 +63,9 @@ def _data(made: Made) -> tuple[str, ...]:
     )
 
 
-def run_link(made: Made) -> Link:
-    """A run with its evaluation, its verdict and its versions below one another."""
-    versions = Link("versions", _versions(made))
+def run_link(made: Made, acts: Acts = MappingProxyType({})) -> Link:
+    """A run with its evaluation, its verdict, its versions and what was done with them below one another."""
+    versions = _versions(made, acts)
     verdict = Link("verdict", _verdict(made), (versions,))
     evaluation = Link("evaluation", _evaluation(made), (verdict,))
     return Link(f"run {made.run_id}", _run(made), (evaluation,))
@@ -101,10 +106,12 @@ def _verdict(made: Made) -> tuple[str, ...]:
     return (made.tags.get("mlflow.note.content") or made.tags["ratchet.gate"],)
 
 
-def _versions(made: Made) -> tuple[str, ...]:
+def _versions(made: Made, acts: Acts) -> Link:
     if made.releases:
-        return tuple(release.words for release in made.releases)
+        unknown = ("the ledger knows nothing of it",)
+        told = ((one.words, tuple(acts.get((one.name, one.number), unknown))) for one in made.releases)
+        return Link("versions", made=tuple(Link(words, lines) for words, lines in told))
     gate = made.tags.get("ratchet.gate")
     if gate == "passed":
-        return ("none: it passed the gate, but the registry has no version of it any more",)
-    return ("none: the gate refused it" if gate else "none: it was not judged",)
+        return Link("versions", ("none: it passed the gate, but the registry has no version of it any more",))
+    return Link("versions", ("none: the gate refused it" if gate else "none: it was not judged",))

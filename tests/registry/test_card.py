@@ -9,7 +9,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ratchet.cost import Cost
+from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.params import EvaluationSettings
 from ratchet.registry.card import CardContent, description, render_html, render_markdown
@@ -97,6 +99,14 @@ def test_no_password_stands_in_it(content: CardContent) -> None:
     for form in (render_html(content), render_markdown(content), description(content)):
         assert "secret" not in form
     assert "s3://me:***@host/pictures" in html.unescape(render_html(content))
+
+
+def test_where_robustness_was_measured_it_says_what_is_left_of_accuracy(content: CardContent) -> None:
+    shares = tuple(Interval(low, low + 0.05, low + 0.1) for low in (0.9, 0.7, 0.5, 0.3, 0.1))
+    found = Robustness(120, Interval(0.9, 0.95, 0.98), {"blur": shares})
+    said = " ".join(words(render_html(replace(content, figures=replace(content.figures, robustness=found)))))
+    assert "accuracy on 120 rows, spoilt by mean a little much blur 55.0% 95.0% 15.0%" in said
+    assert "spoilt by" not in " ".join(words(render_html(content)))
 
 
 def test_what_is_not_known_is_said(content: CardContent) -> None:

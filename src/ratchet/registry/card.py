@@ -13,6 +13,7 @@ from ratchet.cost import Cost
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.limits import limits
+from ratchet.evaluation.robustness import NotMeasured
 from ratchet.evaluation.verdict import Verdict
 
 __all__ = ["CardContent", "description", "render_html", "render_markdown"]
@@ -107,7 +108,7 @@ def _named(classes: Sequence[str]) -> str:
 def _sections(content: CardContent) -> list[_Section]:
     return [
         _Section("When not to use it", [_points(_warnings(content) + _always(content))]),
-        _Section("How good it is", [_headline(content.figures), *_worst(content.figures)]),
+        _Section("How good it is", [_headline(content.figures), *_worst(content.figures), *_spoilt(content.figures)]),
         _Section("The gate", [_rules(content.verdict)]),
         _Section("How to use it", [_text(_takes(content)), _code(_program(content))]),
         _Section("The data it learned from", [_pairs({**content.data, **_kept_out(content)})]),
@@ -171,6 +172,18 @@ def _worst(figures: Figures) -> list[_Piece]:
         _table(("lowest recall", "recall", "precision", "test rows"), of_classes),
         _table(("worst part of the rows", "accuracy", "interval", "test rows", "worse beyond chance"), of_parts),
     ]
+
+
+def _spoilt(figures: Figures) -> list[_Piece]:
+    """Accuracy on pictures as the world spoils them."""
+    found = figures.robustness
+    if isinstance(found, NotMeasured):
+        return []
+    rows = [
+        (kind, f"{found.mean(kind):.1%}", f"{shares[0].value:.1%}", f"{shares[-1].value:.1%}")
+        for kind, shares in found.spoilt.items()
+    ]
+    return [_table((f"accuracy on {found.rows:,} rows, spoilt by", "mean", "a little", "much"), rows)]
 
 
 def _rules(verdict: Verdict) -> _Piece:

@@ -10,6 +10,7 @@ from flows.watch import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.params import Overrides
+from ratchet.registry.access import require, user
 from ratchet.workspace import Workspace, disk_errors
 from tasks.register import Registration
 
@@ -29,6 +30,7 @@ def train_flow(overrides: Overrides | None = None) -> "State[Registration]":  # 
         with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)
+            require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
             dataset = ingest_stage(params, workspace)
             version = version_stage(workspace, dataset)
             model = train_stage(params, workspace, version)

@@ -99,7 +99,10 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     words = Reader(render(content)).words
     assert words[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
-    assert words[2] == content.verdict.words
+    ending = content.verdict.words.partition(". ")[0]
+    (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
+    assert words[2] == f"{ending}. {champion.words}"
+    assert all(rule.words in words for rule in content.verdict.rules)  # folded, but there
     places = [words.index(heading) for heading in ("Figures", "How it learned", "What it mixes up", "Class by class")]
     places += [words.index(heading) for heading in ("Worst errors", "Data", "Settings", "Lineage")]
     assert places == sorted(places)
@@ -107,11 +110,14 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
 
 def test_refusal_shows_each_rule_with_its_figures(content: ReportContent) -> None:
     assert content.verdict is not None
-    refused = Verdict(passed=False, rules=content.verdict.rules, words="Refused: too few.")
+    first, *rest = content.verdict.rules
+    failed = replace(first, passed=False, words="It is right too seldom.")
+    refused = Verdict(passed=False, rules=(failed, *rest), words="Refused: too few. It is right too seldom. And so on.")
     page = render(replace(content, verdict=refused))
     words = Reader(page).words
-    assert words[1:3] == ["Refused by the gate", "Refused: too few."]
+    assert words[1:3] == ["Refused by the gate", "Refused: too few. It is right too seldom."]
     for rule in refused.rules:
+        assert rule.words in words
         assert rule.found in words
         assert f"needed: {rule.needed}" in words
 

@@ -249,6 +249,13 @@ def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk: 
     assert (project.root / "data" / "model" / "model.safetensors").is_file()
 
 
+def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
+    fresh.good("ratchet", "set", "access.runners=[ann]")
+    with nothing_written(fresh):
+        told = fresh.refused("ratchet", "train")
+    assert "may not run train-flow: params.yaml: access.runners allows ann" in told
+
+
 def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:
     with Workspace(fresh.root).hold("a long training"), nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train")):

@@ -17,7 +17,7 @@ from ratchet.evaluation.sections import (
 )
 from ratchet.evaluation.verdict import Verdict
 from ratchet.evaluation.worst import Example, errors_section
-from ratchet.page import Cell, bars, document, figure, folded, pairs, section, text, without_password
+from ratchet.page import Cell, bars, document, figure, folded, pairs, points, section, text, without_password
 
 __all__ = ["Example", "ReportContent", "render"]
 
@@ -75,8 +75,17 @@ def _verdict(content: ReportContent) -> str:
     return (
         f'<header class="verdict {"good" if verdict.passed else "bad"}">{over}'
         f"<h1>{'Passed the gate' if verdict.passed else 'Refused by the gate'}</h1>"
-        f'<p class="words">{text(verdict.words)}</p><ul class="rules">{rules}</ul></header>'
+        f'<p class="words">{text(_gist(verdict))}</p><ul class="rules">{rules}</ul>'
+        f"{folded('every rule in words', points(rule.words for rule in verdict.rules))}</header>"
     )
+
+
+def _gist(verdict: Verdict) -> str:
+    """How it ended, and what decided that: the rules that do not hold, or else the comparison with the champion."""
+    ending = verdict.words.partition(". ")[0].removesuffix(".") + "."
+    failed = [rule for rule in verdict.rules if not rule.passed]
+    told = failed or [rule for rule in verdict.rules if rule.name == "champion"]
+    return " ".join([ending, *(rule.words for rule in told)])
 
 
 def _mark(passed: bool) -> str:

@@ -58,7 +58,6 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
         TrackingAway: MLflow does not answer; training and evaluation are kept, only this stage is left to do.
         NotAllowed: this user may not register.
     """
-    from ratchet.errors import ChampionMoved
     from ratchet.registry.access import require, user
     from ratchet.registry.runs import Run
     from ratchet.registry.succession import Succession
@@ -76,16 +75,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
         model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
     watch.progress(2, _STEPS, "the model is stored")
     candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, name, run, workspace, run_id))
-    result = None
-    for round in range(1, _ROUNDS + 1):
-        try:
-            result = _decide(candidate, succession, params, workspace, watch)
-            break
-        except ChampionMoved as error:
-            if round == _ROUNDS:
-                raise
-            watch.say(f"{error}; it is judged against that one")
-    assert result is not None, "the last round returns or raises"
+    result = _decide_in_peace(candidate, succession, params, workspace, watch)
     run.journal.close()
     files.write_json(workspace.registration, asdict(result))
     watch.progress(_STEPS, _STEPS, "done")
@@ -100,6 +90,20 @@ class _Candidate:
     run_id: str
     model_uri: str
     record: dict[str, Any]  # its provenance
+
+
+def _decide_in_peace(
+    candidate: _Candidate, succession: "Succession", params: Params, workspace: Workspace, watch: Watch
+) -> Registration:
+    """Decide, and again as often as another model becomes champion meanwhile."""
+    from ratchet.errors import ChampionMoved
+
+    for _ in range(_ROUNDS):
+        try:
+            return _decide(candidate, succession, params, workspace, watch)
+        except ChampionMoved as error:
+            watch.say(f"{error}: it is judged again, against that one")
+    raise ChampionMoved(f"{succession.name}: others become champion without a pause: run the same again")
 
 
 def _decide(

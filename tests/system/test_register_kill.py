@@ -24,6 +24,13 @@ from ratchet.registry.succession import Succession
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported MLflow and PyTorch")
 
 KILLS = 50  # of register, and as many of promote and rollback
+OPEN = {  # a gate that lets everything in
+    "gate.champion": "not-worse",
+    "gate.tolerance": 0.99,
+    "gate.slice_tolerance": 0.99,
+    "gate.minimum_accuracy": 0.0,
+    "gate.latency_factor": 0.0,
+}
 
 
 class Struck:
@@ -67,8 +74,7 @@ def struck(
 ) -> Iterator[Struck]:
     project = new_project("struck")
     use_small_net(project)
-    changes = {"gate.champion": "not-worse", "gate.tolerance": 0.99, "gate.slice_tolerance": 0.99}
-    settings.override(project.workspace.params, changes | {"gate.minimum_accuracy": 0.0})
+    settings.override(project.workspace.params, OPEN)
     for stage in ("ingest", "train", "evaluate"):
         project.good(*project.stage(stage))
     log = tmp_path_factory.mktemp("struck") / "log"
@@ -168,3 +174,32 @@ def test_an_alias_moved_by_hand_ends_audit_and_register_with_a_sentence(struck: 
     assert by_hand in struck.project.refused(*struck.project.stage("register"))
     assert f"champion is version {number}" in struck.project.good("ratchet", "audit", "digits", "--repair")
     assert struck.amiss("digits") == []
+
+
+def test_two_that_register_at_once_are_each_judged_against_the_champion_they_replace(
+    new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], tmp_path: Path
+) -> None:
+    shared = {"tracking.uri": f"sqlite:///{tmp_path}/mlflow.db", "registry.ledger": f"sqlite:///{tmp_path}/ledger.db"}
+    projects = [new_project(f"at-once-{number}") for number in range(2)]
+    for seed, project in enumerate(projects):
+        use_small_net(project)
+        settings.override(project.workspace.params, {**shared, **OPEN, "seed": seed})
+        for stage in ("ingest", "train", "evaluate"):
+            project.good(*project.stage(stage))
+    at_work = [
+        subprocess.Popen(
+            project.stage("register"), cwd=project.root, env=project.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for project in projects
+    ]  # fmt: skip
+    told = [process.communicate()[0] for process in at_work]
+    assert [process.returncode for process in at_work] == [0, 0], told
+    succession = Succession(projects[0].workspace, settings.load(projects[0].workspace.params), "digits")
+    promoted = [entry for entry in succession.entries() if entry.what == "promote"]
+    assert [entry.content["over"] for entry in promoted] == [None, promoted[0].version]
+    last = [entry for entry in succession.entries() if entry.version == promoted[1].version]
+    judged = [entry.content["over"] for entry in last if entry.what in ("register", "renew")]
+    assert judged[-1] == promoted[0].version  # whatever it was compared with before
+    assert succession.registry.aliases("digits") == {"champion": promoted[1].version}
+    assert list(auditing.audit(projects[0].workspace, succession.params)) == []

@@ -118,15 +118,13 @@ class Succession:
         """
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
-        if (
-            version.number in self.standing().crowned
-        ):  # the champion already; or a rollback took it off: a person's turn
-            return self._follow()
+        if version.number in self.standing().crowned:
+            return self._follow()  # it is champion; or a rollback took it off, and only a person may bring it back
 
         def still(entries: list[Entry]) -> None:
             champion = standing(entries).champion
             if champion != over:
-                raise ChampionMoved(f"{self.name}: version {champion} became champion meanwhile: run the same again")
+                raise ChampionMoved(f"{self.name}: version {champion} became champion meanwhile")
 
         self.ledger.append(
             "promote", model=self.name, version=version.number, who=who, why="passed the gate", only_if=still, over=over

@@ -350,17 +350,20 @@ def test_the_ledger_of_all_models_is_one_chain(line: Line) -> None:
     assert [entry.number for entry in ledger.entries()] == [1, 2, 3]
 
 
-def test_a_pickle_that_anybody_puts_into_the_store_is_found(line: Line, tmp_path: Path) -> None:
+def test_a_pickle_that_anybody_puts_into_the_store_is_found(
+    place: Any, new_line: Callable[[Any], Line], tmp_path: Path
+) -> None:
+    line = new_line(place)
     version = line.champion()
 
     def told() -> list[str]:
-        found = auditing.pickles(line.place.workspace, line.params)
+        found = auditing.pickles(place.workspace, line.params)
         return [one for one in found if version.run_id in one]
 
     assert told() == []
     planted = tmp_path / "notes.txt"
     planted.write_bytes(pickle.dumps({"weights": Path("x")}))
-    line.place.client.log_artifact(version.run_id, str(planted), "report")
+    place.client.log_artifact(version.run_id, str(planted), "report")
     (one,) = told()
     assert one.startswith(f"run {version.run_id}: report/notes.txt: ")
     assert "pickle" in one

@@ -1,5 +1,6 @@
 """trace: from any of its names to the whole chain, back to the data and on to the versions."""
 
+import argparse
 import hashlib
 import io
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import RatchetError, RegistryError
+from ratchet.lineage import chain_page
 from ratchet.lineage.archive import REFERENCE, Archive, Made
 from ratchet.lineage.chain import PACKED, Acts, Link, data_link
 from ratchet.registry.ledger import Entry, Ledger
@@ -173,17 +175,25 @@ def _drawn(link: Link, *, before: str = "", under: str = "") -> Iterator[str]:
         yield from _drawn(one, before=f"{under}{'└' if last else '├'}── ", under=f"{under}{'    ' if last else '│   '}")
 
 
-def _main(name: str) -> int:
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="ratchet trace")
+    parser.add_argument("name")
+    parser.add_argument("--html")
+    asked = parser.parse_args()
     workspace = Workspace.find()
     with disk_errors(workspace.root):
-        found = trace(workspace, name)
+        found = trace(workspace, asked.name)
+        if asked.html:
+            files.write_text(Path(asked.html), chain_page.render(asked.name, found.words, found.chains))
     print("\n".join([*found.words, *(line for chain in found.chains for line in _drawn(chain))]))
+    if asked.html:
+        print(f"\npage: {asked.html}")
     return 0
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(_main(sys.argv[1]))
+        sys.exit(_main())
     except RatchetError as error:
         sys.exit(f"trace: {error}")
     except KeyboardInterrupt:

@@ -66,12 +66,13 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str, note: str = "") -> str:
-    """One section under its heading; empty parts are left out, and so is a section of nothing else."""
+    """One section under its heading, if it has one; empty parts are left out, and so is a section of nothing else."""
     filled = [part for part in parts if part]
     if not filled:
         return ""
     remark = f'<p class="note">{text(note)}</p>' if note else ""
-    return f"<section><h2>{text(title)}</h2>{remark}{''.join(filled)}</section>"
+    heading = f"<h2>{text(title)}</h2>" if title else ""
+    return f"<section>{heading}{remark}{''.join(filled)}</section>"
 
 
 def figure(title: str, drawing: str, caption: str = "") -> str:
@@ -217,6 +218,10 @@ table.words img{width:56px}
 table.words th,table.words td{text-align:left;vertical-align:top}table.words tbody th{min-width:7em}
 section>figure+figure,section>.scroll+figure,section>figure+.scroll,section>.scroll+.scroll{margin-top:24px}
 section>.scroll+p,section>.pairs+p,section>p+.scroll,section>.pairs+.scroll{margin-top:16px}
+.chain,.chain ul{list-style:none;margin:0;padding:0}
+.chain li{border-left:2px solid var(--line);padding:2px 0 10px 14px;margin-top:14px}
+.chain p{overflow-wrap:anywhere;font-size:15px;color:var(--soft);max-width:56em}.chain h3{overflow-wrap:anywhere}
+@media (max-width:640px){.chain li{padding-left:9px}}
 .pairs,.bars{margin:10px 0 0;font-size:15px}
 .pairs{columns:2 400px;column-gap:40px}
 .pairs>div,.bars>div{display:grid;gap:0 16px;border-bottom:1px solid var(--line);padding:5px 0;break-inside:avoid}

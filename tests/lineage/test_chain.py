@@ -1,9 +1,11 @@
 """The chain of a run: each link says what it is, or which is not there and why."""
 
+import html
 from dataclasses import replace
 
 import pytest
 
+from ratchet.lineage import chain_page
 from ratchet.lineage.archive import Made, Release
 from ratchet.lineage.chain import Link, data_link
 
@@ -90,3 +92,13 @@ def test_a_whole_chain_tells_every_link() -> None:
 )
 def test_a_link_that_is_not_there_says_which_and_why(made: Made, title: str, told: str) -> None:
     assert told in " | ".join(lines(data_link([made], kept="kept"))[title])
+
+
+def test_the_page_shows_every_link_and_nothing_of_it_becomes_markup() -> None:
+    nasty = "<script>alert('x')</script>"
+    chain = data_link([replace(WHOLE, run_name=nasty)], kept="kept in DVC's cache")
+    page = chain_page.render("digits/2", ["digits version 2"], [chain])
+    assert "<script" not in page
+    shown = html.unescape(page)
+    assert all(line in shown for title, found in lines(chain).items() for line in (title, *found))
+    assert nasty in shown

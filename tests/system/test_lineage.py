@@ -307,7 +307,9 @@ def test_trace_reaches_the_version_and_the_data_from_each_kind_of_name(lineage: 
 
 
 def test_trace_prints_the_tree_and_refuses_what_names_nothing(lineage: Lineage) -> None:
-    told = lineage.project.good("ratchet", "trace", "pets/1")
+    page = lineage.project.home / "trace.html"
+    told = lineage.project.good("ratchet", "trace", "pets/1", "--html", str(page))
+    assert str(lineage.first["mlflow_run"]) in page.read_text()
     assert told.splitlines()[0] == "pets version 1 (no alias)"
     order = ["source", "data version", f"run {lineage.first['mlflow_run']}", "evaluation", "verdict", "versions"]
     places = [told.index(f"── {title}\n") if title != "source" else told.index(title) for title in order]

@@ -138,11 +138,12 @@ def compare(
 @models.command()
 def trace(
     name: Annotated[str, typer.Argument(metavar="X", help="Version, run id, data hash, file or provenance id.")],
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as an offline page, too.")] = None,
 ) -> None:
     """Print where X came from and what was made of it: data, run, evaluation, verdict, versions and their aliases."""
     # A path is meant from here, and the working folder changes.
     asked = str(Path(name).resolve()) if Path(name).exists() else name
-    become("tasks.trace", asked)
+    become("tasks.trace", asked, *([f"--html={Path(html).resolve()}"] if html else []))
 
 
 def _line(model: str) -> "Succession":

@@ -32,9 +32,8 @@ def data_link(runs: Sequence[Made], *, kept: str, others: int = 0, acts: Acts = 
     """
     first = runs[0]
     source = Link("source", _source(first))
-    more = (
-        (f"{others:,} more runs were made of it: `ratchet trace {first.hash_of(PACKED)}` shows all",) if others else ()
-    )
+    counted = "1 more run was" if others == 1 else f"{others:,} more runs were"
+    more = (f"{counted} made of it: `ratchet trace {first.hash_of(PACKED)}` shows all",) if others else ()
     version = Link("data version", (*_data(first), kept, *more), tuple(run_link(one, acts) for one in runs))
     return Link(source.title, source.lines, (version,))
 

@@ -71,7 +71,7 @@ class Rows:
         return (
             f"On the {self.common:,} test rows that both were asked, B is {value:+.2f} points in accuracy "
             f"({self.confidence:.0%} interval {low:+.2f} to {high:+.2f}): {said}. "
-            f"{len(self.better):,} rows went from wrong to right, {len(self.worse):,} from right to wrong."
+            f"From wrong to right: {len(self.better):,} rows; from right to wrong: {len(self.worse):,}."
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.errors import ChampionMoved
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures, slice_columns, split_ids
@@ -26,11 +27,12 @@ _TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differe
 
 
 def judge_model(
-    registry: "ModelRegistry", name: str, model_uri: str, params: Params, workspace: Workspace
+    registry: "ModelRegistry", name: str, model_uri: str, params: Params, workspace: Workspace, *, over: str | None
 ) -> "Verdict":
-    """Hold the gate's rules against the model at `model_uri`, as stored, beside the champion of `name`.
+    """Hold the gate's rules against the model at `model_uri`, as stored, beside the champion of `name`, version `over`.
 
     Raises:
+        ChampionMoved: another version is champion by now.
         RegistryError: the champion's files, or the model's, cannot be read.
     """
     from ratchet.evaluation.predictions import read_predictions
@@ -48,12 +50,14 @@ def judge_model(
         calibration_error=figures.ece,
         parts=slice_columns(workspace, params.evaluation),
     )
-    champion = _champion_rows(registry, name, workspace)
+    champion = _champion_rows(registry, name, workspace, over)
     answers = _answers(registry, model_uri, predictions, workspace)
     return judge(candidate, champion, params.gate, params.evaluation, answers=answers, seed=params.seed)
 
 
-def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -> "ChampionRows | None":
+def _champion_rows(
+    registry: "ModelRegistry", name: str, workspace: Workspace, over: str | None
+) -> "ChampionRows | None":
     """The champion, loaded and asked the very rows the candidate was."""
     import numpy as np
 
@@ -62,6 +66,9 @@ def _champion_rows(registry: "ModelRegistry", name: str, workspace: Workspace) -
 
     with tempfile.TemporaryDirectory() as folder:
         champion = registry.champion(name, Path(folder))
+        found = champion.version.number if champion else None
+        if found != over:
+            raise ChampionMoved(f"{name}: version {found} became champion meanwhile")
         if champion is None:
             return None
         model, spec = load_model(champion.folder)

@@ -1,5 +1,6 @@
 """register: the model and its figures -> a verdict, and if it passes a registered version. A refusal is a result."""
 
+import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -113,9 +114,9 @@ def _decide(
     registry, name = succession.registry, succession.name
     over = succession.settle().champion
     known = registry.version_of(name, candidate.run_id)
-    verdict = _standing_verdict(succession, known, over)
+    verdict = _standing_verdict(succession, known, over, _rules(params))
     if verdict is None:
-        verdict = judge_model(registry, name, candidate.model_uri, params, workspace)
+        verdict = judge_model(registry, name, candidate.model_uri, params, workspace, over=over)
     watch.progress(3, _STEPS, "judged")
     write_report(verdict, candidate.record, params, workspace)
     _tell_outcome(registry, candidate, verdict, workspace)
@@ -142,8 +143,6 @@ def _enter(
     workspace: Workspace,
 ) -> "Version | None":
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
-    import json
-
     from ratchet.registry.records import record_tags
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
@@ -152,25 +151,36 @@ def _enter(
     journal = candidate.run.journal
     attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
     if not verdict.passed:
-        succession.withdraw(version, why=verdict.words)
+        succession.withdraw(version, why=verdict.words, over=over, rules=_rules(params))
     else:
-        succession.register(version, why=verdict.words, over=over)
+        succession.register(version, why=verdict.words, over=over, rules=_rules(params))
         if params.registry.promotion == "automatic":
             succession.crown(version, over=over)
     return registry.version_of(succession.name, candidate.run_id)
 
 
-def _standing_verdict(succession: "Succession", version: "Version | None", over: str | None) -> "Verdict | None":
+def _rules(params: Params) -> str:
+    """The digest of what the gate judges by."""
+    return files.digest_json(params.model_dump(mode="json", include={"gate", "evaluation"}))
+
+
+def _standing_verdict(
+    succession: "Succession", version: "Version | None", over: str | None, rules: str
+) -> "Verdict | None":
     """The verdict that the version was let in by, while it still counts: compared with itself it would fail.
 
-    It counts for the champion, and for a version that was compared with the champion that there is now.
+    It counts for the champion, and for a version that was compared with the champion that there is now, by the same
+    rules; and only if it is the one that the ledger speaks of.
     """
     from ratchet.evaluation.verdict import Verdict
 
-    if version is None or (version.number != over and succession.compared_with(version) != (over,)):
+    last = succession.judged(version) if version else None
+    if version is None or last is None or not last["passed"]:
         return None
-    judged = succession.registry.verdict_of(succession.name, version.run_id)
-    return Verdict.from_json(judged) if judged else None
+    if version.number != over and (last["over"], last["rules"]) != (over, rules):
+        return None
+    tag = succession.registry.verdict_tag(version)
+    return Verdict.from_json(json.loads(tag)) if tag and files.digest_json(tag) == last["evidence"]["verdict"] else None
 
 
 def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.params import GateSettings, Overrides, Params, TrainingSettings
+from ratchet.params import GateSettings, Overrides, Params, RegistrySettings, TrainingSettings
 from ratchet.training import Plan
 
 REPOSITORY = Path(__file__).parents[1]
@@ -300,17 +300,23 @@ def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
 def test_every_override_has_the_setting_s_meaning() -> None:
     def described(schema: dict[str, Any]) -> set[str]:
         groups = [group for name, group in schema["$defs"].items() if name != "AccessSettings"]
+        withheld = {RegistrySettings.model_fields[name].description for name in ("ledger", "promotion")}
         return {
             f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
-        }
+        } - withheld
 
     assert described(Params.model_json_schema()) <= described(Overrides.model_json_schema())
 
 
 def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
     assert "access" in Params.model_fields
-    with pytest.raises(ValueError, match="access"):
-        Overrides.model_validate({"access": {"admins": ("me",)}})
+    for bad in (
+        {"access": {"admins": ("me",)}},
+        {"registry": {"promotion": "automatic"}},
+        {"registry": {"ledger": "x"}},
+    ):
+        with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+            Overrides.model_validate(bad)
 
 
 def test_four_eyes_need_a_person_who_promotes(file: Path) -> None:

@@ -320,15 +320,16 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-def _partial(section: type[Section], *, without: tuple[str, ...] = ()) -> type[Section]:
-    """The same section with every key optional: None leaves the file's value."""
+def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[Section]:
+    """The same section with every key optional, `without` these dotted ones: None leaves the file's value."""
     fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
-        if name in without:
+        if group + name in without:
             continue
         annotation: Any = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
-            fields[name] = (_partial(annotation) | None, Field(None, title=name, description=annotation.__doc__))
+            inner = _partial(annotation, without=without, group=f"{name}.")
+            fields[name] = (inner | None, Field(None, title=name, description=annotation.__doc__))
             continue
         constrained = Annotated[annotation, *field.metadata] if field.metadata else annotation
         fields[name] = (constrained | None, Field(None, title=name, description=field.description))
@@ -336,8 +337,8 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = ()) -> type[S
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(Params, without=("access",))
+Overrides: type[Section] = _partial(Params, without=("access", "registry.ledger", "registry.promotion"))
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 
-Who may do what is not theirs to change.
+Who may do what, who promotes and where that is noted is not theirs to change.
 """

@@ -158,6 +158,28 @@ def test_of_several_at_once_one_has_leave(ledger: Ledger, tmp_path: Path) -> Non
     assert faults(ledger.entries()) == []
 
 
+def _take_turns(root: str, uri: str, place: str) -> None:
+    """Fifty times, read a number and write the next; without turns some would be lost."""
+    ledger, path = Ledger(Workspace(Path(root)), uri), Path(place)
+    for _ in range(50):
+        with ledger.turn(), ledger.turn():  # one within another is the same
+            path.write_text(str(int(path.read_text()) + 1))
+
+
+def test_turns_are_taken_one_after_the_other(ledger: Ledger, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    ledger.entries()
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_take_turns, args=(str(tmp_path), ledger.uri, str(counter))) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert counter.read_text() == "150"
+
+
 def _write(root: str, uri: str, name: str, count: int) -> None:
     ledger = Ledger(Workspace(Path(root)), uri)
     for number in range(count):

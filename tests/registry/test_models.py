@@ -99,7 +99,7 @@ def test_a_version_has_the_aliases_it_is_given(
     assert registry.aliases(name) == {}
     version = enter(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
     assert (version.number, version.aliases) == ("1", ())
-    assert registry.verdict_of(name, run_id) == {"passed": True}
+    assert registry.verdict_tag(version) == '{"passed": true}'
     registry.describe(version, "good")
     registry.set_aliases(name, {"champion": "1", "challenger": "1"})
     assert registry.version_of(name, run_id).aliases == ("challenger", "champion")  # type: ignore[union-attr]
@@ -153,7 +153,6 @@ def test_a_version_is_found_by_number_or_alias(registry: ModelRegistry, run_id: 
 def test_where_there_is_no_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:
     assert registry.champion("never-registered", tmp_path) is None
     assert registry.version_of("never-registered", run_id) is None
-    assert registry.verdict_of("never-registered", run_id) is None
 
 
 def test_a_model_that_is_not_there_is_named(registry: ModelRegistry) -> None:

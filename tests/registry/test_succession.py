@@ -76,7 +76,7 @@ def test_an_approval_is_void_when_the_run_is_judged_anew(line: Line) -> None:
     line.succession.approve(version, why="looked at")
     line.place.client.set_model_version_tag(line.name, "1", "ratchet.verdict", '{"other": 1}')
     line.succession.register(version, why="judged again", over=None)
-    with pytest.raises(RegistryError, match="not approved any more: it changed since it was approved"):
+    with pytest.raises(RegistryError, match="not approved any more: it changed"):
         line.succession.promote(version, why="better")
     assert acts(line)[-1] == ("renew", "1")
 
@@ -187,7 +187,7 @@ def test_a_model_compared_with_another_champion_is_not_crowned(line: Line) -> No
 def test_a_refused_version_is_no_challenger(line: Line) -> None:
     line.champion()
     second = line.challenger()
-    line.succession.withdraw(second, why="judged again: worse")
+    line.succession.withdraw(second, why="judged again: worse", over="1")
     assert line.aliases() == {"champion": "1"}
     line.succession.register(second, why="judged again: better", over="1")
     assert line.aliases() == {"champion": "1", "challenger": "2"}
@@ -368,3 +368,130 @@ def test_a_pickle_that_anybody_puts_into_the_store_is_found(
     assert one.startswith(f"run {version.run_id}: report/notes.txt: ")
     assert "pickle" in one
     assert line.amiss() == [f"{line.name} version 1: report/notes.txt was added"]
+
+
+def test_on_a_ledger_that_was_cut_off_nobody_acts(line: Line) -> None:
+    versions = [line.champion() for _ in range(3)]
+    with sqlite3.connect(line.folder / "ledger.db") as connection:
+        connection.execute("DROP TRIGGER ledger_no_delete")
+        connection.execute("DELETE FROM ledger WHERE number > 2")
+    connection.close()
+    acts: list[Callable[[], object]] = [
+        lambda: line.succession.approve(versions[0], why="x"),
+        lambda: line.succession.promote(versions[0], why="x"),
+        lambda: line.succession.rollback("1", why="x"),
+        lambda: line.succession.register(versions[0], why="x", over=None),
+        lambda: line.succession.repair(why="x"),
+    ]
+    for act in acts:
+        with pytest.raises(RegistryError, match="the ledger lacks the entry .* `ratchet adopt"):
+            act()
+    assert line.aliases() == {"champion": "3"}
+
+
+def test_a_version_refused_when_judged_again_is_neither_accused_nor_promoted(line: Line) -> None:
+    line.champion()
+    second = line.challenger()
+    line.place.client.set_model_version_tag(line.name, "2", "ratchet.verdict", '{"passed": false}')
+    line.succession.withdraw(second, why="judged again: worse", over="1")
+    assert line.amiss() == []
+    for act in (line.succession.approve, line.succession.promote):
+        with pytest.raises(RegistryError, match="version 2 was refused when it was judged again"):
+            act(second, why="x")
+    before = acts(line)
+    line.succession.withdraw(second, why="judged again: worse", over="1")
+    assert acts(line) == before
+
+
+def test_a_former_champion_that_was_judged_again_can_be_gone_back_to(line: Line) -> None:
+    first = line.champion()
+    line.champion()
+    line.place.client.set_model_version_tag(line.name, "1", "ratchet.verdict", '{"passed": false}')
+    line.succession.withdraw(first, why="worse than 2", over="2")
+    assert line.amiss() == []
+    assert line.succession.rollback(None, why="2 is bad").champion == "1"
+
+
+def test_registering_again_does_not_take_a_replaced_model_for_the_right_one(line: Line) -> None:
+    version = line.champion()
+    line.artifact(version, "model.safetensors").write_bytes(b"other weights")
+    for act in (line.succession.register, line.succession.withdraw):
+        with pytest.raises(
+            RegistryError, match=r"version 1 is not what was registered: .*model\.safetensors was replaced"
+        ):
+            act(version, why="good", over=None)
+    (told,) = line.amiss()
+    assert told.endswith("model.safetensors was replaced")
+
+
+def test_rollback_makes_nobody_champion_who_never_was(line: Line) -> None:
+    line.champion()
+    line.challenger()
+    with pytest.raises(RegistryError, match="version 2 never was champion: allowed are 1"):
+        line.succession.rollback("2", why="a way around approval")
+    assert line.aliases() == {"champion": "1", "challenger": "2"}
+
+
+def test_an_approval_does_not_outlive_a_rollback_or_the_role(line: Line) -> None:
+    line.champion()
+    second = line.challenger()
+    some = line.under(access=AccessSettings(approvers=("bob",), admins=(user(),)))
+    some.approve(second, why="looked at", who="bob")
+    some.promote(second, why="better", who="bob")
+    some.rollback(None, why="it is not")
+    with pytest.raises(NotAllowed, match="bob may not promote"):
+        some.promote(second, why="again", who="bob")
+    with pytest.raises(RegistryError, match="not approved any more"):
+        some.promote(second, why="again")
+    some.approve(second, why="looked at again", who="bob")
+    with pytest.raises(NotAllowed, match="bob may not promote"):
+        line.under(access=AccessSettings(approvers=("eva",), admins=("cem",))).promote(second, why="x", who="bob")
+    assert some.promote(second, why="again", who="bob").champion == "2"
+
+
+def test_the_gate_does_not_undo_a_rollback_that_came_between(line: Line) -> None:
+    line.champion()
+    second = line.challenger()
+    line.succession.approve(second, why="looked at")
+    line.succession.promote(second, why="better")
+    line.succession.rollback(None, why="it is not")
+    assert line.succession.crown(second, over="1").champion == "1"
+
+
+def test_a_model_deleted_in_mlflow_is_named_and_one_made_again_inherits_nothing(line: Line) -> None:
+    line.champion()
+    line.succession.registry.set_aliases(line.name, {"champion": None})
+    line.place.client.delete_registered_model(line.name)
+    told = f"{line.name}: was deleted in MLflow, and its champion was version 1 by the ledger"
+    assert [one.partition(": `ratchet")[0] for one in line.amiss()][:1] == [told]
+    with pytest.raises(RegistryError, match="was deleted in MLflow"):
+        line.succession.settle()
+    line.repair()
+    again = line.version()  # number 1, too
+    assert again.number == "1"
+    assert line.succession.settle().champion is None
+    assert line.aliases() == {}
+    with pytest.raises(RegistryError, match="the ledger does not know it"):
+        line.succession.approve(again, why="x")
+    line.succession.register(again, why="good", over=None)
+    assert line.succession.crown(again, over=None).champion == "1"
+    assert line.amiss() == []
+
+
+@pytest.mark.parametrize("content", ["{}", "x", "[]"])
+def test_an_entry_whose_content_was_spoilt_is_named_beside_all_else(line: Line, content: str) -> None:
+    version = line.champion()
+    line.artifact(version, "report.html").write_bytes(b"something else")
+    with sqlite3.connect(line.folder / "ledger.db") as connection:
+        connection.execute("DROP TRIGGER ledger_no_update")
+        connection.execute("UPDATE ledger SET content = ? WHERE number = 1", (content,))
+    connection.close()
+    assert any("ledger entry 1 (register" in one and "was edited" in one for one in line.amiss())
+
+
+def test_four_eyes_see_whom_mlflow_has_for_the_run(line: Line) -> None:
+    version = line.challenger()
+    line.place.client.set_tag(version.run_id, "mlflow.user", "eva")
+    eyes = line.under(access=AccessSettings(four_eyes=True))
+    with pytest.raises(NotAllowed, match="eva ran it"):
+        eyes.approve(version, why="mine", who="eva")

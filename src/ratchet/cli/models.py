@@ -88,6 +88,8 @@ def audit(
     repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
 ) -> None:
     """Verify the ledger's chain, the aliases and every version's files; exit code 1 if anything is amiss."""
+    from itertools import chain
+
     from ratchet import settings
     from ratchet.registry import audit as auditing
 
@@ -96,11 +98,11 @@ def audit(
     if repair:
         for line in auditing.repair(workspace, params, model):
             typer.echo(f"put right: {line}")
-    amiss = list(auditing.audit(workspace, params, model))
-    found = list(auditing.pickles(workspace, params)) if store else []
-    for line in amiss + found:
+    amiss = 0
+    for line in chain(auditing.audit(workspace, params, model), auditing.pickles(workspace, params) if store else ()):
         typer.echo(line)
-    if amiss or found:
+        amiss += 1
+    if amiss:
         sys.exit(1)
     typer.echo("all is as the ledger says: its chain, the aliases, and every version's files")
     if store:

@@ -36,7 +36,7 @@ def audit(workspace: Workspace, params: Params, model: str | None = None) -> Ite
         fault = succession.fault()
         if fault:
             yield f"{fault}: {succession.way_out}"
-        elif _unfinished(succession):
+        elif succession.is_unfinished:
             yield f"{succession.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
         yield from _versions(succession)
 
@@ -49,16 +49,12 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
     """
     done = []
     for succession in _successions(workspace, params, model):
-        known = succession.standing()
-        deleted = (known.waiting | known.crowned) - {
-            one.number for one in succession.registry.versions(succession.name)
-        }
-        fault = succession.fault()
+        fault, deleted = succession.fault(), succession.deleted()
         if succession.is_another:
             continue  # nothing that this ledger knows would make it better
         if fault or deleted:
             now = succession.repair(why=fault or f"deleted in MLflow: version {', '.join(sorted(deleted))}")
-        elif _unfinished(succession):
+        elif succession.is_unfinished:
             now = succession.settle()
         else:
             continue
@@ -114,17 +110,11 @@ def _successions(workspace: Workspace, params: Params, model: str | None) -> lis
     return [Succession(workspace, params, name) for name in names]
 
 
-def _unfinished(succession: Succession) -> bool:
-    return succession.registry.anchor(succession.name) != succession.standing().seal
-
-
 def _versions(succession: Succession) -> Iterator[str]:
     """What is wrong with single versions: deleted, changed, or come in by another door."""
-    now = succession.standing()
-    there = succession.registry.versions(succession.name)
-    for number in sorted((now.waiting | now.crowned) - {one.number for one in there}, key=int):
+    for number in sorted(succession.deleted(), key=int):
         yield f"{succession.name} version {number} was deleted in MLflow; the ledger knows it"
-    for version in there:
+    for version in succession.registry.versions(succession.name):
         noted = succession.noted(version)
         if noted is None:
             if version.aliases:

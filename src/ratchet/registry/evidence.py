@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.registry.mlflow_store import active, files_of, reachable
+from ratchet.registry.mlflow_store import active, files_of
 
 if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
-__all__ = ["difference", "evidence"]
+__all__ = ["difference", "evidence", "tampered"]
 
 _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
+_REWRITTEN = ("report/", "card/", "verdict")  # by a register stage that runs again
 _OWN = "registered_model_meta"  # MLflow's note about a download
 
 
@@ -23,21 +24,23 @@ def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
     Under `data` stands the MD5 by which DVC knows the packed data.
 
     Raises:
-        RegistryError: the model's own files cannot be read.
+        RegistryError: the version, its run or its files are gone.
         TrackingAway: MLflow does not answer.
     """
     from mlflow.artifacts import download_artifacts
 
-    with tempfile.TemporaryDirectory() as name, active(registry.workspace, registry.params.tracking):
+    address = f"models:/{version.name}/{version.number}"
+    with (
+        tempfile.TemporaryDirectory() as name,
+        active(registry.workspace, registry.params.tracking),
+        files_of(address, registry.uri),
+    ):
         folder = Path(name)
-        with reachable(registry.uri):
-            stored = registry.client.get_model_version(version.name, version.number)
-            there = {one.path for one in registry.client.list_artifacts(version.run_id)}
-            for one in there.intersection(_FOLDERS):
-                download_artifacts(run_id=version.run_id, artifact_path=one, dst_path=str(folder))
-        address = f"models:/{version.name}/{version.number}"
-        with files_of(address, registry.uri):
-            download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
+        stored = registry.client.get_model_version(version.name, version.number)
+        there = {one.path for one in registry.client.list_artifacts(version.run_id)}
+        for one in there.intersection(_FOLDERS):
+            download_artifacts(run_id=version.run_id, artifact_path=one, dst_path=str(folder))
+        download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
         found = {
             path.relative_to(folder).as_posix(): files.digest_file(path)
             for path in sorted(folder.rglob("*"))
@@ -56,3 +59,8 @@ def difference(noted: dict[str, str], found: dict[str, str]) -> list[str]:
         **{name: "was replaced" for name in noted.keys() & found.keys() if noted[name] != found[name]},
     }
     return [f"{name} {words}" for name, words in sorted(told.items())]
+
+
+def tampered(noted: dict[str, str], found: dict[str, str]) -> list[str]:
+    """Of `difference`, what no stage of ours ever does to a version that is registered."""
+    return [told for told in difference(noted, found) if not told.startswith(_REWRITTEN)]

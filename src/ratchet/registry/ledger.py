@@ -6,7 +6,8 @@ was cut off, shows where the last seal is written down elsewhere (the registry k
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -92,6 +93,15 @@ def faults(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
+def _content(text: str) -> dict[str, Any]:
+    """What an entry holds; of one that was spoilt nothing, which its seal will tell."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 class Ledger:
     """The ledger in a database.
 
@@ -101,6 +111,7 @@ class Ledger:
 
     def __init__(self, workspace: Workspace, uri: str) -> None:
         relative = uri.startswith("sqlite:///") and not uri.startswith("sqlite:////")
+        self._turns = 0
         self.uri = f"sqlite:///{workspace.root / uri.removeprefix('sqlite:///')}" if relative else uri
 
     def append(
@@ -147,6 +158,44 @@ class Ledger:
                 return entry
         raise RegistryError(f"{self._name}: others write to it without a pause: run the same again")
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Be the only one, on whatever machine, who reads this ledger to act by it; dies with the process.
+
+        Within a turn another of the same object's is none of its own.
+        """
+        if self._turns:
+            yield
+            return
+        with self._lock():
+            self._turns += 1
+            try:
+                yield
+            finally:
+                self._turns -= 1
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        from sqlalchemy import text
+        from sqlalchemy.exc import DBAPIError
+
+        if self._engine.dialect.name == "sqlite":
+            from filelock import FileLock
+
+            with FileLock(f"{self._engine.url.database}.lock"):
+                yield
+            return
+        try:
+            connection = self._engine.connect()
+            connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.turn'))"))
+        except DBAPIError as error:
+            raise self._away(error) from error
+        try:
+            yield
+        finally:
+            connection.invalidate()  # ends its session, and with it the lock
+            connection.close()
+
     def entries(self, *, model: str | None = None) -> list[Entry]:
         """All entries, or a model's, from the first on."""
         chosen = "" if model is None else "WHERE model = :model "
@@ -166,7 +215,7 @@ class Ledger:
                 rows = connection.execute(query, dict(values)).mappings().all()
         except DBAPIError as error:
             raise self._away(error) from error
-        return [Entry(**{**row, "content": json.loads(row["content"])}) for row in rows]
+        return [Entry(**{**row, "content": _content(row["content"])}) for row in rows]
 
     @cached_property
     def _engine(self) -> "Engine":

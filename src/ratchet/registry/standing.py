@@ -57,11 +57,12 @@ def standing(entries: Iterable[Entry]) -> Standing:
 def _after(now: Standing, entry: Entry) -> Standing:
     version = entry.version
     if entry.what == "adopt":
-        champion, challenger = entry.content["champion"], entry.content["challenger"]
+        champion, challenger = entry.content.get("champion"), entry.content.get("challenger")
         line: tuple[str, ...] = (champion,) if champion else ()
-        return Standing(champion, challenger, line, frozenset(line), frozenset(filter(None, (champion, challenger))))
+        held = frozenset(filter(None, (champion, challenger)))
+        return Standing(champion, challenger, line, now.crowned | frozenset(line), held)
     if entry.what == "repair":
-        return _without(now, frozenset(entry.content["deleted"]))
+        return _without(now, frozenset(entry.content.get("deleted", ())))
     if version is None or entry.what not in ("register", "promote", "rollback", "withdraw"):
         return now
     if entry.what == "register":

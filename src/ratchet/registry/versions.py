@@ -1,6 +1,5 @@
 """Versions of registered models in MLflow: their numbers, aliases, tags and where they came from."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -139,18 +138,29 @@ class Versions:
         known = f"there are {', '.join(there)}" if there else f"registered are {', '.join(self.names()) or 'no models'}"
         raise RegistryError(f"{asked}: MLflow has no such version; {known}")
 
+    def users(self, version: Version) -> set[str]:
+        """Whom MLflow has for the run that the version is of; nobody where the run is gone."""
+        from mlflow.exceptions import MlflowException
+
+        with reachable(self.uri):
+            try:
+                user = self.client.get_run(version.run_id).data.tags.get("mlflow.user")
+            except MlflowException as error:
+                if error.error_code not in GONE:
+                    raise
+                user = None
+        return {str(user)} if user else set()
+
     def describe(self, version: Version, text: str) -> None:
         """Say in Markdown what MLflow's page of the version begins with."""
         with reachable(self.uri):
             self.client.update_model_version(version.name, version.number, text)
 
-    def verdict_of(self, name: str, run_id: str) -> dict[str, Any] | None:
-        """The verdict by which this run's model was let in, when it was."""
+    def verdict_tag(self, version: Version) -> str | None:
+        """The verdict that the version was judged by last, as JSON."""
         with reachable(self.uri):
-            version = self.version_of(name, run_id)
-            found = self.client.get_model_version(name, version.number) if version else None
-        verdict = found.tags.get("ratchet.verdict") if found else None
-        return json.loads(verdict) if verdict else None
+            tag: str | None = self.client.get_model_version(version.name, version.number).tags.get("ratchet.verdict")
+            return tag
 
     def record_of(self, name: str, run_id: str) -> dict[str, Any] | None:
         """The provenance record with which this run's model became a version, when it did."""

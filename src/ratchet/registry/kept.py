@@ -1,0 +1,199 @@
+"""One registered model as the ledger keeps it: what it says, what MLflow has, and how MLflow is made to follow.
+
+An act is one entry in the ledger, and what it says is then done in MLflow: the aliases are moved, and last of all the
+entry's seal is noted with the model. Cut off anywhere, the next act finds another seal there than the ledger's last
+and finishes what was begun. The same seal and other aliases mean that somebody moved them by hand.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ratchet.errors import ChampionMoved, RegistryError
+from ratchet.params import Params
+from ratchet.registry.access import require, user
+from ratchet.registry.evidence import evidence
+from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.standing import Standing, standing
+from ratchet.registry.versions import Version
+from ratchet.workspace import Workspace
+
+__all__ = ["Kept"]
+
+_JUDGED = ("register", "renew", "withdraw")
+
+
+class Kept:
+    """The entries of `name`, and MLflow beside them.
+
+    Raises (every method):
+        TrackingAway: MLflow does not answer.
+        RegistryError: the ledger does not; or what is asked cannot be, in words.
+        NotAllowed: this user may not.
+    """
+
+    def __init__(self, workspace: Workspace, params: Params, name: str) -> None:
+        self.name, self.params = name, params
+        self.registry = ModelRegistry(workspace, params)
+        self.ledger = Ledger(workspace, params.registry.ledger)
+
+    def entries(self) -> list[Entry]:
+        """What the ledger holds about this model."""
+        return self.ledger.entries(model=self.name)
+
+    def standing(self) -> Standing:
+        """What the ledger says, whatever MLflow does."""
+        return standing(self.entries())
+
+    def settle(self) -> Standing:
+        """Finish what a killed act began, and take over the aliases of a model that the ledger does not know yet.
+
+        Raises:
+            RegistryError: somebody moved an alias by hand, or the ledger is not the one that the model was kept in.
+        """
+        with self.ledger.turn():
+            fault = self.fault()
+            if fault:
+                raise RegistryError(f"{fault}: {self.way_out}")
+            if not self.entries() and self._held():
+                self._adopt("the ledger begins", only_if=_first)
+            return self._follow()
+
+    def adopt(self, *, why: str) -> Standing:
+        """Take the aliases over as they stand in MLflow: for a model whose ledger is lost for good."""
+        require(self.params.access, "admins", user(), f"take over {self.name}")
+        with self.ledger.turn():
+            self._adopt(why)
+            return self._follow()
+
+    def repair(self, *, why: str) -> Standing:
+        """Put the aliases where the ledger has them, and note what was found."""
+        who = user()
+        require(self.params.access, "admins", who, f"repair {self.name}")
+        with self.ledger.turn():
+            if self.is_another:
+                raise RegistryError(f"{self.fault()}: {self.way_out}")
+            found, deleted = self.registry.aliases(self.name), sorted(self.deleted(), key=int)
+            self.ledger.append("repair", model=self.name, version=None, who=who, why=why, found=found, deleted=deleted)
+            return self._follow()
+
+    def fault(self) -> str | None:
+        """In what MLflow differs from the ledger, but for an act that was cut off; None where they agree."""
+        with self.ledger.turn():
+            anchor, now = self.registry.anchor(self.name), self.standing()
+            if self.is_another:
+                return f"{self.name}: the ledger lacks the entry {str(anchor)[:12]}, which this model's aliases follow"
+            there, versions = self.registry.aliases(self.name), self._numbers()
+            if now.champion and self.name not in self.registry.names():
+                return f"{self.name}: was deleted in MLflow, and its champion was version {now.champion} by the ledger"
+            if anchor is None or anchor != now.seal:
+                return None
+            for alias, number in now.aliases.items():
+                found = there.get(alias)
+                if found == number or (found is None and alias == "challenger" and number not in versions):
+                    continue
+                is_on, was_on = (f"on version {one}" if one else "on no version" for one in (found, number))
+                gone = ", which was deleted there," if number and number not in versions else ""
+                return f"{self.name}: the alias {alias} is {is_on} in MLflow, and {was_on}{gone} by the ledger"
+            return None
+
+    @property
+    def way_out(self) -> str:
+        """What to do about a fault."""
+        if self.is_another:
+            return (
+                "set registry.ledger to the one it was kept in, or restore that; if it is lost for good, `ratchet "
+                f"adopt {self.name}` begins a new one with the aliases as they stand"
+            )
+        return "`ratchet audit` says all that is wrong, `ratchet audit --repair` moves the aliases back"
+
+    @property
+    def is_another(self) -> bool:
+        """Is this not the ledger that the model was kept in, or not all of it?"""
+        anchor = self.registry.anchor(self.name)
+        return anchor is not None and anchor not in {entry.seal for entry in self.entries()}
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Do the aliases not follow the last entry yet?"""
+        seal = self.standing().seal
+        return self.name in self.registry.names() and self.registry.anchor(self.name) != seal
+
+    def deleted(self) -> set[str]:
+        """Versions that the ledger knows and MLflow has no more, or has anew, of another run."""
+        now = self.standing()
+        return set(now.waiting | now.crowned) - self._numbers()
+
+    def noted(self, version: Version) -> dict[str, str] | None:
+        """The evidence by which the version was judged last, or adopted; None for one that the ledger does not know."""
+        entry = self._last(version, *_JUDGED, "adopt")
+        if entry is None:
+            return None
+        held = entry.content.get("held", {}).get(version.number) if entry.what == "adopt" else entry.content
+        return dict((held or {}).get("evidence", {}))
+
+    def judged(self, version: Version) -> Mapping[str, Any] | None:
+        """The last judgement of the version: `over`, the champion it was compared with, and `passed`; None: never."""
+        entry = self._last(version, *_JUDGED)
+        return {**entry.content, "passed": entry.what != "withdraw"} if entry else None
+
+    def _last(self, version: Version, *what: str) -> Entry | None:
+        """The newest of these entries about the version, and not about one of its number that was deleted before it."""
+        found = [entry for entry in self.entries() if entry.what in what and _is_about(entry, version)]
+        return found[-1] if found else None
+
+    def _held(self) -> dict[str, str]:
+        """Those of our aliases that versions have in MLflow."""
+        there = self.registry.aliases(self.name)
+        return {alias: there[alias] for alias in standing([]).aliases if alias in there}
+
+    def _adopt(self, why: str, *, only_if: Callable[[list[Entry]], None] = lambda entries: None) -> None:
+        there, lost = self._held(), self.registry.anchor(self.name)
+        versions = [one for one in self.registry.versions(self.name) if one.number in there.values()]
+        self.ledger.append(
+            "adopt",
+            model=self.name,
+            version=None,
+            why=why,
+            only_if=only_if,
+            held={one.number: {"run": one.run_id, "evidence": evidence(self.registry, one)} for one in versions},
+            lost=lost,
+            champion=there.get("champion"),
+            challenger=there.get("challenger"),
+        )
+
+    def _follow(self) -> Standing:
+        """Do in MLflow what the ledger says; in a turn, so that nobody follows an older entry meanwhile."""
+        now = self.standing()
+        if now.seal is None or self.name not in self.registry.names():
+            return now
+        there, versions = self.registry.aliases(self.name), self._numbers()
+        wanted = {alias: number if number in versions else None for alias, number in now.aliases.items()}
+        moved = {alias: number for alias, number in wanted.items() if there.get(alias) != number}
+        if moved:
+            self.registry.set_aliases(self.name, moved)
+        if self.registry.anchor(self.name) != now.seal:
+            self.registry.set_anchor(self.name, now.seal)
+        return now
+
+    def _numbers(self) -> set[str]:
+        """Versions that MLflow has and that are those that the ledger means: of the same run."""
+        runs = {}
+        for entry in self.entries():
+            if entry.version and "run" in entry.content:
+                runs[entry.version] = entry.content["run"]
+            for number, held in entry.content.get("held", {}).items():
+                runs[number] = held.get("run")
+        there = self.registry.versions(self.name)
+        return {one.number for one in there if runs.get(one.number, one.run_id) == one.run_id}
+
+
+def _is_about(entry: Entry, version: Version) -> bool:
+    if entry.what == "adopt":
+        return bool(entry.content.get("held", {}).get(version.number, {}).get("run") == version.run_id)
+    return entry.version == version.number and entry.content.get("run") == version.run_id
+
+
+def _first(entries: list[Entry]) -> None:
+    if entries:
+        raise ChampionMoved("the ledger began meanwhile: run the same again")

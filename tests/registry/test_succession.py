@@ -384,7 +384,7 @@ def test_on_a_ledger_that_was_cut_off_nobody_acts(line: Line) -> None:
         lambda: line.succession.repair(why="x"),
     ]
     for act in acts:
-        with pytest.raises(RegistryError, match="the ledger lacks the entry .* `ratchet adopt"):
+        with pytest.raises(RegistryError, match=r"the ledger lacks the entry .* `ratchet adopt"):
             act()
     assert line.aliases() == {"champion": "3"}
 

@@ -75,7 +75,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     with tempfile.TemporaryDirectory() as folder:
         model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
     watch.progress(2, _STEPS, "the model is stored")
-    candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, name, run, workspace, run_id))
+    candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, run, workspace, run_id))
     result = _decide_in_peace(candidate, succession, params, workspace, watch)
     run.journal.close()
     files.write_json(workspace.registration, asdict(result))
@@ -120,7 +120,7 @@ def _decide(
     watch.progress(3, _STEPS, "judged")
     write_report(verdict, candidate.record, params, workspace)
     _tell_outcome(registry, candidate, verdict, workspace)
-    _keep_provenance(registry, name, candidate, workspace)
+    _keep_provenance(registry, candidate, workspace)
     watch.progress(4, _STEPS, "reported")
     version = _enter(candidate, succession, verdict, over, params, workspace) if verdict.passed or known else None
     return Registration(
@@ -218,11 +218,11 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     return folder, spec
 
 
-def _provenance(registry: "ModelRegistry", name: str, run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
+def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
     """The record made when the training began, with what is known only now; of a registered one the record it has."""
     from ratchet import provenance
 
-    known = registry.record_of(name, run_id)
+    known = registry.record_of(run_id)
     return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
@@ -244,12 +244,12 @@ def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Ve
     )
 
 
-def _keep_provenance(registry: "ModelRegistry", name: str, candidate: _Candidate, workspace: Workspace) -> None:
+def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace: Workspace) -> None:
     """Store what a rebuild needs, and tag the run with its record; once there is a version the files stay its own."""
     from ratchet.registry.records import record_tags
 
     run = candidate.run
-    if registry.version_of(name, candidate.run_id) is None:
+    if registry.record_of(candidate.run_id) is None:
         kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
         lock = workspace.root / "dvc.lock"
         registry.log_files(candidate.run_id, dict.fromkeys([*kept, *([lock] if lock.exists() else [])], "provenance"))

@@ -162,12 +162,12 @@ class Versions:
             tag: str | None = self.client.get_model_version(version.name, version.number).tags.get("ratchet.verdict")
             return tag
 
-    def record_of(self, name: str, run_id: str) -> dict[str, Any] | None:
-        """The provenance record with which this run's model became a version, when it did."""
+    def record_of(self, run_id: str) -> dict[str, Any] | None:
+        """The provenance record with which this run's model first became a version, when it did, by whatever name."""
         with reachable(self.uri):
-            version = self.version_of(name, run_id)
-            found = self.client.get_model_version(name, version.number) if version else None
-            return read_record(self.client, run_id, found.tags) if found else None
+            found = self.client.search_model_versions(f"run_id = '{run_id}'")
+            first = min(found, key=lambda one: one.creation_timestamp, default=None)
+            return read_record(self.client, run_id, first.tags) if first else None
 
     def version_of(self, name: str, run_id: str) -> Version | None:
         """The version made of this run, if any."""

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
 from tasks.watch import Terminal
 
-__all__ = ["INTERRUPTED", "run"]
+__all__ = ["INTERRUPTED", "end_with", "run"]
 
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells give it
 
@@ -31,4 +31,14 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
         print(f"{name}: interrupted; the same command begins or continues it", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def end_with(name: str, main: Callable[[], int]) -> NoReturn:
+    """End this program as `main` says; a person's mistake ends it with words and code 1."""
+    try:
+        sys.exit(main())
+    except RatchetError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -3,7 +3,6 @@
 import argparse
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings
-from ratchet.errors import DataError, RatchetError, RegistryError
+from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.lineage import comparison
 from ratchet.lineage.archive import REFERENCE, Archive, Made
@@ -20,7 +19,7 @@ from ratchet.lineage.comparison import CodeChange, Comparison, patched_files
 from ratchet.lineage.records import changes, environment
 from ratchet.uncommitted import git_line
 from ratchet.workspace import Workspace, disk_errors
-from tasks.command import INTERRUPTED
+from tasks.command import end_with
 from tasks.stored import Stored
 
 if TYPE_CHECKING:
@@ -197,9 +196,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(_main())
-    except RatchetError as error:
-        sys.exit(f"compare: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    end_with("compare", _main)

@@ -4,20 +4,19 @@ import argparse
 import hashlib
 import io
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet import files, settings
-from ratchet.errors import RatchetError, RegistryError
+from ratchet.errors import RegistryError
 from ratchet.lineage import chain_page
 from ratchet.lineage.archive import REFERENCE, Archive, Made
 from ratchet.lineage.chain import PACKED, Acts, Link, data_link
 from ratchet.registry.ledger import Entry, Ledger
 from ratchet.workspace import Workspace, disk_errors
-from tasks.command import INTERRUPTED
+from tasks.command import end_with
 from tasks.stored import Stored, hash_of
 
 __all__ = ["Traced", "trace"]
@@ -192,9 +191,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(_main())
-    except RatchetError as error:
-        sys.exit(f"trace: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    end_with("trace", _main)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import GONE, active, all_pages, files_of, reachable
+from ratchet.registry.mlflow_store import GONE, active, all_pages, files_of, or_none, reachable
 from ratchet.registry.records import read_record
 from ratchet.registry.versions import Versions
 
@@ -83,16 +83,11 @@ class Archive(Versions):
 
     def run(self, run_id: str) -> Made | None:
         """The run of that id, if there is one."""
-        from mlflow.exceptions import MlflowException
-
         if not _RUN.match(run_id):
             return None
         with reachable(self.uri):
-            try:
-                found = self.client.get_run(run_id)
-            except MlflowException as error:
-                if error.error_code not in GONE:
-                    raise
+            found = or_none(partial(self.client.get_run, run_id))
+            if found is None:
                 return None
             return self._made(found, self._releases(f"run_id = '{run_id}'"))
 

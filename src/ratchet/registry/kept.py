@@ -84,7 +84,7 @@ class Kept:
             if self.is_another:
                 return f"{self.name}: the ledger lacks the entry {str(anchor)[:12]}, which this model's aliases follow"
             there, versions = self.registry.aliases(self.name), self._numbers()
-            if now.champion and self.name not in self.registry.names():
+            if now.champion and not self.registry.is_there(self.name):
                 return f"{self.name}: was deleted in MLflow, and its champion was version {now.champion} by the ledger"
             if anchor is None or anchor != now.seal:
                 return None
@@ -117,7 +117,7 @@ class Kept:
     def is_unfinished(self) -> bool:
         """Do the aliases not follow the last entry yet?"""
         seal = self.standing().seal
-        return self.name in self.registry.names() and self.registry.anchor(self.name) != seal
+        return self.registry.is_there(self.name) and self.registry.anchor(self.name) != seal
 
     def deleted(self) -> set[str]:
         """Versions that the ledger knows and MLflow has no more, or has anew, of another run."""
@@ -165,7 +165,7 @@ class Kept:
     def _follow(self) -> Standing:
         """Do in MLflow what the ledger says; in a turn, so that nobody follows an older entry meanwhile."""
         now = self.standing()
-        if now.seal is None or self.name not in self.registry.names():
+        if now.seal is None or not self.registry.is_there(self.name):
             return now
         there, versions = self.registry.aliases(self.name), self._numbers()
         wanted = {alias: number if number in versions else None for alias, number in now.aliases.items()}

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet.errors import RegistryError, TrackingAway
 from ratchet.params import TrackingSettings
@@ -23,9 +23,11 @@ __all__ = [
     "experiment_id",
     "files_of",
     "make_database",
+    "or_none",
     "reachable",
 ]
 
+T = TypeVar("T")
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")  # what MLflow says of what is not there
 _SQLITE = "sqlite:///"
 
@@ -137,6 +139,18 @@ def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[No
             with reachable(uri):
                 raise
         raise RegistryError(f"{thing}: its files cannot be read ({error}): {way_out}") from error
+
+
+def or_none(ask: Callable[[], T]) -> T | None:
+    """What MLflow answers; None where it says that there is no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return ask()
+    except MlflowException as error:
+        if error.error_code not in GONE:
+            raise
+        return None
 
 
 def all_pages(search: Callable[..., Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
-from ratchet.registry.access import require, user
+from ratchet.registry.access import Role, require, user
 from ratchet.registry.evidence import difference, evidence, tampered
 from ratchet.registry.kept import Kept
 from ratchet.registry.ledger import Entry
@@ -91,13 +91,13 @@ class Succession(Kept):
         who = who or user()
         with self._turn():
             given = self._last(version, "approve")
-            found = self._fit(version) if given else None
-            valid = given is not None and given.content["evidence"] == found and not self._is_used(given, version)
-            if not (valid and given and who == given.who):  # whoever approves may promote what they approved
+            if given is None:
                 require(self.params.access, "admins", who, f"promote {self.name}")
-            else:
-                require(self.params.access, "approvers", who, f"promote {self.name}")
-            self._fit(version)
+            found = self._fit(version)
+            valid = given is not None and given.content["evidence"] == found and not self._is_used(given, version)
+            if given is not None:  # whoever approves may promote what they approved
+                role: Role = "approvers" if valid and who == given.who else "admins"
+                require(self.params.access, role, who, f"promote {self.name}")
             if self.params.registry.promotion == "manual" and not valid:
                 void = " any more: it changed, or was promoted, since it was approved" if given else ""
                 raise RegistryError(

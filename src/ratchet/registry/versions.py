@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
 from ratchet.params import Params
-from ratchet.registry.mlflow_store import GONE, address, all_pages, connect, reachable
+from ratchet.registry.mlflow_store import address, all_pages, connect, or_none, reachable
 from ratchet.registry.records import read_record
 from ratchet.workspace import Workspace
 
@@ -89,8 +89,14 @@ class Versions:
         """Every version there is, the first first."""
         with reachable(self.uri):
             found = all_pages(partial(self.client.search_model_versions, f"name = '{name}'"))
-            ordered = sorted(found, key=lambda one: int(one.version))
-            return [self._with_aliases(Version(name, str(one.version), str(one.run_id), ())) for one in ordered]
+        aliases = self.aliases(name) if found else {}
+        ordered = sorted(found, key=lambda one: int(one.version))
+        return [_version(name, str(one.version), str(one.run_id), aliases) for one in ordered]
+
+    def is_there(self, name: str) -> bool:
+        """Whether anything is registered by that name, or was and the name is kept."""
+        with reachable(self.uri):
+            return self._registered(name) is not None
 
     def names(self) -> list[str]:
         """Every registered model."""
@@ -114,24 +120,14 @@ class Versions:
         Raises:
             RegistryError: it is none of these, or there is no such version; lists those that there are.
         """
-        from mlflow.exceptions import MlflowException
-
         name, mark, which = asked.removeprefix("models:/").partition("@")
         if not mark:
             name, mark, which = name.rpartition("/")
         if not name or not which:
             raise RegistryError(f"{asked}: write NAME/VERSION or NAME@ALIAS, digits/3 or digits@challenger for example")
+        by_alias, by_number = self.client.get_model_version_by_alias, self.client.get_model_version
         with reachable(self.uri):
-            try:
-                found = (
-                    self.client.get_model_version_by_alias(name, which)
-                    if mark == "@"
-                    else self.client.get_model_version(name, which)
-                )
-            except MlflowException as error:
-                if error.error_code not in GONE:
-                    raise
-                found = None
+            found = or_none(partial(by_alias if mark == "@" else by_number, name, which))
         if found is not None:
             return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
         there = [f"{name}/{one.number}" for one in self.versions(name)[-10:]]
@@ -140,15 +136,9 @@ class Versions:
 
     def users(self, version: Version) -> set[str]:
         """Whom MLflow has for the run that the version is of; nobody where the run is gone."""
-        from mlflow.exceptions import MlflowException
-
         with reachable(self.uri):
-            try:
-                user = self.client.get_run(version.run_id).data.tags.get("mlflow.user")
-            except MlflowException as error:
-                if error.error_code not in GONE:
-                    raise
-                user = None
+            run = or_none(partial(self.client.get_run, version.run_id))
+        user = run.data.tags.get("mlflow.user") if run else None
         return {str(user)} if user else set()
 
     def describe(self, version: Version, text: str) -> None:
@@ -179,27 +169,16 @@ class Versions:
         return [self._with_aliases(Version(name, number, run_id, ())) for number in numbers]
 
     def _with_aliases(self, version: Version) -> Version:
-        aliases = self.client.get_registered_model(version.name).aliases
-        mine = tuple(sorted(alias for alias, number in aliases.items() if str(number) == version.number))
-        return Version(version.name, version.number, version.run_id, mine)
+        return _version(version.name, version.number, version.run_id, self.aliases(version.name))
 
     def _registered(self, name: str) -> "RegisteredModel | None":
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self.client.get_registered_model(name)
-        except MlflowException as error:
-            if error.error_code in GONE:
-                return None
-            raise
+        return or_none(partial(self.client.get_registered_model, name))
 
     def _by_alias(self, name: str, alias: str) -> Version | None:
-        from mlflow.exceptions import MlflowException
+        found = or_none(partial(self.client.get_model_version_by_alias, name, alias))
+        return self._with_aliases(Version(name, str(found.version), str(found.run_id), ())) if found else None
 
-        try:
-            found = self.client.get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.error_code in GONE:
-                return None
-            raise
-        return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
+
+def _version(name: str, number: str, run_id: str, aliases: Mapping[str, str]) -> Version:
+    mine = tuple(sorted(alias for alias, its in aliases.items() if its == number))
+    return Version(name, number, run_id, mine)

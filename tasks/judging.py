@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ratchet.evaluation.verdict import RuleResult, Verdict
     from ratchet.registry.gate import ChampionRows
     from ratchet.registry.models import ModelRegistry
+    from ratchet.serving.program import NotExported, Parity
     from ratchet.training import Classifier, Split
 
 __all__ = ["judge_model"]
@@ -41,6 +42,7 @@ def judge_model(
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     manifest = Manifest.read(workspace.packed)
     figures = read_figures(workspace)
+    answers, exported = _answers(registry, model_uri, predictions, workspace)
     candidate = CandidateFigures(
         accuracy=figures.accuracy,
         ids=predictions.ids,
@@ -49,9 +51,9 @@ def judge_model(
         input_shape=(manifest.height, manifest.width, manifest.channels),
         calibration_error=figures.ece,
         parts=slice_columns(workspace, params.evaluation),
+        exported=exported,
     )
     champion = _champion_rows(registry, name, workspace, over)
-    answers = _answers(registry, model_uri, predictions, workspace)
     return judge(candidate, champion, params.gate, params.evaluation, answers=answers, seed=params.seed)
 
 
@@ -103,19 +105,22 @@ def _costs(champion: "Classifier", test: "Split", workspace: Workspace) -> "Cost
 
 def _answers(
     registry: "ModelRegistry", model_uri: str, predictions: "Predictions", workspace: Workspace
-) -> "RuleResult":
-    """Load the model as MLflow's users will and compare its answers with the evaluation's."""
+) -> "tuple[RuleResult, Parity | NotExported | None]":
+    """Load the model as MLflow's users will, compare its answers with the evaluation's, and its program's with its."""
     import numpy as np
     import torch
 
     from ratchet.evaluation.calibration import log_softmax
     from ratchet.registry.gate import answers_rule
+    from ratchet.serving import program
     from ratchet.training import Split
 
-    served = registry.load(model_uri)
     rows = np.arange(min(_ANSWERED_ROWS, len(predictions.ids)))
     images, _ = Split.open(workspace.packed, "test").batch(rows, torch.device("cpu"))
-    answered = served.predict(images.permute(0, 2, 3, 1).numpy())
+    pixels = images.permute(0, 2, 3, 1).numpy()
+    with registry.opened(model_uri) as (served, folder):
+        answered = served.predict(pixels)
+        exported = program.compare(folder, pixels, answered)
     measured = np.exp(log_softmax(predictions.logits[rows]))
     difference = float(np.abs(answered - measured).max())
-    return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE)
+    return answers_rule(rows=len(rows), largest_difference=difference, tolerance=_TOLERANCE), exported

@@ -199,7 +199,8 @@ class Preflight:
         uri = f"models:/{registered.model}/{registered.version}"
         images, _ = Split.open(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
         picture = images.permute(0, 2, 3, 1).numpy()
-        answer = np.asarray(ModelRegistry(scratch, tiny).load(uri).predict(picture))[0]
+        with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
+            answer = np.asarray(model.predict(picture))[0]
         best = int(answer.argmax())
         name = Manifest.read(scratch.packed).classes[best]
         return f"{uri}, loaded by mlflow.pyfunc, sees {name!r} in a test picture ({answer[best]:.0%})"

@@ -257,6 +257,9 @@ class GateSettings(Section):
     )
     latency_factor: float = Field(4.0, ge=0.0, description="times the champion's seconds it may take; 0: no rule")
     size_factor: float = Field(10.0, ge=0.0, description="times the champion's bytes its weights may take; 0: no rule")
+    export_difference: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.0001, description="probability by which its exported program may differ; 1: no rule"
+    )
 
 
 class RegistrySettings(Section):
@@ -266,6 +269,7 @@ class RegistrySettings(Section):
     promotion: Literal["automatic", "manual"] = Field(
         "automatic", description="who moves champion: the gate or a person"
     )
+    export: Literal["onnx", "none"] = Field("onnx", description="the program stored beside the weights")
     purpose: str = Field("", description="what the model is for and for whom, as its card says it; empty: its classes")
     ledger: str = Field(
         "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."

@@ -29,6 +29,7 @@ from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
+WITHOUT_PROGRAM = RegistrySettings(export="none")  # whose making takes seconds; tests that ask for one say so
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Server:
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A workspace whose runs go into a SQLite database of its own, as shipped."""
-    return Place(Workspace(tmp_path_factory.mktemp("sqlite").resolve()), Params())
+    return Place(Workspace(tmp_path_factory.mktemp("sqlite").resolve()), Params(registry=WITHOUT_PROGRAM))
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +108,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def served(server: Server, tmp_path: Path) -> Place:
     """A workspace whose runs go to the server."""
-    return Place(Workspace(tmp_path), Params(tracking=TrackingSettings(uri=server.uri, experiment="served")))
+    tracking = TrackingSettings(uri=server.uri, experiment="served")
+    return Place(Workspace(tmp_path), Params(registry=WITHOUT_PROGRAM, tracking=tracking))
 
 
 @pytest.fixture(params=["sqlite", "server"])
@@ -213,7 +215,7 @@ def new_line(key: str, tmp_path: Path, untrained: Path) -> Callable[[Place], Lin
     """Begin a line of versions at a place, in a ledger of its own and with promotion by hand."""
 
     def make(place: Place) -> Line:
-        ledger = RegistrySettings(ledger=f"sqlite:///{tmp_path}/ledger.db", promotion="manual")
+        ledger = WITHOUT_PROGRAM.model_copy(update={"ledger": f"sqlite:///{tmp_path}/ledger.db", "promotion": "manual"})
         return Line(place, key, tmp_path, untrained, place.params.model_copy(update={"registry": ledger}))
 
     return make

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import TrackingAway
-from ratchet.params import Params, TrackingSettings
+from ratchet.params import TrackingSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
@@ -87,7 +87,7 @@ def door(server: Any) -> Iterator[Door]:
 
 @pytest.fixture
 def line(door: Door, new_line: Callable[[Any], Any], served: Any) -> Any:
-    served.params = Params(tracking=TrackingSettings(uri=door.uri, experiment="served"))
+    served.params = served.params.model_copy(update={"tracking": TrackingSettings(uri=door.uri, experiment="served")})
     served.workspace = Workspace(served.workspace.root)
     return new_line(served)
 

@@ -12,6 +12,7 @@ from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.verdict import RuleResult, Verdict
 from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate import CandidateFigures, ChampionRows, answers_rule, judge
+from ratchet.serving.program import NotExported, Parity
 
 ANSWERS = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
 MEASURED = EvaluationSettings(resamples=1000)
@@ -237,9 +238,48 @@ def test_model_that_costs_many_times_the_champion_is_refused(times: dict[str, fl
     assert judge(candidate(rows(390)), costly(**times), allowed, MEASURED, answers=ANSWERS).passed
 
 
+@pytest.mark.parametrize(
+    ("exported", "words"),
+    [
+        (Parity(256, 3e-8, 0), "as the model does (largest difference 3.0e-08 on 256 rows, each in the same class)"),
+        (
+            Parity(256, 1e-4, 1),
+            "as the model does (largest difference 1.0e-04 on 256 rows, 1 of them in another class)",
+        ),
+    ],
+)
+def test_a_program_that_answers_as_the_model_does_passes(exported: Parity, words: str) -> None:
+    verdict = judge(candidate(rows(390), exported=exported), None, GateSettings(), MEASURED, answers=ANSWERS)
+    assert verdict.passed
+    assert words in verdict.words
+
+
+@pytest.mark.parametrize(
+    ("exported", "words"),
+    [
+        (
+            Parity(256, 0.02, 3),
+            "largest difference 2.0e-02 on 256 rows, 3 of them in another class; no more than 0.0001",
+        ),
+        (Parity(256, float("nan"), 0), "largest difference nan on 256 rows"),
+        (Parity(0, 0.0, 0), "on 0 rows"),
+        (NotExported("No ONNX function found for it"), "no ONNX program of it (No ONNX function found for it): mend"),
+    ],
+)
+def test_a_model_without_a_program_that_answers_as_it_does_is_refused(
+    exported: Parity | NotExported, words: str
+) -> None:
+    asking = candidate(rows(390), exported=exported)
+    verdict = judge(asking, None, GateSettings(), MEASURED, answers=ANSWERS)
+    assert [one.name for one in verdict.rules if not one.passed] == ["export"]
+    assert words in verdict.words
+    assert "registry.export: none" in verdict.words
+    assert judge(asking, None, GateSettings(export_difference=1.0), MEASURED, answers=ANSWERS).passed
+
+
 def test_rules_are_switched_off_by_their_settings() -> None:
-    off = GateSettings(calibration_error=1.0, latency_factor=0.0, size_factor=0.0)
-    asking = candidate(rows(390), calibration_error=Interval(0.8, 0.9, 1.0))
+    off = GateSettings(calibration_error=1.0, latency_factor=0.0, size_factor=0.0, export_difference=1.0)
+    asking = candidate(rows(390), calibration_error=Interval(0.8, 0.9, 1.0), exported=Parity(256, 0.5, 99))
     verdict = judge(asking, costly(weights=100.0, one=100.0), off, MEASURED, answers=ANSWERS)
     assert verdict.passed
     assert [one.name for one in verdict.rules] == ["minimum accuracy", "champion", "answers"]
@@ -252,13 +292,14 @@ def test_champion_of_another_task_is_not_asked_what_it_costs() -> None:
 
 
 def test_every_refusal_names_the_setting_that_allows_it() -> None:
-    asking = candidate(rows(100), calibration_error=Interval(0.8, 0.9, 1.0), parts=halves())
+    error = Interval(0.8, 0.9, 1.0)
+    asking = candidate(rows(100), calibration_error=error, parts=halves(), exported=Parity(256, 0.5, 99))
     holding = ChampionRows(
         "pets version 3", IDS, rows(400), CLASSES, (3, 32, 32), costs=costly(weights=99, one=9).costs
     )
     verdict = judge(asking, holding, GateSettings(), MEASURED, answers=ANSWERS)
     refused = {one.name: one.words for one in verdict.rules if not one.passed}
-    assert list(refused) == ["minimum accuracy", "champion", "slices", "calibration", "latency", "size"]
+    assert list(refused) == ["minimum accuracy", "champion", "slices", "calibration", "latency", "size", "export"]
     for words in refused.values():
         named = re.findall(r"gate\.(\w+)", words)
         assert named

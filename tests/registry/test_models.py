@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from ratchet.errors import RatchetError, RegistryError, TrackingAway
-from ratchet.params import Params, TrackingSettings
+from ratchet.params import Params, RegistrySettings, TrackingSettings
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
 from ratchet.registry.pickles import files_under, find_pickles
 from ratchet.registry.runs import Run
+from ratchet.serving.program import Program
 from ratchet.training import ModelSpec, build, load_model, save_model, seal, verify
 from ratchet.workspace import Workspace
 
@@ -57,16 +58,22 @@ def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, ver
     return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
 
 
+def open_and_close(registry: ModelRegistry, model_uri: str) -> None:
+    with registry.opened(model_uri):
+        pass
+
+
 def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
     registry: ModelRegistry, run_id: str, trained: Path
 ) -> None:
     import mlflow
 
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    served = registry.load(registry.log_model(run_id, trained, SPEC))
-    assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri()) == before
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
-    answered = served.predict(images)
+    with registry.opened(registry.log_model(run_id, trained, SPEC)) as (served, folder):
+        assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri()) == before
+        answered = served.predict(images)
+        assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     model, spec = load_model(trained)
     with torch.inference_mode():
         expected = torch.softmax(model(torch.from_numpy(images).permute(0, 3, 1, 2)), 1).numpy()
@@ -90,6 +97,24 @@ def test_logging_a_model_twice_stores_it_once(registry: ModelRegistry, place: An
     first = registry.log_model(run_id, trained, SPEC)
     assert registry.log_model(run_id, trained, SPEC) == first
     assert len(place.client.get_run(run_id).outputs.model_outputs) == 1
+
+
+def test_a_model_is_stored_again_with_a_program_until_it_is_a_version(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path
+) -> None:
+    asking = ModelRegistry(
+        place.workspace, place.params.model_copy(update={"registry": RegistrySettings(export="onnx")})
+    )
+    first = registry.log_model(run_id, trained, SPEC)
+    second = asking.log_model(run_id, trained, SPEC)
+    assert second != first
+    assert asking.log_model(run_id, trained, SPEC) == second
+    for address, has_program in ((first, False), (second, True)):
+        with asking.opened(address) as (_, folder):
+            assert isinstance(Program.of(folder), Program) is has_program
+            assert set(verify(folder) or ()) >= ({"model.onnx", "program.json"} if has_program else set())
+    asking.enter("with-a-program", run_id, second, tags={})
+    assert registry.log_model(run_id, trained, SPEC) == second
 
 
 def test_a_version_has_the_aliases_it_is_given(
@@ -157,7 +182,7 @@ def test_where_there_is_no_champion_there_is_none(registry: ModelRegistry, run_i
 
 def test_a_model_that_is_not_there_is_named(registry: ModelRegistry) -> None:
     with pytest.raises(RegistryError, match="models:/never-registered/1"):
-        registry.load("models:/never-registered/1")
+        open_and_close(registry, "models:/never-registered/1")
 
 
 def test_a_dead_address_is_told_with_the_way_out(tmp_path: Path) -> None:
@@ -187,7 +212,7 @@ def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_ev
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)
     for way_in in (
-        lambda: registry.load(model_uri),
+        lambda: open_and_close(registry, model_uri),
         lambda: registry.champion(name, tmp_path / "champion"),
         lambda: load_model(folder),
     ):
@@ -212,7 +237,7 @@ def test_a_champion_stored_without_checksums_still_loads_and_that_is_said(
     (stored(place, run_id) / "checksums.json").unlink()
     place.client.delete_tag(run_id, CHECKSUMS_TAG)
     assert registry.champion(name, tmp_path / "champion") is not None
-    registry.load(model_uri)
+    open_and_close(registry, model_uri)
     said = [record.message for record in caplog.records if record.name.startswith("ratchet")]
     assert len(said) == 2
     assert all("stored without checksums, by an earlier version: its files are not checked" in one for one in said)

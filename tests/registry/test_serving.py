@@ -32,6 +32,15 @@ model = mlflow.pyfunc.load_model("models:/served@champion")
 print(json.dumps(model.predict(np.array(json.load(sys.stdin), np.uint8)).tolist()))
 """
 
+ASKS = """
+import json, sys
+import mlflow.artifacts, numpy as np, onnxruntime
+folder = mlflow.artifacts.download_artifacts("models:/served@champion")
+session = onnxruntime.InferenceSession(f"{folder}/data/model/model.onnx")
+(probabilities,) = session.run(None, {"pixels": np.array(json.load(sys.stdin), np.uint8)})
+print(json.dumps([probabilities.tolist(), [name for name in ("torch", "ratchet") if name in sys.modules]]))
+"""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,6 +91,21 @@ def test_a_version_loads_in_a_fresh_process_by_its_alias(root: Path, environment
         check=True,
     )
     np.testing.assert_array_equal(np.array(json.loads(done.stdout), np.float32), expected)
+
+
+def test_its_program_answers_where_there_is_no_pytorch(root: Path, environment: Any, expected: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASKS],
+        input=json.dumps(IMAGES.tolist()),
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answered, imported = json.loads(done.stdout)
+    np.testing.assert_allclose(np.array(answered, np.float32), expected, atol=1e-6)
+    assert imported == []
 
 
 def test_mlflows_own_server_answers_with_the_same_probabilities_and_leaves_nothing(

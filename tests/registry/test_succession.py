@@ -282,7 +282,9 @@ def test_a_ledger_whose_end_was_cut_off_is_found(line: Line) -> None:
 
 def test_another_ledger_is_not_taken_for_the_right_one_and_repairs_nothing(line: Line, tmp_path: Path) -> None:
     line.champion()
-    line.params = line.params.model_copy(update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/other.db")})
+    line.params = line.params.model_copy(
+        update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/other.db", export="none")}
+    )
     with pytest.raises(RegistryError, match="the ledger lacks the entry"):
         line.succession.settle()
     assert line.repair() == []

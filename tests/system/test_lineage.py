@@ -31,6 +31,7 @@ PETS = {
     "gate.champion": "not-worse",
     "gate.tolerance": 0.99,
     "gate.slice_tolerance": 0.99,
+    "registry.export": "onnx",
 }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 from safetensors import safe_open
 
@@ -27,6 +29,26 @@ from torch import nn
 def block(inside, outside):
     return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU())
 """
+UNFOLLOWED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inside, classes):
+        super().__init__()
+        self.layer = nn.Linear(inside, classes)
+
+    def forward(self, images):
+        if images.mean() > 9.0:
+            images = images - 9.0
+        return self.layer(images.flatten(1))
+
+
+def net(*, classes, channels, height, width):
+    return Net(channels * height * width, classes)
+"""
+RULES = ("gate.minimum_accuracy=0.0", "gate.champion=not-worse", "gate.tolerance=0.99", "registry.export=onnx")
 SERVE = """
 import json, os, sys
 os.chdir(sys.argv[3])
@@ -34,7 +56,8 @@ import mlflow, numpy as np
 
 mlflow.set_tracking_uri(sys.argv[1])
 model = mlflow.pyfunc.load_model(f"models:/digits/{sys.argv[2]}")
-print(json.dumps(model.predict(np.zeros((1, 8, 8, 1), np.uint8)).shape))
+answers = model.predict(np.zeros((1, 8, 8, 1), np.uint8))
+print(json.dumps(answers.shape))
 print(sys.modules["mynets.parts"].__file__)
 """
 
@@ -47,7 +70,7 @@ def own(new_project: Callable[[str], Any]) -> Any:
     folder.mkdir()
     (folder / "net.py").write_text(NET)
     (folder / "parts.py").write_text(PARTS)
-    project.good("ratchet", "set", "model.factory=mynets.net:net", "model.code=mynets", "gate.minimum_accuracy=0.0")
+    project.good("ratchet", "set", "model.factory=mynets.net:net", "model.code=mynets", *RULES)
     project.good("dvc", "repro")
     return project
 
@@ -80,6 +103,14 @@ def test_mlflow_loads_the_users_model_where_the_project_is_not(own, tmp_path) ->
     assert Path(code).is_relative_to(own.root / "mlruns")
 
 
+def test_the_users_model_has_a_program_that_answers_without_its_code(own, tmp_path) -> None:
+    (program,) = (own.root / "mlruns").rglob("model.onnx")
+    answers = onnxruntime.InferenceSession(program).run(None, {"pixels": np.zeros((3, 8, 8, 1), np.uint8)})[0]
+    assert answers.shape == (3, 10)
+    assert "Its ONNX program answers as the model does" in (own.root / "data" / "registration.json").read_text()
+    assert "no pickle" in own.good("ratchet", "audit", "--store")
+
+
 def test_a_change_of_the_users_file_is_another_training_and_the_old_version_keeps_its_code(own, tmp_path) -> None:
     (own.root / "mynets" / "net.py").write_text(NET.replace("block(8, 16)", "block(8, 12)").replace("16 * 4", "12 * 4"))
     status = own.good("dvc", "status", "train")
@@ -96,6 +127,21 @@ def test_a_model_whose_code_dvc_would_not_see_is_refused(own) -> None:
     said = own.refused(*own.stage("train"))
     assert "mynets.parts (mynets/parts.py) lies outside model.code (mynets/net.py)" in said
     assert "set model.code to mynets" in said
+
+
+def test_a_model_that_cannot_be_exported_is_refused_and_registered_without_a_program_where_that_is_asked(own) -> None:
+    own.good("ratchet", "set", "model.code=mynets", "registry.promotion=automatic")
+    (own.root / "mynets" / "net.py").write_text(UNFOLLOWED)
+    reason = "(net.py, line 12: if images.mean() > 9.0:)"
+    assert reason in own.refused("ratchet", "preflight")
+    said = own.good("ratchet", "train")
+    assert "Refused: 1 of" in said
+    assert reason in json.loads((own.root / "data" / "registration.json").read_text())["words"]
+    said = own.good("ratchet", "train", "--set", "registry.export=none")
+    assert "train       nothing to do" in said.lower()
+    registration = json.loads((own.root / "data" / "registration.json").read_text())
+    assert registration["passed"]
+    assert registration["aliases"] == ["champion"]
 
 
 def test_weights_of_one_training_begin_another_layer_by_layer(project) -> None:

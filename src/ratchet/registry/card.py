@@ -15,6 +15,7 @@ from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.limits import limits
 from ratchet.evaluation.robustness import NotMeasured
 from ratchet.evaluation.verdict import Verdict
+from ratchet.serving.program import INPUT, PROGRAM
 
 __all__ = ["CardContent", "description", "render_html", "render_markdown"]
 
@@ -210,8 +211,24 @@ def _program(content: CardContent) -> str:
             f"mlflow.set_tracking_uri({content.address!r})",
             f"model = mlflow.pyfunc.load_model({f'models:/{content.name}/{content.number}'!r})",
             f"probabilities = model.predict(images)  # {takes} -> float32 (n, {len(content.figures.classes)})",
+            *_exported(content),
         ]
     )
+
+
+def _exported(content: CardContent) -> list[str]:
+    """The lines that ask the exported program, where there is one."""
+    if PROGRAM not in content.checksums:
+        return []
+    return [
+        "",
+        "# The same as an ONNX program, without PyTorch or ratchet",
+        "import onnxruntime",
+        "",
+        f"folder = mlflow.artifacts.download_artifacts({f'models:/{content.name}/{content.number}'!r})",
+        f'session = onnxruntime.InferenceSession(f"{{folder}}/data/model/{PROGRAM}")',
+        f"(probabilities,) = session.run(None, {{{INPUT!r}: images}})",
+    ]
 
 
 def _kept_out(content: CardContent) -> dict[str, object]:

@@ -7,6 +7,8 @@ import shutil
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ __all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
 
 CHAMPION = "champion"
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, apart from the files themselves
+_EXPORT_TAG = "ratchet.model_export"  # of the run: what registry.export was as its model was stored
 _ARTIFACT = "model"
 _NOT_STORED = shutil.ignore_patterns("__pycache__")
 
@@ -47,51 +50,81 @@ class ModelRegistry(Versions):
     """
 
     def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
-        """Put the model in `folder`, with the checksums of its files, among the run's, once; its address for `load`."""
+        """Put the model in `folder`, with its program and the checksums of all, among the run's; its address.
+
+        It is stored once: again only while it is no version, and if registry.export was another then.
+        """
         import mlflow.pyfunc
         import numpy as np
         from mlflow.models import ModelSignature
         from mlflow.types import Schema, TensorSpec
 
-        from ratchet.training import seal
-
-        with reachable(self.uri), active(self.workspace, self.params.tracking):
-            known = self.client.get_run(run_id).data.tags.get("ratchet.model_uri")
-            if known:
-                return known
-            signature = ModelSignature(
-                inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
-                outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
-            )
+        with reachable(self.uri):
+            known = self._logged(run_id)
+        if known:
+            return known
+        signature = ModelSignature(
+            inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
+        )
+        environment = _environment()  # before the exporter imports its own
+        with tempfile.TemporaryDirectory() as place:
+            sealed, checksums = self._sealed(folder, Path(place, _ARTIFACT))
             with (
-                tempfile.TemporaryDirectory() as place,
+                reachable(self.uri),
+                active(self.workspace, self.params.tracking),
                 warnings.catch_warnings(),
                 mlflow.start_run(run_id=run_id),
             ):
                 warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
-                sealed = Path(shutil.copytree(folder, Path(place, _ARTIFACT), ignore=_NOT_STORED))
-                checksums = seal(sealed)
                 logged = mlflow.pyfunc.log_model(
                     name=_ARTIFACT,
                     loader_module="ratchet.registry.pyfunc",
                     data_path=str(sealed),
                     signature=signature,
-                    conda_env=_environment(),
+                    conda_env=environment,
                 )
+        with reachable(self.uri):
             self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
+            self.client.set_tag(run_id, _EXPORT_TAG, self.params.registry.export)
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
-            return str(logged.model_uri)
+        return str(logged.model_uri)
 
-    def load(self, model_uri: str) -> "PyFuncModel":
-        """Load a model the way any MLflow user does."""
+    def _sealed(self, folder: Path, place: Path) -> tuple[Path, dict[str, str]]:
+        """A model's files as they are stored: with the program that registry.export asks for, and their checksums."""
+        from ratchet.serving.export import export
+        from ratchet.training import load_model, seal
+
+        shutil.copytree(folder, place, ignore=_NOT_STORED)
+        if self.params.registry.export == "onnx":
+            export(*load_model(place), place)
+        return place, seal(place)
+
+    def _logged(self, run_id: str) -> str | None:
+        """The address of the run's model, unless it is to be stored (again)."""
+        tags = self.client.get_run(run_id).data.tags
+        known: str | None = tags.get("ratchet.model_uri")
+        as_set = tags.get(_EXPORT_TAG, "none") == self.params.registry.export
+        return known if as_set or self.client.search_model_versions(f"run_id='{run_id}'") else None
+
+    @contextmanager
+    def opened(self, model_uri: str) -> "Iterator[tuple[PyFuncModel, Path]]":
+        """Load a model the way any MLflow user does; with the folder of its files, which is there until the end.
+
+        Raises:
+            RegistryError: its files cannot be had, or are not those that were stored.
+        """
         import mlflow.pyfunc
+        from mlflow.artifacts import download_artifacts
 
-        with active(self.workspace, self.params.tracking), files_of(model_uri, self.uri):
-            try:
-                loaded: PyFuncModel = mlflow.pyfunc.load_model(model_uri)
-            except TrainingError as error:  # of our loader's: files that are not those that were stored
-                raise RegistryError(f"{model_uri}: {error}") from error
-            return loaded
+        with tempfile.TemporaryDirectory() as place:
+            with active(self.workspace, self.params.tracking), files_of(model_uri, self.uri):
+                folder = download_artifacts(artifact_uri=model_uri, dst_path=place)
+                try:
+                    loaded = mlflow.pyfunc.load_model(folder)
+                except TrainingError as error:  # of our loader's: files that are not those that were stored
+                    raise RegistryError(f"{model_uri}: {error}") from error
+            yield loaded, Path(folder, "data", _ARTIFACT)
 
     def champion(self, name: str, into: Path) -> Champion | None:
         """The version that has the alias, its files copied to `into`; None when there is none yet.

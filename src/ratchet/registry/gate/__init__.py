@@ -13,13 +13,14 @@ from ratchet.registry.gate.answers import answers_rule
 from ratchet.registry.gate.calibration import calibrated
 from ratchet.registry.gate.case import CandidateFigures, Case, ChampionRows
 from ratchet.registry.gate.costs import latency, size
+from ratchet.registry.gate.export import export_parity
 from ratchet.registry.gate.parts import no_part_worse
 
 __all__ = ["RULES", "CandidateFigures", "Case", "ChampionRows", "Rule", "answers_rule", "judge"]
 
 Rule = Callable[[Case], RuleResult | None]
 
-RULES: tuple[Rule, ...] = (minimum_accuracy, against_champion, no_part_worse, calibrated, latency, size)
+RULES: tuple[Rule, ...] = (minimum_accuracy, against_champion, no_part_worse, calibrated, latency, size, export_parity)
 """What is asked, in this order; last, whether the stored model answers."""
 
 

@@ -12,6 +12,7 @@ from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.latency import Costs
 from ratchet.params import EvaluationSettings, GateSettings
 from ratchet.registry.gate.words import listed
+from ratchet.serving.program import NotExported, Parity
 
 __all__ = ["CandidateFigures", "Case", "ChampionRows"]
 
@@ -29,6 +30,7 @@ class CandidateFigures:
     input_shape: tuple[int, ...]  # of one sample, as the model takes it
     calibration_error: Interval
     parts: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> each row's value
+    exported: Parity | NotExported | None = None  # its program's answers; None: it was stored without one
 
 
 @dataclass(frozen=True)

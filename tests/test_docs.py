@@ -1,6 +1,8 @@
 """The pages in docs/ keep up with the product."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,18 @@ def test_every_evaluation_setting_is_named_on_its_page() -> None:
     assert not missing
     for kind in KINDS:
         assert f"`robustness_{kind}`" in page
+
+
+def test_the_systemd_unit_holds(tmp_path: Path) -> None:
+    """As systemd reads it; the programs it names are put where this machine has something to start."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze, which reads units as systemd does, is not on this machine")
+    [unit] = re.findall(r"```ini\n(.*?)```", (DOCS / "operate.md").read_text(encoding="utf-8"), re.DOTALL)
+    program = tmp_path / ".venv" / "bin" / "ratchet"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    path = tmp_path / "ratchet.service"
+    path.write_text(unit.replace("/srv/ratchet", str(tmp_path)), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if path.name in line]  # other units of this machine are its own
+    assert not told

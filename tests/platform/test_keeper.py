@@ -1,6 +1,7 @@
 """What must hold for any part: all of it ends, nothing else does. Plain processes stand for the servers."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,16 @@ pathlib.Path("started").touch()
 time.sleep(600)
 """
 WORKER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True).wait()"
+# Lives until it is killed, and from then on dies as soon as it is started.
+DOOMED = """
+import pathlib, sys, time
+with open("lives", "a") as file:
+    file.write("x")
+if pathlib.Path("started").exists():
+    sys.exit(3)
+pathlib.Path("started").touch()
+time.sleep(600)
+"""
 STUBBORN = (
     "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('started').touch(); time.sleep(600)"
 )
@@ -54,6 +65,62 @@ def start(tmp_path: Path) -> Iterator[Started]:
     for part, process in made:
         part.end(grace=0.0)
         process.wait()
+
+
+def kill_command(part: Part) -> None:
+    command = part.command()
+    assert command is not None
+    command.kill()
+
+
+def test_what_dies_unasked_is_started_again_once_all_it_left_has_ended(start: Started, tmp_path: Path) -> None:
+    part, _ = start(WORKER)
+    part.keep()
+    first = set(marked(part.token))
+    (tmp_path / "started").unlink()
+    kill_command(part)
+    until((tmp_path / "started").exists)
+    assert (tmp_path / "left").exists()
+    assert len(marked(part.token)) == 3
+    assert first & set(marked(part.token)) == {part.pid}
+    until(part.restarts)
+    assert part.restarts() == 1
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| ratchet \| "
+    assert re.search(stamp + "was killed by signal 9: started again in 1 s", part.log.read_text())
+    assert part.end(grace=20.0) == 0
+    assert marked(part.token) == []
+
+
+def test_what_dies_at_each_start_is_started_ever_more_rarely_and_ends_in_its_pause(
+    start: Started, tmp_path: Path
+) -> None:
+    part, process = start(DOOMED)
+    part.keep()
+    kill_command(part)
+    until(lambda: "started again in 4 s" in part.log.read_text())
+    pauses = re.findall(r"exit status 3: started again in (\d+) s", part.log.read_text())
+    assert pauses == ["2", "4"]
+    assert part.command() is None
+    assert part.alive()
+    part.end(grace=20.0)
+    assert process.wait() == 143
+    assert (tmp_path / "lives").read_text() == "xxx"
+
+
+def test_a_log_that_has_grown_large_is_put_aside_when_a_part_is_started_again(start: Started, tmp_path: Path) -> None:
+    part, _ = start(STUBBORN, grace=0.0)
+    part.keep()
+    with part.log.open("ab") as file:
+        file.write(b"x" * 10_000_001)
+    kill_command(part)
+    until((tmp_path / "part.old.log").exists)
+    until(lambda: part.log.exists() and "starts again" in part.log.read_text())
+
+
+def test_a_tally_of_an_earlier_part_is_not_this_ones(start: Started, tmp_path: Path) -> None:
+    (tmp_path / "part.json").write_text('{"token": "of another", "restarts": 7}')
+    part, _ = start(STUBBORN, grace=0.0)
+    assert part.restarts() == 0
 
 
 def test_a_child_in_its_own_session_is_told_to_go_and_goes(start: Started, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The servers are started once, over a project folder whose path has a space and a
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,9 +23,12 @@ import pytest
 from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.params import PlatformSettings
-from ratchet.platform import Addresses, PrefectServer, client_environment, down, status, up
+from ratchet.platform import Addresses, PrefectServer, client_environment, down, servers, status, up
+from ratchet.platform.condition import TITLES
 from ratchet.platform.guard import marked
-from ratchet.platform.processes import free_port
+from ratchet.platform.processes import Part, free_port, port_holder
+from ratchet.platform.record import Record
+from ratchet.settings import override
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -95,6 +99,9 @@ class Running:
     said: list[str]
     home: Path
 
+    def parts(self) -> dict[str, Part]:
+        return Record.read(self.workspace).parts
+
     def up_again(self, say: Callable[[str], None]) -> Addresses:
         return up(self.workspace, self.settings, tracking_uri=TRACKING, say=say)
 
@@ -103,6 +110,7 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("platform").resolve()
     workspace, settings, said = make_project(folder / "my prøject"), free_settings(), list[str]()
+    override(workspace.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
     home = folder / "home"
     home.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -137,6 +145,32 @@ def flow_runs(running: Running) -> list[dict[str, Any]]:
     body = {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}, "sort": "START_TIME_DESC"}
     found: list[dict[str, Any]] = ask(f"{running.addresses.prefect_api}/flow_runs/filter", body)
     return found
+
+
+def ratchet(running: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ratchet.cli", *arguments]
+    return subprocess.run(command, cwd=running.workspace.root, capture_output=True, text=True, check=False)
+
+
+def states(running: Running) -> list[str]:
+    return [server.state for server in status(running.workspace)]
+
+
+def kill_command(part: Part) -> None:
+    """The server or the worker itself; its keeper lives."""
+    command = part.command()
+    assert command is not None
+    command.kill()
+
+
+def ours(workspace: Workspace) -> list[psutil.Process]:
+    """Every process that works in the project folder."""
+    return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(workspace.root)]
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.1)
 
 
 def tokens(workspace: Workspace) -> list[str]:
@@ -196,22 +230,86 @@ def test_up_twice_starts_nothing_twice(running: Running) -> None:
     assert sum("already up" in line for line in said) == 3
 
 
-def test_a_killed_worker_is_replaced_and_its_run_is_not_running_for_ever(running: Running) -> None:
+def test_a_killed_worker_comes_back_and_its_run_gives_back_its_deployments_place(running: Running) -> None:
     left = running.workspace.root / "left.txt"
-    prefect(running, "deployment", "run", "train-flow/local", "--param", 'overrides={"wait": "yes"}')
-    while not (running.workspace.root / "waiting.txt").exists():
-        time.sleep(0.1)
-    before = files.read_json(running.workspace.state / "servers.json")["parts"]
-    worker = next(part for part in before if part["name"] == "worker")
-    psutil.Process(worker["pid"]).children()[0].kill()
-    while marked(worker["token"]):
-        time.sleep(0.1)
-    running.up_again(lambda line: None)
-    assert [server.state for server in status(running.workspace)] == ["up", "up", "up"]
+    prefect(running, "deployment", "run", "train-flow/nightly", "--param", 'overrides={"wait": "yes"}')
+    until((running.workspace.root / "waiting.txt").exists)
+    before = running.parts()
+    kill_command(before["worker"])
+    until(lambda: states(running) == ["up", "up", "restarting"])
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert running.parts() == before
+    assert [server.restarts for server in status(running.workspace)] == [0, 0, 1]
     assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
     assert left.read_text() == "checkpoint"
+    assert " was killed by signal 9: started again in 1 s" in before["worker"].log.read_text()
+    prefect(running, "deployment", "run", "train-flow/nightly", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+
+
+def test_killed_servers_answer_again_at_their_addresses(running: Running) -> None:
+    before = running.parts()
+    for name in ("prefect", "mlflow"):
+        kill_command(before[name])
+    until(lambda: states(running)[:2] == ["restarting", "restarting"])
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert running.parts() == before
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+    assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
     prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
     assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+
+
+def test_a_worker_that_prefects_server_does_not_hear_from_is_silent(running: Running) -> None:
+    worker = running.parts()["worker"].command()
+    assert worker is not None
+    worker.suspend()
+    try:
+        # What a worker says that promises to speak every second: some seconds later it is late.
+        api, said = running.addresses.prefect_api, {"name": "local", "heartbeat_interval_seconds": 1}
+        servers.call(api, "/work_pools/local/workers/heartbeat", said)
+        until(lambda: states(running) == ["up", "up", "silent"])
+        told = ratchet(running, "status")
+        assert told.returncode == 1
+        assert "worker: silent at " in told.stdout
+    finally:
+        worker.resume()
+    until(lambda: states(running) == ["up", "up", "up"])
+    told = ratchet(running, "status")
+    assert told.returncode == 0
+    assert re.search(r"worker: up for .* at http://.*, started again 1 time$", told.stdout, re.MULTILINE)
+
+
+def test_a_server_whose_port_was_taken_meanwhile_waits_for_it(running: Running) -> None:
+    part, port = running.parts()["mlflow"], running.settings.mlflow_port
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kill_command(part)
+        until(lambda: port_holder(HOST, port) is None)
+        thief.bind((HOST, port))
+        thief.listen()
+        until(lambda: "ended by itself, exit status" in part.log.read_text())
+        assert states(running)[1] == "restarting"
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert "address already in use" in part.log.read_text()
+    assert running.parts()["mlflow"] == part
+
+
+def test_two_ups_at_once_start_anew_what_lost_its_keeper_and_nothing_twice(running: Running) -> None:
+    before = running.parts()
+    psutil.Process(before["mlflow"].pid).kill()
+    until(lambda: states(running) == ["up", "down", "up"])
+    assert marked(before["mlflow"].token)  # the server itself, which nobody looks after any more
+    environment = os.environ | {"RATCHET_ROOT": str(running.workspace.root)}
+    command = [sys.executable, "-m", "ratchet.cli", "up"]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    after = running.parts()
+    assert states(running) == ["up", "up", "up"]
+    assert not marked(before["mlflow"].token)
+    assert {name for name in TITLES if after[name] != before[name]} == {"mlflow"}
+    found = [process.environ().get("RATCHET_PART") for process in ours(running.workspace)]
+    assert set(found) == {part.token for part in after.values()}
 
 
 def test_a_run_uses_the_server_that_is_up(running: Running) -> None:
@@ -257,8 +355,7 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
     assert "file is not a database" in str(told.value)
     assert str(project.state / "logs" / "mlflow.log") in str(told.value)
     assert not (project.state / "servers.json").exists()
-    root = str(project.root)
-    assert not [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == root]
+    assert not ours(project)
 
 
 def test_one_port_for_both_is_refused(project: Workspace) -> None:

@@ -9,6 +9,7 @@ import typer
 from ratchet.cli.data import data
 from ratchet.cli.models import models
 from ratchet.cli.plain import PLAIN, become
+from ratchet.cli.servers import servers
 from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
 
@@ -100,31 +101,4 @@ def sync() -> None:
         typer.echo("nothing waits: MLflow has everything")
 
 
-@app.command()
-def up() -> None:
-    """Start Prefect server, MLflow server and a worker, and create the deployments."""
-    from ratchet import platform, settings
-    from ratchet.registry.mlflow_store import address
-
-    workspace = Workspace.find()
-    params = settings.load(workspace.params)
-    platform.up(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
-    typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
-
-
-@app.command()
-def down() -> None:
-    """Stop what `ratchet up` started."""
-    from ratchet import platform
-
-    platform.down(Workspace.find(), say=typer.echo)
-
-
-@app.command()
-def status() -> None:
-    """Say which servers are up."""
-    from ratchet import platform
-
-    for server in platform.status(Workspace.find()):
-        where = f" at {server.address} (process {server.pid})" if server.address else ""
-        typer.echo(f"{server.title}: {server.state}{where}")
+app.add_typer(servers)

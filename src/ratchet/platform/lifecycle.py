@@ -1,10 +1,9 @@
-"""`up`, `down` and `status`: Prefect's server, MLflow's server and a worker on this machine."""
+"""`up` and `down`: Prefect's server, MLflow's server and a worker on this machine."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
@@ -12,14 +11,14 @@ from filelock import FileLock, Timeout
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.params import PlatformSettings
 from ratchet.platform import deployments, servers
+from ratchet.platform.condition import TITLES, condition
 from ratchet.platform.processes import Part, free_port_after, port_holder
 from ratchet.platform.record import Record
 from ratchet.workspace import Workspace
 
-__all__ = ["Addresses", "ServerStatus", "down", "status", "up"]
+__all__ = ["Addresses", "down", "turn", "up"]
 
 _TURN = 300.0  # seconds to wait for another `up` or `down`
-_TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker"}
 _GRACE = {"prefect": servers.SERVER_GRACE, "mlflow": servers.SERVER_GRACE, "worker": servers.RUN_GRACE}
 
 
@@ -33,19 +32,8 @@ class Addresses:
     deployments: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ServerStatus:
-    """One server as it is now. `silent`: its process lives but it does not answer."""
-
-    name: str
-    title: str
-    state: Literal["up", "silent", "down"]
-    address: str | None
-    pid: int | None
-
-
 def up(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, say: Callable[[str], None]) -> Addresses:
-    """Start what is not up yet, and create the deployments of prefect.yaml.
+    """Start what is not up yet, and create the deployments of prefect.yaml. What dies afterwards is started again.
 
     Args:
         tracking_uri: database that MLflow's server serves; an http address is a server already, and none is started.
@@ -55,7 +43,7 @@ def up(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, s
         PlatformError: a port is taken, a part dies while starting or does not answer, or prefect.yaml is refused. What
             this call had started is stopped again.
     """
-    with _turn(workspace, say):
+    with turn(workspace, say):
         climb = _Climb(workspace, settings, tracking_uri, say, Record.read(workspace))
         try:
             return climb.run()
@@ -70,7 +58,7 @@ def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:
     Raises:
         PlatformError: .ratchet/servers.json is damaged.
     """
-    with _turn(workspace, say):
+    with turn(workspace, say):
         record = Record.read(workspace)
         if not record.parts:
             say("nothing is up")
@@ -81,25 +69,6 @@ def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:
         deployments.unpoint_clients(workspace)
 
 
-def status(workspace: Workspace) -> list[ServerStatus]:
-    """How each server is now; starts and stops nothing."""
-    record = Record.read(workspace)
-    found = []
-    for name, title in _TITLES.items():
-        part = record.parts.get(name)
-        if part is None or not part.alive():
-            found.append(ServerStatus(name, title, "down", None, None))
-        else:
-            state: Literal["up", "silent"] = "up" if _healthy(part) else "silent"
-            found.append(ServerStatus(name, title, state, part.address, part.pid))
-    return found
-
-
-def _healthy(part: Part) -> bool:
-    health = {"prefect": "/api/health", "mlflow": "/health"}.get(part.name)
-    return part.alive() and (health is None or servers.answers(part.address + health, timeout=5.0))
-
-
 def _stop(record: Record, name: str, say: Callable[[str], None]) -> None:
     part = record.parts.get(name)
     if part is None:
@@ -107,13 +76,13 @@ def _stop(record: Record, name: str, say: Callable[[str], None]) -> None:
     alive, began = part.alive(), time.monotonic()
     killed = record.end(name, grace=_GRACE[name])
     how = f"{killed} processes had to be killed, " if killed else ""
-    say(f"{_TITLES[name]}: stopped ({how}{time.monotonic() - began:.1f} s)" if alive else f"{_TITLES[name]}: was gone")
+    say(f"{TITLES[name]}: stopped ({how}{time.monotonic() - began:.1f} s)" if alive else f"{TITLES[name]}: was gone")
 
 
 def _settle(record: Record, say: Callable[[str], None], *, missed: bool) -> None:
     """The true state for the runs that the worker left behind, where Prefect's server can still be told."""
     prefect = record.parts.get("prefect")
-    if prefect is None or not _healthy(prefect):
+    if prefect is None or condition(prefect) != "up":
         return
     try:
         for line in deployments.settle_runs(f"{prefect.address}/api", missed=missed):
@@ -123,8 +92,13 @@ def _settle(record: Record, say: Callable[[str], None], *, missed: bool) -> None
 
 
 @contextmanager
-def _turn(workspace: Workspace, say: Callable[[str], None]) -> Iterator[None]:
-    """Be the only `up` or `down` in this workspace."""
+def turn(workspace: Workspace, say: Callable[[str], None]) -> Iterator[None]:
+    """Be the only `up` or `down` in this workspace.
+
+    Raises:
+        PlatformError: another is at work for minutes.
+        WorkspaceError: the folder cannot be written.
+    """
     try:
         workspace.state.mkdir(exist_ok=True)
         lock = FileLock(workspace.state / "platform.lock")
@@ -160,13 +134,18 @@ class _Climb:
     started: dict[str, servers.Starting] = field(default_factory=dict)
 
     def run(self) -> Addresses:
-        missing = [name for name in _TITLES if not self._stands(name)]
+        missing = [name for name in TITLES if not self._stands(name)]
         self._check_ports(missing)
         self._start_servers(missing)
         api = f"{self.record.parts['prefect'].address}/api"
         made = self._start_work(api, missing)
         if not deployments.point_clients(self.workspace, api):
             self.say(f"prefect.toml is your own and stays: for Prefect's commands `export PREFECT_API_URL={api}`")
+        for starting in self.started.values():
+            if starting.process.poll() is not None:
+                raise servers.failure(starting.part, "ended while the others started")
+        for part in self.record.parts.values():
+            part.keep()
         for starting in self.started.values():
             starting.process.returncode = 0  # it outlives this process: not to be waited for, not to be warned of
         mlflow = self.record.parts.get("mlflow")
@@ -185,16 +164,16 @@ class _Climb:
         """Is this part up? What a dead or a silent one left behind is ended."""
         if name == "mlflow" and urlsplit(self.tracking_uri).scheme in ("http", "https"):
             self.record.end(name, grace=_GRACE[name])
-            self.say(f"{_TITLES[name]}: {self.tracking_uri} (tracking.uri; not ours to start)")
+            self.say(f"{TITLES[name]}: {self.tracking_uri} (tracking.uri; not ours to start)")
             return True
         part = self.record.parts.get(name)
         if part is None:
             return False
         prefect = self.record.parts.get("prefect")
-        if _healthy(part) and (name != "worker" or (prefect and part.address == f"{prefect.address}/api")):
-            self.say(f"{_TITLES[name]}: already up, {part.address}")
+        if condition(part) == "up" and (name != "worker" or (prefect and part.address == f"{prefect.address}/api")):
+            self.say(f"{TITLES[name]}: already up, {part.address}")
             return True
-        self.say(f"{_TITLES[name]}: process {part.pid} is gone or does not answer: starting it anew")
+        self.say(f"{TITLES[name]}: process {part.pid} is gone or does not answer: starting it anew")
         self.record.end(name, grace=_GRACE[name])
         return False
 
@@ -255,4 +234,4 @@ class _Climb:
 
     def _tell(self, part: Part, seconds: float) -> None:
         where = f"work pool {servers.POOL!r}, one run at a time" if part.name == "worker" else part.address
-        self.say(f"{_TITLES[part.name]}: {where} ({seconds:.1f} s)")
+        self.say(f"{TITLES[part.name]}: {where} ({seconds:.1f} s)")

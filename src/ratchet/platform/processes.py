@@ -1,6 +1,7 @@
 """Processes we start: known by pid, time of creation and token, so that another's is never signalled."""
 
 import errno
+import json
 import os
 import socket
 import subprocess
@@ -15,12 +16,11 @@ from typing import Any
 import psutil
 
 from ratchet.errors import PlatformError
-from ratchet.platform.guard import MARK, end_marked
+from ratchet.platform.guard import KEEP, MARK, end_marked, open_log, tally
 
 __all__ = ["Part", "free_port", "free_port_after", "port_holder", "spawn"]
 
 _GUARD = Path(__file__).with_name("guard.py")
-_LOG_LIMIT = 10_000_000  # bytes after which a log starts anew; the old one is kept beside it
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,29 @@ class Part:
             return bool(same and process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
+
+    def command(self) -> psutil.Process | None:
+        """What the keeper runs now; None while nothing runs."""
+        try:
+            if self.alive():
+                children = psutil.Process(self.pid).children()
+                return next((child for child in children if child.status() != psutil.STATUS_ZOMBIE), None)
+        except psutil.NoSuchProcess:  # it has just ended
+            pass
+        return None
+
+    def keep(self) -> None:
+        """It is up: should its command die from now on, the keeper starts it again."""
+        if self.alive():
+            psutil.Process(self.pid).send_signal(KEEP)
+
+    def restarts(self) -> int:
+        """How often the keeper has started the command again."""
+        try:
+            told = json.loads(tally(self.log).read_text())
+            return int(told["restarts"]) if told["token"] == self.token else 0
+        except (OSError, ValueError, KeyError, TypeError):  # never
+            return 0
 
     def end(self, *, grace: float) -> int:
         """SIGTERM, then after `grace` seconds SIGKILL, to all that belongs to this part, the keeper last.
@@ -99,16 +122,15 @@ def spawn(
 ) -> tuple[Part, "subprocess.Popen[bytes]"]:
     """Start `command` under a keeper in a session of its own; returns at once.
 
+    Until `keep` the keeper ends with its command.
+
     Args:
         grace: seconds between SIGTERM and SIGKILL when it ends.
         tied: it also ends when this process does, however that dies.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > _LOG_LIMIT:
-        os.replace(log, log.with_suffix(".old.log"))
     token = uuid.uuid4().hex
-    keeper = [sys.executable, "-I", str(_GUARD), *(["--tied"] if tied else []), str(grace), *command]
-    with log.open("ab") as out:
+    keeper = [sys.executable, "-I", str(_GUARD), *(["--tied"] if tied else []), str(grace), str(log), *command]
+    with os.fdopen(open_log(log), "ab") as out:
         process = subprocess.Popen(
             keeper,
             cwd=cwd,

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ratchet.workspace import Workspace
 
 __all__ = [
     "POOL",
+    "STARTED",
     "Starting",
     "address",
     "answers",
@@ -31,12 +32,14 @@ __all__ = [
     "start_prefect",
     "start_worker",
     "wait_for",
+    "worker_seen",
 ]
 
 POOL = "local"
 STARTED = 120.0  # seconds a server may take to answer: a cold disk and a busy machine included
 SERVER_GRACE = 5.0  # seconds a server has to close its database
 RUN_GRACE = 20.0  # seconds a flow run has to write a checkpoint
+_MISSED_BEATS = 3  # after which a worker counts as gone, as for Prefect's own pages
 
 _QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -117,17 +120,23 @@ def start_worker(workspace: Workspace, *, api: str) -> Starting:
         folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder
     )
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    command += ["--name", POOL, "--limit", "1"]
+    command = [sys.executable, "-m", "ratchet.platform.worker", api]
     since = datetime.now(UTC)
-    return _start(workspace, "worker", command, environment, api, lambda: _worker_seen(api, since), RUN_GRACE)
+    return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, since), RUN_GRACE)
 
 
-def _worker_seen(api: str, since: datetime) -> bool:
-    """Has our worker reported to the pool after `since`?"""
-    workers = call(api, f"/work_pools/{POOL}/workers/filter", {})
-    seen = (datetime.fromisoformat(w["last_heartbeat_time"]) for w in workers if w["name"] == POOL)
-    return any(time_seen >= since for time_seen in seen)
+def worker_seen(api: str, since: datetime) -> bool:
+    """Has our worker reported to the pool after `since`, and lately?
+
+    Raises:
+        PlatformError: Prefect's server refuses or does not answer.
+    """
+    for worker in call(api, f"/work_pools/{POOL}/workers/filter", {}):
+        if worker["name"] == POOL:
+            heard = datetime.fromisoformat(worker["last_heartbeat_time"])
+            most = _MISSED_BEATS * timedelta(seconds=worker["heartbeat_interval_seconds"] or 30)
+            return heard >= since and datetime.now(UTC) - heard <= most
+    return False
 
 
 def _start(

@@ -1,0 +1,33 @@
+"""The pool's worker: settles what an earlier one left behind, then becomes Prefect's.
+
+Run as a module (`python -m ratchet.platform.worker API`), by a keeper that may start it again at any time: a run that
+died with the worker before would else stay Running for ever, and hold its deployment's only place.
+"""
+
+import os
+import sys
+import time
+
+from ratchet.errors import PlatformError
+from ratchet.platform.deployments import settle_runs
+from ratchet.platform.servers import POOL, answers
+
+_WORKER = ("worker", "start", "--pool", POOL, "--type", "process", "--name", POOL, "--limit", "1")
+
+
+def main(api: str) -> None:
+    """Wait for Prefect's server, which may just be starting again itself, settle, and become the worker."""
+    if not answers(f"{api}/health"):
+        print(f"waiting for Prefect's server at {api}", flush=True)
+    while not answers(f"{api}/health"):
+        time.sleep(0.5)
+    try:
+        for line in settle_runs(api, missed=False):
+            print(line, flush=True)
+    except PlatformError as error:  # the keeper tries again
+        sys.exit(f"ratchet: {error}")
+    os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

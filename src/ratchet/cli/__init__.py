@@ -104,11 +104,17 @@ def sync() -> None:
 def up() -> None:
     """Start Prefect server, MLflow server and a worker, and create the deployments."""
     from ratchet import platform, settings
-    from ratchet.registry.mlflow_store import address
+    from ratchet.registry.mlflow_store import address, artifacts
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
-    platform.up(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
+    platform.up(
+        workspace,
+        params.platform,
+        tracking_uri=address(workspace, params.tracking),
+        artifacts=artifacts(workspace, params.tracking),
+        say=typer.echo,
+    )
     typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
 

@@ -78,7 +78,6 @@ def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
     A remote that cannot be reached is said, not fatal: `dvc push` stores it later.
     """
     from dvc.config import NoRemoteError
-    from dvc.exceptions import DvcException
 
     with _opened(root) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
@@ -90,8 +89,9 @@ def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
             repo.push(targets=[name], run_cache=True)
         except NoRemoteError:
             pass  # a workspace without a remote keeps its versions in .dvc/cache alone
-        except (DvcException, OSError) as error:
-            say(f"{name}: recorded, but not stored in DVC's remote ({error}): `dvc push` stores it later")
+        except Exception as error:  # each kind of remote has its own errors, and the version is safe in DVC's cache
+            told = (str(error).splitlines() or [type(error).__name__])[0]
+            say(f"recorded, but not stored in DVC's remote ({told}): `dvc push` stores it later")
 
 
 @contextmanager

@@ -58,8 +58,8 @@ def as_task(
         with disk_errors(workspace.root), PrefectWatch(name, unit=unit) as watch:
             made = stage(params, workspace, watch=watch, **extra)
             watch.say(made.words)
-        _refuse_if_edited(params, workspace)
-        dvc_stage.record(workspace.root, name, say=logger.warning)
+            _refuse_if_edited(params, workspace)
+            dvc_stage.record(workspace.root, name, say=watch.say)
         return Completed(message=made.words, data=made)
 
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":

@@ -293,6 +293,11 @@ class TrackingSettings(Section):
 
     uri: str = Field("sqlite:///mlruns/mlflow.db", min_length=1, description="MLflow tracking address")
     experiment: str = Field("ratchet", min_length=1, description="MLflow experiment")
+    artifacts: str = Field(
+        "auto",
+        min_length=1,
+        description="where a new experiment's files go: a folder or s3://...; auto: mlruns/artifacts",
+    )
     tensorboard: bool = Field(False, description="write all curves to mlruns/tensorboard too")
 
 
@@ -301,6 +306,11 @@ class PlatformSettings(Section):
 
     host: str = Field("127.0.0.1", min_length=1, description="address the servers listen on")
     prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
+    prefect_database: str = Field(
+        "auto",
+        pattern="^(auto|postgresql://.+)$",
+        description="its database: postgresql://...; auto: SQLite in .ratchet",
+    )
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
 
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ratchet import faults, files
 from ratchet.errors import SettingsError
+from ratchet.page import without_password
 from ratchet.params import Params, Section
 
 __all__ = ["changed", "dotted", "flatten", "load", "override", "parse_assignments", "template"]
@@ -196,11 +197,30 @@ def _contradictions(params: Params) -> Iterator[str]:
         yield "data.folds: found 1; allowed: 0, for none, or 2 and more"
     elif data.fold >= max(1, data.folds):
         yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
+    yield from _passwords(params)
     if params.access.four_eyes and params.registry.promotion == "automatic":
         yield (
             "access.four_eyes: found true; allowed with registry.promotion: manual alone, for a gate has no eyes: set "
             "that, or access.four_eyes=false"
         )
+
+
+def _passwords(params: Params) -> Iterator[str]:
+    """Addresses with a password in them: the file is committed, and every run notes its settings."""
+    for section, ways in (
+        (
+            "tracking",
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or for PostgreSQL PGPASSWORD or ~/.pgpass",
+        ),
+        ("registry", "PGPASSWORD or ~/.pgpass"),
+        ("platform", "PGPASSWORD or ~/.pgpass"),
+    ):
+        for name, value in getattr(params, section).model_dump().items():
+            if isinstance(value, str) and (shown := without_password(value)) != value:
+                yield (
+                    f"{section}.{name}: found {shown}, whose password would be committed and noted by every run; "
+                    f"allowed: an address without one; give it by the environment: {ways}"
+                )
 
 
 def _plain(node: Any) -> Any:

@@ -34,6 +34,7 @@ from ratchet.workspace import Workspace
 REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 TRACKING = "sqlite:///mlruns/mlflow.db"
+FILES = "mlruns/artifacts"
 
 FLOW = '''
 """A flow with the real one's name and parameter: it answers at once, or stays until it is told to go."""
@@ -103,7 +104,7 @@ class Running:
         return Record.read(self.workspace).parts
 
     def up_again(self, say: Callable[[str], None]) -> Addresses:
-        return up(self.workspace, self.settings, tracking_uri=TRACKING, say=say)
+        return up(self.workspace, self.settings, tracking_uri=TRACKING, artifacts=FILES, say=say)
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +117,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # a person's own: `up` must not follow it
-        addresses = up(workspace, settings, tracking_uri=TRACKING, say=said.append)
+        addresses = up(workspace, settings, tracking_uri=TRACKING, artifacts=FILES, say=said.append)
         try:
             yield Running(workspace, settings, addresses, said, home)
         finally:
@@ -340,7 +341,7 @@ def test_a_taken_port_is_told_by_whom_and_nothing_is_started(project: Workspace)
         holder.bind((HOST, settings.mlflow_port))
         holder.listen()
         with pytest.raises(PlatformError, match=r"platform\.mlflow_port: \d+ is taken by process") as told:
-            up(project, settings, tracking_uri=TRACKING, say=lambda line: None)
+            up(project, settings, tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
     assert f"process {os.getpid()} (" in str(told.value)
     assert "`ratchet set platform.mlflow_port=" in str(told.value)
     assert not (project.state / "servers.json").exists()
@@ -351,7 +352,7 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
     (project.root / "mlruns").mkdir()
     (project.root / "mlruns" / "mlflow.db").write_text("this is not a database, whatever its name may say")
     with pytest.raises(PlatformError, match="mlflow: ended while starting") as told:
-        up(project, free_settings(), tracking_uri=TRACKING, say=lambda line: None)
+        up(project, free_settings(), tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
     assert "file is not a database" in str(told.value)
     assert str(project.state / "logs" / "mlflow.log") in str(told.value)
     assert not (project.state / "servers.json").exists()
@@ -361,7 +362,7 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
 def test_one_port_for_both_is_refused(project: Workspace) -> None:
     settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_000)
     with pytest.raises(PlatformError, match="are both 45000"):
-        up(project, settings, tracking_uri=TRACKING, say=lambda line: None)
+        up(project, settings, tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
 
 
 def test_down_spares_a_process_that_got_a_recorded_pid(project: Workspace) -> None:

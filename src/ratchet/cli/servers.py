@@ -23,12 +23,18 @@ def up(
 ) -> None:
     """Start Prefect server, MLflow server and a worker, and create the deployments. What dies is started again."""
     from ratchet import platform, settings
-    from ratchet.registry.mlflow_store import address
+    from ratchet.registry.mlflow_store import address, artifacts
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
     begin = platform.stay if foreground else platform.up
-    begin(workspace, params.platform, tracking_uri=address(workspace, params.tracking), say=typer.echo)
+    begin(
+        workspace,
+        params.platform,
+        tracking_uri=address(workspace, params.tracking),
+        artifacts=artifacts(workspace, params.tracking),
+        say=typer.echo,
+    )
     if not foreground:
         typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 

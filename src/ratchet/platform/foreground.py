@@ -20,7 +20,14 @@ class _Told(BaseException):
     """A signal says: go."""
 
 
-def stay(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, say: Callable[[str], None]) -> None:
+def stay(
+    workspace: Workspace,
+    settings: PlatformSettings,
+    *,
+    tracking_uri: str,
+    artifacts: str,
+    say: Callable[[str], None],
+) -> None:
     """`up`, until SIGTERM, SIGINT, SIGHUP or another's `ratchet down`; then `down`.
 
     The keepers look after the parts; this looks after the keepers. Arguments as for `up`.
@@ -32,7 +39,7 @@ def stay(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str,
     with _told_by_signals():
         try:
             while not stood or _keeper_lost(workspace, say):
-                up(workspace, settings, tracking_uri=tracking_uri, say=say)
+                up(workspace, settings, tracking_uri=tracking_uri, artifacts=artifacts, say=say)
                 say("stays here: SIGTERM, Ctrl-C or `ratchet down` ends it")
                 stood = True
         except _Told as told:

@@ -32,11 +32,19 @@ class Addresses:
     deployments: tuple[str, ...]
 
 
-def up(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, say: Callable[[str], None]) -> Addresses:
+def up(
+    workspace: Workspace,
+    settings: PlatformSettings,
+    *,
+    tracking_uri: str,
+    artifacts: str,
+    say: Callable[[str], None],
+) -> Addresses:
     """Start what is not up yet, and create the deployments of prefect.yaml. What dies afterwards is started again.
 
     Args:
         tracking_uri: database that MLflow's server serves; an http address is a server already, and none is started.
+        artifacts: address that the files of new experiments go to.
         say: shown to a person, a line at a time.
 
     Raises:
@@ -44,7 +52,7 @@ def up(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, s
             this call had started is stopped again.
     """
     with turn(workspace, say):
-        climb = _Climb(workspace, settings, tracking_uri, say, Record.read(workspace))
+        climb = _Climb(workspace, settings, tracking_uri, artifacts, say, Record.read(workspace))
         try:
             return climb.run()
         except BaseException:
@@ -129,6 +137,7 @@ class _Climb:
     workspace: Workspace
     settings: PlatformSettings
     tracking_uri: str
+    artifacts: str
     say: Callable[[str], None]
     record: Record
     started: dict[str, servers.Starting] = field(default_factory=dict)
@@ -197,12 +206,17 @@ class _Climb:
         """Both at once: most of their time is imports and migrations, one core each."""
         host, starting = self.settings.host, []
         if "prefect" in missing:
-            starting.append(
-                self._begun(servers.start_prefect(self.workspace, host=host, port=self.settings.prefect_port))
-            )
+            port, database = self.settings.prefect_port, self.settings.prefect_database
+            starting.append(self._begun(servers.start_prefect(self.workspace, host=host, port=port, database=database)))
         if "mlflow" in missing:
             port, uri = self.settings.mlflow_port, self.tracking_uri
-            starting.append(self._begun(servers.start_mlflow(self.workspace, host=host, port=port, tracking_uri=uri)))
+            starting.append(
+                self._begun(
+                    servers.start_mlflow(
+                        self.workspace, host=host, port=port, tracking_uri=uri, artifacts=self.artifacts
+                    )
+                )
+            )
         servers.wait_for(starting, up=self._tell)
 
     def _start_work(self, api: str, missing: list[str]) -> list[str]:

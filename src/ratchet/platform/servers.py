@@ -78,16 +78,18 @@ class Starting:
 
 
 def start_prefect(
-    workspace: Workspace, *, host: str, port: int, name: str = "prefect", private: bool = False
+    workspace: Workspace, *, host: str, port: int, database: str, name: str = "prefect", private: bool = False
 ) -> Starting:
-    """Start Prefect's server, its database in .ratchet/prefect.
+    """Start Prefect's server.
 
     Args:
+        database: its address, postgresql://...; "auto": SQLite in .ratchet/prefect.
         private: for one run of this process: no pages, no schedules, and it ends with this process.
     """
-    database = workspace.state / "prefect" / "prefect.db"
+    if database == "auto":
+        database = f"sqlite+aiosqlite:///{workspace.state / 'prefect' / 'prefect.db'}"
     environment = part_environment(workspace) | {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_UI_API_URL": api_url(host, port),
     }
@@ -100,15 +102,13 @@ def start_prefect(
     )
 
 
-def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: str) -> Starting:
-    """Start MLflow's server over the database that runs are recorded in."""
-    artifacts = workspace.mlruns / "artifacts"
-    artifacts.mkdir(parents=True, exist_ok=True)
+def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: str, artifacts: str) -> Starting:
+    """Start MLflow's server over the database that runs are recorded in, and the address that their files go to."""
     environment = part_environment(workspace)
     environment.pop("MLFLOW_TRACKING_URI", None)
     script = Path(__file__).with_name("mlflow_server.py")
     command = [sys.executable, "-P", str(script), "--host", host, "--port", str(port)]
-    command += ["--backend", tracking_uri, "--artifacts", artifacts.as_uri()]
+    command += ["--backend", tracking_uri, "--artifacts", artifacts]
     place = address(host, port)
     return _start(workspace, "mlflow", command, environment, place, lambda: answers(f"{place}/health"), SERVER_GRACE)
 

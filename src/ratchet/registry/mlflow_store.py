@@ -19,6 +19,7 @@ __all__ = [
     "active",
     "address",
     "all_pages",
+    "artifacts",
     "connect",
     "experiment_id",
     "files_of",
@@ -38,6 +39,12 @@ def address(workspace: Workspace, settings: TrackingSettings) -> str:
     if uri.startswith(_SQLITE) and not uri.startswith(_SQLITE + "/"):
         return f"{_SQLITE}{workspace.root / uri.removeprefix(_SQLITE)}"
     return uri
+
+
+def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
+    """Where the files of a new experiment go, as an address: a folder's is absolute."""
+    place = "mlruns/artifacts" if settings.artifacts == "auto" else settings.artifacts
+    return place if "://" in place else (workspace.root / place).as_uri()
 
 
 def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
@@ -112,12 +119,20 @@ def reachable(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+    except Exception as error:
+        known = isinstance(error, (MlflowException, RequestException, SQLAlchemyError, OSError))
+        if not known and not _of_s3(error):
+            raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TrackingAway(
             f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it "
             "waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
         ) from error
+
+
+def _of_s3(error: Exception) -> bool:
+    """Is it an error of S3's client? That is not imported for the question."""
+    return type(error).__module__.partition(".")[0] in ("boto3", "botocore")
 
 
 @contextmanager
@@ -128,17 +143,28 @@ def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[No
         RegistryError: naming `thing`, as what cannot be read.
         TrackingAway: as `reachable` does.
     """
-    from mlflow.exceptions import MlflowException
-    from requests import RequestException
-
     try:
         yield
-    except (MlflowException, OSError) as error:
-        gone = error.error_code in GONE if isinstance(error, MlflowException) else True
-        if isinstance(error, RequestException) or not gone:
+    except Exception as error:
+        gone = _gone(error)
+        if gone is None:
+            raise
+        if not gone:
             with reachable(uri):
                 raise
         raise RegistryError(f"{thing}: its files cannot be read ({error}): {way_out}") from error
+
+
+def _gone(error: Exception) -> bool | None:
+    """Does it say that there is no such file, or that nobody answers? None: it is no error of MLflow's or a store's."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    if isinstance(error, MlflowException):
+        return error.error_code in GONE
+    if _of_s3(error):
+        return getattr(error, "response", {}).get("Error", {}).get("Code") in ("404", "NoSuchKey", "NoSuchBucket")
+    return not isinstance(error, RequestException) if isinstance(error, OSError) else None
 
 
 def or_none(ask: Callable[[], T]) -> T | None:
@@ -164,14 +190,14 @@ def all_pages(search: Callable[..., Any]) -> list[Any]:
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:
-    """The experiment's id; if missing it is made, with its artifacts in mlruns/artifacts where MLflow is local."""
+    """The experiment's id; if missing it is made. Where its files go, a server says, unless tracking.artifacts does."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(settings.experiment)
     if found is not None:
         return str(found.experiment_id)
-    is_local = settings.uri.startswith("sqlite")
-    place = (workspace.mlruns / "artifacts").as_uri() if is_local else None
+    is_server = settings.uri.startswith(("http://", "https://"))
+    place = None if is_server and settings.artifacts == "auto" else artifacts(workspace, settings)
     try:
         return str(client.create_experiment(settings.experiment, artifact_location=place))
     except MlflowException:

@@ -95,7 +95,7 @@ def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | Non
     if split.scheme in ("http", "https"):
         server = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path.rstrip('/')}"  # never a password
     else:
-        mlflow = next(one for one in platform.status(workspace) if one.name == "mlflow")
+        mlflow = next(one for one in platform.status(workspace.project) if one.name == "mlflow")
         if mlflow.state != "up":
             return None
         server = str(mlflow.address)

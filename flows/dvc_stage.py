@@ -10,7 +10,7 @@ from ratchet.errors import WorkspaceError
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-__all__ = ["all_unchanged", "record", "settle"]
+__all__ = ["all_unchanged", "bring", "record", "settle", "share"]
 
 
 def all_unchanged(root: Path) -> bool:
@@ -92,6 +92,58 @@ def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
         except Exception as error:  # each kind of remote has its own errors, and the version is safe in DVC's cache
             told = (str(error).splitlines() or [type(error).__name__])[0]
             say(f"recorded, but not stored in DVC's remote ({told}): `dvc push` stores it later")
+
+
+def share(project: Path, root: Path) -> None:
+    """Let `root`, the same project in another folder, use the cache and the remotes of `project`.
+
+    Raises:
+        WorkspaceError: DVC was not set up in one of them.
+    """
+    from dvc.config import Config
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        place = Repo.find_dvc_dir(str(project))
+        theirs = Config(place)  # its paths are absolute
+        with Config(Repo.find_dvc_dir(str(root))).edit("local") as own:
+            own["core"] = dict(theirs["core"])
+            own["remote"] = {name: dict(remote) for name, remote in theirs["remote"].items()}
+            own["cache"] = {"dir": str(Path(place) / "cache"), **theirs["cache"]}
+    except DvcException as error:
+        raise WorkspaceError(f"DVC: {error}") from error
+
+
+def bring(root: Path) -> None:
+    """Lay down what .dvc files and dvc.lock record: sources from cache or remote, outputs where the cache has them.
+
+    Raises:
+        WorkspaceError: a source is in neither.
+    """
+    from dvc.exceptions import CheckoutError
+
+    with _opened(root) as repo:
+        repo.checkout(force=True, allow_missing=True)
+        sources = [source.addressing for source in repo.index.stages if source.is_data_source]
+        if not sources:
+            return
+        try:
+            repo.checkout(targets=sources, force=True)
+        except CheckoutError:
+            _pull(repo, sources)
+
+
+def _pull(repo: Any, sources: list[str]) -> None:
+    from dvc.exceptions import DvcException
+
+    try:
+        repo.pull(targets=sources, force=True)
+    except (DvcException, OSError) as error:
+        raise WorkspaceError(
+            f"{', '.join(sources)}: what it tracks is neither in DVC's cache nor to be had from its remote "
+            f"({' '.join(str(error).split())}): `dvc push` it from where it lies"
+        ) from error
 
 
 @contextmanager

@@ -1,9 +1,13 @@
 """train-flow: the product on one page."""
 
+from typing import Annotated
+
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from pydantic import Field
 
+from flows import production
 from flows.artifacts import publish
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from flows.watch import tell_mistakes_plainly
@@ -11,23 +15,29 @@ from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.params import Overrides
 from ratchet.registry.access import require, user
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import disk_errors
 from tasks.register import Registration
 
 __all__ = ["train_flow"]
 
 
 @flow(name="train-flow", persist_result=False)
-def train_flow(overrides: Overrides | None = None) -> "State[Registration]":  # type: ignore[valid-type]
+def train_flow(
+    overrides: Overrides | None = None,  # type: ignore[valid-type]
+    revision: Annotated[str, Field(min_length=1)] | None = None,
+) -> "State[Registration]":
     """Ingest, version, train, evaluate and register one model.
 
     Args:
         overrides: Settings to change in params.yaml before the run; what is left empty stays as the file has it.
+        revision: A branch, tag or commit, to be trained as it is committed, in a folder of its own; empty: what lies in
+            the project folder now, uncommitted changes too.
     """
     tell_mistakes_plainly()
     try:
-        workspace = Workspace.find()
+        workspace = production.find_workspace(revision)
         with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
+            production.prepare(workspace, revision)
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)
             require(params.access, "runners", user(), "run train-flow")  # before the work, not after it

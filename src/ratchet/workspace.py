@@ -121,8 +121,19 @@ class Workspace:
         return self.data / "registration.json"
 
     @property
+    def project(self) -> "Workspace":
+        """Whose MLflow records, ledger and servers are meant: this folder's own, or of the one it was laid down for."""
+        note = self.state / "project"
+        return Workspace(Path(note.read_text(encoding="utf-8"))) if note.exists() else self
+
+    @property
+    def production(self) -> "Workspace":
+        """Where runs of a given revision work, so that this folder stays as its person left it."""
+        return Workspace(self.state / "production")
+
+    @property
     def mlruns(self) -> Path:
-        return self.root / "mlruns"
+        return self.project.root / "mlruns"
 
     @property
     def state(self) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 
 from flows import dvc_stage
 from ratchet.errors import WorkspaceError
@@ -29,8 +30,6 @@ stages:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from dvc.repo import Repo
-
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     root = tmp_path / "project"
     root.mkdir()
@@ -153,8 +152,6 @@ def test_what_is_recorded_is_stored_in_the_remote(root: Path) -> None:
     run(root)
     shutil.rmtree(root / ".dvc" / "cache")
     shutil.rmtree(root / "doubled")
-    from dvc.repo import Repo
-
     with Repo(str(root)) as repo:
         repo.pull()
     assert text(root) == "abcabc"
@@ -181,8 +178,6 @@ def test_a_broken_pipeline_file_is_told_in_words(root: Path) -> None:
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
 def test_what_dvc_add_tracks_is_recorded_as_it_is_now_when_a_stage_reads_it(root: Path) -> None:
     """The truth is `dvc repro`, which brings an edited source's .dvc file up to date before it runs the stage."""
-    from dvc.repo import Repo
-
     state = random.getstate()  # DVC draws from it
     with Repo(str(root)) as repo:
         repo.add(str(root / "source.txt"))
@@ -192,3 +187,65 @@ def test_what_dvc_add_tracks_is_recorded_as_it_is_now_when_a_stage_reads_it(root
     assert run(root) == {"double": "ran", "count": "ran"}
     assert dvc_stage.all_unchanged(root)  # source.txt.dvc too
     random.setstate(state)
+
+
+@pytest.fixture
+def other(root: Path, tmp_path: Path) -> Path:
+    """The same project as committed, in another folder: its pipeline, settings and .dvc files, and no data."""
+    state = random.getstate()  # DVC draws from it
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "source.txt"))
+    random.setstate(state)
+    other = tmp_path / "elsewhere" / "other"
+    other.mkdir(parents=True)
+    Repo.init(str(other), no_scm=True).close()
+    for name in ("dvc.yaml", "params.yaml", "source.txt.dvc"):
+        shutil.copy2(root / name, other / name)
+    return other
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
+def test_what_one_folder_has_made_another_that_shares_its_cache_need_not_make(root: Path, other: Path) -> None:
+    run(root)
+    dvc_stage.share(root, other)
+    dvc_stage.bring(other)
+    assert (other / "source.txt").read_text() == "abc"
+    assert run(other) == {"double": RESTORED, "count": RESTORED}
+    assert text(other) == "abcabc"
+    assert not (other / ".dvc" / "cache").exists()
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
+def test_what_is_recorded_lies_there_before_the_first_stage(root: Path, other: Path) -> None:
+    """The run cache would not do: DVC has none for a stage whose outputs persist, as ingest's do."""
+    run(root)
+    dvc_stage.share(root, other)
+    shutil.copy2(root / "dvc.lock", other / "dvc.lock")
+    shutil.rmtree(root / ".dvc" / "cache" / "runs")
+    dvc_stage.bring(other)
+    assert run(other) == {"double": UNCHANGED, "count": UNCHANGED}
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
+def test_a_source_that_the_cache_has_not_comes_from_the_projects_remote(root: Path, other: Path) -> None:
+    config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../remote\n"
+    (root / ".dvc" / "config").write_text(config)
+    with Repo(str(root)) as repo:
+        repo.push()
+    shutil.rmtree(root / ".dvc" / "cache")
+    dvc_stage.share(root, other)
+    dvc_stage.bring(other)
+    assert (other / "source.txt").read_text() == "abc"
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
+def test_a_source_that_is_nowhere_is_named(root: Path, other: Path) -> None:
+    shutil.rmtree(root / ".dvc" / "cache")
+    dvc_stage.share(root, other)
+    with pytest.raises(WorkspaceError, match=r"^source\.txt\.dvc: .*`dvc push` it from where it lies"):
+        dvc_stage.bring(other)
+
+
+def test_without_dvc_nothing_can_be_shared(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match=r"^DVC: "):
+        dvc_stage.share(root, tmp_path)

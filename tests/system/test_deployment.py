@@ -6,6 +6,7 @@ the stages. The tests stand in the order of one working day; the last one puts t
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -45,15 +46,25 @@ class Served:
     def prefect(self, path: str, body: object = None) -> Any:
         return call(f"http://{HOST}:{self.prefect_port}/api", path, body)
 
+    def change(self, path: str, body: object) -> None:
+        """The same for a change; the server's database may be busy with its own runs for a moment."""
+        while True:
+            try:
+                call(f"http://{HOST}:{self.prefect_port}/api", path, body, method="PATCH")
+                return
+            except PlatformError as error:
+                if "(503)" not in str(error):
+                    raise
+                time.sleep(1.0)
+
     def mlflow(self, path: str, body: object = None) -> Any:
         return call(f"http://{HOST}:{self.mlflow_port}/api/2.0/mlflow", path, body)
 
-    def deploy(self, *options: str, **overrides: object) -> dict[str, Any]:
-        """`prefect deployment run` from a shell that knows nothing of us; the newest run as Prefect has it."""
+    def shell(self, *command: str) -> str:
+        """One of Prefect's commands from a shell that knows nothing of us; what it printed."""
         program = str(Path(sys.executable).with_name("prefect"))
-        parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
         done = subprocess.run(
-            [program, "deployment", "run", "train-flow/local", *parameter, *options],
+            [program, *command],
             cwd=self.root,
             env={"PATH": "/usr/bin:/bin", "HOME": str(self.project.home), "LC_ALL": "C.UTF-8"},
             stdout=subprocess.PIPE,
@@ -61,8 +72,14 @@ class Served:
             text=True,
             check=False,
         )
+        return done.stdout
+
+    def deploy(self, *options: str, **overrides: object) -> dict[str, Any]:
+        """`prefect deployment run`; the newest run as Prefect has it."""
+        parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
+        told = self.shell("deployment", "run", "train-flow/local", *parameter, *options)
         found = self.runs()
-        assert found, done.stdout
+        assert found, told
         return found[0]
 
     def train(self, **overrides: object) -> dict[str, Any]:
@@ -81,6 +98,17 @@ class Served:
         """Flow runs by hand, the newest first."""
         found = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
         return [run for run in found if not run["auto_scheduled"]]
+
+    def runs_of(self, deployment: str, *, ended: bool = True) -> list[dict[str, Any]]:
+        """The runs of a deployment that are over, or all that were made, the newest first."""
+        found = self.prefect(f"/deployments/name/{deployment}")
+        body = {"deployments": {"id": {"any_": [found["id"]]}}, "sort": "EXPECTED_START_TIME_DESC"}
+        over = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        return [run for run in self.prefect("/flow_runs/filter", body) if not ended or run["state"]["type"] in over]
+
+    def settled(self, run: dict[str, Any]) -> dict[str, str]:
+        """The state of each of the run's tasks, by name."""
+        return {task["name"]: task["state"]["name"] for task in self.of_run("task_runs", run)}
 
     def of_run(self, what: str, run: dict[str, Any], **more: object) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.prefect(
@@ -115,9 +143,16 @@ def first(served: Served) -> dict[str, Any]:
     return served.train()
 
 
-def until(true: Callable[[], object]) -> None:
+@pytest.fixture(scope="session")
+def committed(served: Served, first: dict[str, Any]) -> None:
+    """The record of that run is committed, as README.md asks."""
+    served.project.good("git", "add", "dvc.lock")
+    served.project.good("git", "commit", "--quiet", "--message=trained")
+
+
+def until(true: Callable[[], object], *, pause: float = 0.05) -> None:
     while not true():
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, first: dict[str, Any]) -> None:
@@ -240,6 +275,94 @@ def test_a_person_approves_in_the_run_form_and_the_ledger_keeps_it(served: Serve
     assert f"ann: approve digits version {number}: looked at the errors" in listed
     assert f"ann: promote digits version {number}: as agreed" in listed
     assert "all is as the ledger says" in served.project.good("ratchet", "audit")
+
+
+UNCHANGED = {"version": "Completed", **dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged")}
+
+
+def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) -> None:
+    deployments = [served.prefect(f"/deployments/name/train-flow/{name}") for name in ("local", "nightly", "on-drift")]
+    for deployment in deployments:
+        fields = deployment["parameter_openapi_schema"]["properties"]
+        assert set(fields) == {"overrides", "revision"}
+        assert "empty" in fields["overrides"]["description"]
+        assert "A branch, tag or commit" in fields["revision"]["description"]
+        for nonsense in ({"revision": ""}, {"revision": 3}, {"revision": ["main"]}):
+            with pytest.raises(PlatformError, match=r"\(4(09|22)\).*revis"):
+                served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
+    assert [one["parameters"] for one in deployments] == [{}, {"revision": "HEAD"}, {"revision": "HEAD"}]
+    limits = [one["global_concurrency_limit"] for one in deployments]
+    assert [limit and limit["limit"] for limit in limits] == [None, 1, 1]
+
+
+def test_an_event_of_drift_starts_one_run_of_what_is_committed(served: Served, committed: None) -> None:
+    mine = (served.root / "params.yaml").read_bytes()
+    for _ in range(3):  # the same drift is told again and again
+        served.shell("event", "emit", "ratchet.drift.detected", "--resource-id", "ratchet.model.digits")
+    until(lambda: served.runs_of("train-flow/on-drift"), pause=1.0)
+    [run] = served.runs_of("train-flow/on-drift", ended=False)
+    assert run["state"]["type"] == "COMPLETED", served.log(run)
+    assert run["created_by"]["type"] == "AUTOMATION"
+    assert served.settled(run) == UNCHANGED
+    assert (served.root / "params.yaml").read_bytes() == mine  # which is not what is committed
+    assert not [line for line in served.log(run) if "Traceback" in line]
+
+
+def test_a_night_trains_only_what_changed_since(served: Served, committed: None) -> None:
+    deployment = served.prefect("/deployments/name/train-flow/nightly")
+    [schedule] = deployment["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 2 * * *", True)
+    place = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+    served.change(place, {"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True})
+    try:
+        until(lambda: served.runs_of("train-flow/nightly"), pause=1.0)
+        quiet = served.runs_of("train-flow/nightly")[-1]
+        assert quiet["auto_scheduled"]
+        assert served.settled(quiet) == UNCHANGED, served.log(quiet)
+        commit_new_data(served.project)
+        until(lambda: any(served.settled(run) != UNCHANGED for run in served.runs_of("train-flow/nightly")), pause=1.0)
+    finally:
+        served.change(place, {"active": False})
+    busy = next(run for run in served.runs_of("train-flow/nightly") if served.settled(run) != UNCHANGED)
+    assert busy["state"]["type"] == "COMPLETED", served.log(busy)
+    assert served.settled(busy) == dict.fromkeys(STAGES, "Completed")
+    production = served.root / ".ratchet" / "production"
+    provenance = files.read_json(production / "data" / "reports" / "provenance.json")
+    head = served.project.good("git", "rev-parse", "HEAD").strip()
+    assert (provenance["git_commit"], provenance["git_uncommitted"]) == (head, None)
+    assert _run_of(served, files.read_json(production / "data" / "model" / "model.json")["training"]["key"])
+    assert not (production / "mlruns" / "mlflow.db").exists()
+    made = ("ingest", "train", "evaluate", "register")
+    assert "in sync" in served.project.good("dvc", "--cd", str(production), "status", "--cloud", *made)
+
+
+def commit_new_data(project: Any) -> None:
+    """Two classes of small pictures, kept by DVC; the copy that lies in the project folder is gone."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for shade, name in ((0, "dark"), (128, "bright")):
+        folder = project.root / "data" / "raw" / "shades" / name
+        folder.mkdir(parents=True)
+        for index in range(40):
+            pixels = generator.integers(shade, shade + 128, (12, 12, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+    project.good("dvc", "add", "data/raw/shades")
+    mine = project.workspace.params.read_bytes()
+    project.good("git", "checkout", "--quiet", "HEAD", "--", "params.yaml")
+    project.good("ratchet", "set", "data.source=image-folder", "data.path=data/raw/shades")
+    project.good("git", "add", "data/raw", "params.yaml")
+    project.good("git", "commit", "--quiet", "--message=two shades")
+    project.workspace.params.write_bytes(mine)
+    shutil.rmtree(project.root / "data" / "raw" / "shades")
+
+
+def test_a_revision_that_is_not_there_is_the_runs_message(served: Served) -> None:
+    run = served.deploy("--watch", "--watch-interval", "1", "--param", "revision=nowhere")
+    assert run["state"]["type"] == "FAILED"
+    assert "has no branch, tag or commit nowhere" in run["state"]["message"]
+    assert not [line for line in served.log(run) if "Traceback" in line]
 
 
 def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:

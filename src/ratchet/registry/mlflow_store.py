@@ -37,7 +37,7 @@ def address(workspace: Workspace, settings: TrackingSettings) -> str:
     """The tracking address with a relative database path made absolute: every process means the same file."""
     uri = settings.uri
     if uri.startswith(_SQLITE) and not uri.startswith(_SQLITE + "/"):
-        return f"{_SQLITE}{workspace.root / uri.removeprefix(_SQLITE)}"
+        return f"{_SQLITE}{workspace.project.root / uri.removeprefix(_SQLITE)}"
     return uri
 
 

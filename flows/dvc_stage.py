@@ -135,11 +135,9 @@ def bring(root: Path) -> None:
 
 
 def _pull(repo: Any, sources: list[str]) -> None:
-    from dvc.exceptions import DvcException
-
     try:
         repo.pull(targets=sources, force=True)
-    except (DvcException, OSError) as error:
+    except Exception as error:  # each kind of remote has its own errors
         raise WorkspaceError(
             f"{', '.join(sources)}: what it tracks is neither in DVC's cache nor to be had from its remote "
             f"({' '.join(str(error).split())}): `dvc push` it from where it lies"

@@ -44,7 +44,7 @@ def address(workspace: Workspace, settings: TrackingSettings) -> str:
 def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
     """Where the files of a new experiment go, as an address: a folder's is absolute."""
     place = "mlruns/artifacts" if settings.artifacts == "auto" else settings.artifacts
-    return place if "://" in place else (workspace.root / place).as_uri()
+    return place if "://" in place else (workspace.project.root / place).as_uri()
 
 
 def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":

@@ -34,10 +34,9 @@ from ratchet.workspace import Workspace
 REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 TRACKING = "sqlite:///mlruns/mlflow.db"
-FILES = "mlruns/artifacts"
 
 FLOW = '''
-"""A flow with the real one's name and parameter: it answers at once, or stays until it is told to go."""
+"""A flow with the real one's name and parameters: it answers at once, or stays until it is told to go."""
 import os
 import time
 
@@ -52,7 +51,7 @@ def ingest() -> str:
 
 
 @flow(name="train-flow")
-def train_flow(overrides: dict[str, str] | None = None) -> str:
+def train_flow(overrides: dict[str, str] | None = None, revision: str | None = None) -> str:
     found = ingest()
     with open("ran.txt", "w", encoding="utf-8") as file:
         file.write(found)
@@ -75,14 +74,24 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "__init__.py").touch()
     (root / "flows" / "train.py").write_text(FLOW)
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
-    for name in ("params.yaml", "prefect.yaml", "flows/approve.py", "flows/watch.py", "tasks/watch.py"):
+    for name in ("params.yaml", "prefect.yaml", "tasks/watch.py"):
         shutil.copy(REPOSITORY / name, root / name)
+    for name in ("approve", "dvc_stage", "production", "watch"):
+        shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
     return Workspace(root)
 
 
 def free_settings() -> PlatformSettings:
     prefect, mlflow = free_port(HOST), free_port(HOST)
     return PlatformSettings(host=HOST, prefect_port=prefect, mlflow_port=mlflow)
+
+
+def begin(
+    workspace: Workspace, settings: PlatformSettings, say: Callable[[str], None] = lambda line: None
+) -> Addresses:
+    """`up`, with the shipped places of runs and files."""
+    artifacts = (workspace.mlruns / "artifacts").as_uri()
+    return up(workspace, settings, tracking_uri=TRACKING, artifacts=artifacts, say=say)
 
 
 @pytest.fixture
@@ -104,7 +113,7 @@ class Running:
         return Record.read(self.workspace).parts
 
     def up_again(self, say: Callable[[str], None]) -> Addresses:
-        return up(self.workspace, self.settings, tracking_uri=TRACKING, artifacts=FILES, say=say)
+        return begin(self.workspace, self.settings, say)
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +126,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # a person's own: `up` must not follow it
-        addresses = up(workspace, settings, tracking_uri=TRACKING, artifacts=FILES, say=said.append)
+        addresses = begin(workspace, settings, said.append)
         try:
             yield Running(workspace, settings, addresses, said, home)
         finally:
@@ -190,7 +199,9 @@ def test_up_answers_at_the_addresses_it_gives(running: Running) -> None:
 
 
 def test_deployments_are_as_prefect_yaml_says(running: Running) -> None:
-    assert running.addresses.deployments == ("approve-flow/local", "train-flow/local", "train-flow/nightly")
+    assert running.addresses.deployments == (
+        "approve-flow/local", "train-flow/local", "train-flow/nightly", "train-flow/on-drift",
+    )  # fmt: skip
     wanted = {"flows": {"name": {"any_": ["train-flow"]}}}
     found = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", wanted)}
     assert found["local"]["schedules"] == []
@@ -198,8 +209,13 @@ def test_deployments_are_as_prefect_yaml_says(running: Running) -> None:
     assert nightly["active"]
     assert (nightly["schedule"]["cron"], nightly["schedule"]["timezone"]) == ("0 2 * * *", "UTC")
     assert found["nightly"]["global_concurrency_limit"]["limit"] == 1
-    step = found["local"]["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]
-    assert step["directory"] == str(running.workspace.root)
+    assert [found[name]["parameters"].get("revision") for name in ("local", "nightly", "on-drift")] == [
+        None,
+        "HEAD",
+        "HEAD",
+    ]
+    step = found["local"]["pull_steps"][0]["flows.production.project_or_revision"]
+    assert step["project"] == str(running.workspace.root)
     assert "overrides" in found["local"]["parameter_openapi_schema"]["properties"]
 
 
@@ -341,7 +357,7 @@ def test_a_taken_port_is_told_by_whom_and_nothing_is_started(project: Workspace)
         holder.bind((HOST, settings.mlflow_port))
         holder.listen()
         with pytest.raises(PlatformError, match=r"platform\.mlflow_port: \d+ is taken by process") as told:
-            up(project, settings, tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
+            begin(project, settings)
     assert f"process {os.getpid()} (" in str(told.value)
     assert "`ratchet set platform.mlflow_port=" in str(told.value)
     assert not (project.state / "servers.json").exists()
@@ -352,7 +368,7 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
     (project.root / "mlruns").mkdir()
     (project.root / "mlruns" / "mlflow.db").write_text("this is not a database, whatever its name may say")
     with pytest.raises(PlatformError, match="mlflow: ended while starting") as told:
-        up(project, free_settings(), tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
+        begin(project, free_settings())
     assert "file is not a database" in str(told.value)
     assert str(project.state / "logs" / "mlflow.log") in str(told.value)
     assert not (project.state / "servers.json").exists()
@@ -362,7 +378,7 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
 def test_one_port_for_both_is_refused(project: Workspace) -> None:
     settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_000)
     with pytest.raises(PlatformError, match="are both 45000"):
-        up(project, settings, tracking_uri=TRACKING, artifacts=FILES, say=lambda line: None)
+        begin(project, settings)
 
 
 def test_down_spares_a_process_that_got_a_recorded_pid(project: Workspace) -> None:

@@ -112,6 +112,7 @@ class Preflight:
         elsewhere = {
             "registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}",
             "tracking.uri": f"sqlite:///{scratch.mlruns / 'mlflow.db'}",
+            "tracking.artifacts": "auto",
         }
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
         # Below what the file allows: which classes a few samples are of is chance.

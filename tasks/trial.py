@@ -51,7 +51,7 @@ class Trial:
         scratch.packed.symlink_to(workspace.packed)
         shutil.copyfile(workspace.params, scratch.params)
         database = f"sqlite:///{scratch.mlruns / 'mlflow.db'}"
-        settings.override(scratch.params, {**changes, "tracking.uri": database})
+        settings.override(scratch.params, {**changes, "tracking.uri": database, "tracking.artifacts": "auto"})
         return cls(scratch, tell)
 
     def finish(self) -> None:

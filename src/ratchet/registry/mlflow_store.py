@@ -43,7 +43,9 @@ def address(workspace: Workspace, settings: TrackingSettings) -> str:
 
 def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
     """Where the files of a new experiment go, as an address: a folder's is absolute."""
-    place = "mlruns/artifacts" if settings.artifacts == "auto" else settings.artifacts
+    if settings.artifacts == "auto":
+        return (workspace.mlruns / "artifacts").as_uri()
+    place = settings.artifacts
     return place if "://" in place else (workspace.project.root / place).as_uri()
 
 

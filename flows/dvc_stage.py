@@ -5,7 +5,7 @@ from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import WorkspaceError
+from ratchet.errors import WorkspaceError, first_line
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -90,8 +90,7 @@ def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
         except NoRemoteError:
             pass  # a workspace without a remote keeps its versions in .dvc/cache alone
         except Exception as error:  # each kind of remote has its own errors, and the version is safe in DVC's cache
-            told = (str(error).splitlines() or [type(error).__name__])[0]
-            say(f"recorded, but not stored in DVC's remote ({told}): `dvc push` stores it later")
+            say(f"recorded, but not stored in DVC's remote ({first_line(error)}): `dvc push` stores it later")
 
 
 def share(project: Path, root: Path) -> None:

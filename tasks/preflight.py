@@ -109,11 +109,7 @@ class Preflight:
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
-        elsewhere = {
-            "registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}",
-            "tracking.uri": f"sqlite:///{scratch.mlruns / 'mlflow.db'}",
-            "tracking.artifacts": "auto",
-        }
+        elsewhere = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", **scratch.tracking}
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
         # Below what the file allows: which classes a few samples are of is chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})

@@ -27,5 +27,10 @@ class Scratch(Workspace):
         return self.folder / "mlruns"
 
     @property
+    def tracking(self) -> dict[str, object]:
+        """The settings, by dotted key, under which MLflow's runs and their files stay in the folder."""
+        return {"tracking.uri": f"sqlite:///{self.mlruns / 'mlflow.db'}", "tracking.artifacts": "auto"}
+
+    @property
     def state(self) -> Path:
         return self.folder / "state"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import DataError, WorkspaceError
+from ratchet.errors import DataError, WorkspaceError, first_line
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -119,7 +119,7 @@ class Stored:
             return bool(store.exists(value))
         except Exception as error:  # each kind of remote has its own errors, and any means the same: not from here
             name = next(name for name, one in self.stores.items() if one is store)
-            self.away[name] = (str(error).splitlines() or [type(error).__name__])[0]
+            self.away[name] = first_line(error)
             return False
 
 

@@ -50,8 +50,7 @@ class Trial:
         scratch = Scratch(workspace.root, folder)
         scratch.packed.symlink_to(workspace.packed)
         shutil.copyfile(workspace.params, scratch.params)
-        database = f"sqlite:///{scratch.mlruns / 'mlflow.db'}"
-        settings.override(scratch.params, {**changes, "tracking.uri": database, "tracking.artifacts": "auto"})
+        settings.override(scratch.params, {**changes, **scratch.tracking})
         return cls(scratch, tell)
 
     def finish(self) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "TrainingError",
     "WorkspaceBusy",
     "WorkspaceError",
+    "first_line",
 ]
 
 
@@ -89,3 +90,8 @@ class TrackingAway(RatchetError):
 
 class PlatformError(RatchetError):
     """A local server does not start or does not stop."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library's says first; of one that says nothing, its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -126,6 +126,13 @@ class Workspace:
         note = self.state / "project"
         return Workspace(Path(note.read_text(encoding="utf-8"))) if note.exists() else self
 
+    def database(self, uri: str) -> str:
+        """A database's address; a relative SQLite path made absolute, so that every process means the same file."""
+        sqlite = "sqlite:///"
+        if not uri.startswith(sqlite) or uri.startswith(f"{sqlite}/"):
+            return uri
+        return f"{sqlite}{self.project.root / uri.removeprefix(sqlite)}"
+
     @property
     def production(self) -> "Workspace":
         """Where runs of a given revision work, so that this folder stays as its person left it."""

@@ -80,9 +80,10 @@ def expected(root: Path) -> Any:
     return _load_pyfunc(str(root / "trained")).predict(IMAGES)
 
 
-def test_a_version_loads_in_a_fresh_process_by_its_alias(root: Path, environment: Any, expected: Any) -> None:
+def told_by(script: str, root: Path, environment: dict[str, str]) -> Any:
+    """What a fresh process that is given the images prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADS],
+        [sys.executable, "-W", "ignore", "-c", script],
         input=json.dumps(IMAGES.tolist()),
         cwd=root,
         env=environment,
@@ -90,20 +91,15 @@ def test_a_version_loads_in_a_fresh_process_by_its_alias(root: Path, environment
         text=True,
         check=True,
     )
-    np.testing.assert_array_equal(np.array(json.loads(done.stdout), np.float32), expected)
+    return json.loads(done.stdout)
+
+
+def test_a_version_loads_in_a_fresh_process_by_its_alias(root: Path, environment: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(np.array(told_by(LOADS, root, environment), np.float32), expected)
 
 
 def test_its_program_answers_where_there_is_no_pytorch(root: Path, environment: Any, expected: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASKS],
-        input=json.dumps(IMAGES.tolist()),
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answered, imported = json.loads(done.stdout)
+    answered, imported = told_by(ASKS, root, environment)
     np.testing.assert_allclose(np.array(answered, np.float32), expected, atol=1e-6)
     assert imported == []
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.errors import DataError
+from ratchet.errors import DataError, first_line
 from ratchet.evaluation.calibration import log_softmax
 
 __all__ = ["Predictions", "read_predictions", "write_predictions"]
@@ -104,9 +104,7 @@ def read_predictions(path: Path) -> Predictions:
     except FileNotFoundError:
         raise DataError(f"{path}: not there; run `dvc repro evaluate` to write it") from None
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path}: cannot be read as Parquet ({_first_line(error)}); run `dvc repro evaluate`"
-        ) from error
+        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)}); run `dvc repro evaluate`") from error
     named = (table.schema.metadata or {}).get(_CLASSES_KEY)
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if named is None or missing:
@@ -120,7 +118,3 @@ def read_predictions(path: Path) -> Predictions:
         logits=flat.astype(np.float32).reshape(table.num_rows, len(classes)),
         classes=tuple(classes),
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -110,9 +110,8 @@ class Ledger:
     """
 
     def __init__(self, workspace: Workspace, uri: str) -> None:
-        relative = uri.startswith("sqlite:///") and not uri.startswith("sqlite:////")
         self._turns = 0
-        self.uri = f"sqlite:///{workspace.project.root / uri.removeprefix('sqlite:///')}" if relative else uri
+        self.uri = workspace.database(uri)
 
     def append(
         self,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet.errors import RegistryError, TrackingAway
+from ratchet.errors import RegistryError, TrackingAway, first_line
 from ratchet.params import TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -34,11 +34,8 @@ _SQLITE = "sqlite:///"
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:
-    """The tracking address with a relative database path made absolute: every process means the same file."""
-    uri = settings.uri
-    if uri.startswith(_SQLITE) and not uri.startswith(_SQLITE + "/"):
-        return f"{_SQLITE}{workspace.project.root / uri.removeprefix(_SQLITE)}"
-    return uri
+    """The tracking address, from every folder the same."""
+    return workspace.database(settings.uri)
 
 
 def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
@@ -125,10 +122,9 @@ def reachable(uri: str) -> Iterator[None]:
         known = isinstance(error, (MlflowException, RequestException, SQLAlchemyError, OSError))
         if not known and not _of_s3(error):
             raise
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TrackingAway(
-            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line[:200]}): nothing is lost, it "
-            "waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
+            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line(error)[:200]}): nothing is "
+            "lost, it waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
         ) from error
 
 

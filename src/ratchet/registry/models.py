@@ -69,7 +69,8 @@ class ModelRegistry(Versions):
         )
         environment = _environment()  # before the exporter imports its own
         with tempfile.TemporaryDirectory() as place:
-            sealed, checksums = self._sealed(folder, Path(place, _ARTIFACT))
+            sealed = Path(place, _ARTIFACT)
+            checksums = self._sealed(folder, sealed)
             with (
                 reachable(self.uri),
                 active(self.workspace, self.params.tracking),
@@ -90,15 +91,15 @@ class ModelRegistry(Versions):
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
         return str(logged.model_uri)
 
-    def _sealed(self, folder: Path, place: Path) -> tuple[Path, dict[str, str]]:
-        """A model's files as they are stored: with the program that registry.export asks for, and their checksums."""
+    def _sealed(self, folder: Path, place: Path) -> dict[str, str]:
+        """Copy a model's files to `place` as they are stored: with the program that is asked for; their checksums."""
         from ratchet.serving.export import export
         from ratchet.training import load_model, seal
 
         shutil.copytree(folder, place, ignore=_NOT_STORED)
         if self.params.registry.export == "onnx":
             export(*load_model(place), place)
-        return place, seal(place)
+        return seal(place)
 
     def _logged(self, run_id: str) -> str | None:
         """The address of the run's model, unless it is to be stored (again)."""

@@ -1,6 +1,7 @@
 """The exported program of a model, as it is stored: read, run by onnxruntime, and held against the model's answers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,14 @@ class Program:
         Raises:
             Exception: onnxruntime's own, which have no family: it cannot load the program, or not run it on these rows.
         """
+        found: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: pixels})[0]
+        return found
+
+    @cached_property
+    def _session(self) -> Any:
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
-        found: NDArray[np.float32] = session.run([OUTPUT], {INPUT: pixels})[0]
-        return found
+        return onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
 
 
 def compare(folder: Path, pixels: "NDArray[Any]", probabilities: "NDArray[np.float32]") -> Parity | NotExported | None:

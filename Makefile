@@ -4,20 +4,23 @@ VENV := .venv
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+# Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
+TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
+
 .PHONY: train test check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
 
 test: $(READY)  ## set up, and pass the tests
-	@pytest
+	@$(TESTS)
 
 check: $(READY)  ## format, lint, types, import walls, tests
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
-	pytest
+	$(TESTS)
 
 up: $(READY)  ## start Prefect server, MLflow server and a worker
 	@ratchet up

@@ -14,6 +14,7 @@ from bench import (
     coverage,
     first_model,
     first_step,
+    flow,
     gate_errors,
     ingest,
     manifest,
@@ -25,8 +26,8 @@ from bench import (
 from bench.report import Row, machine, options, show
 
 _NAMES = (
-    "throughput", "checkpoints", "memory", "first_step", "first_model", "precision", "ingest", "manifest", "recipe",
-    "coverage", "gate_errors",
+    "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
+    "recipe", "coverage", "gate_errors",
 )  # fmt: skip
 
 
@@ -60,6 +61,8 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
             return first_step.measure(rounds, quick=quick)
         case "first_model":
             return first_model.measure(rounds)
+        case "flow":
+            return flow.measure(rounds)
         case "ingest":
             return ingest.measure(rounds, quick=quick)
         case "manifest":

@@ -11,9 +11,10 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 
 from flows import dvc_stage
+from flows.ending import ended_by
 from flows.watch import PrefectWatch
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
@@ -65,8 +66,8 @@ def as_task(
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         try:
             return run(params, workspace, *waits_for)
-        except RatchetError as error:  # a person's mistake, told in its own words: a traceback would hide them
-            return Failed(message=str(error), data=error)
+        except RatchetError as error:
+            return ended_by(error)
 
     run_plainly.__doc__ = stage.__doc__
     wrapped = task(
@@ -82,6 +83,8 @@ def as_task(
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the words; whoever calls the stage wants what it made, or its error.
         state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
+        if isinstance(state.data, RatchetError):
+            raise state.data
         made: R = state.result()
         return made
 

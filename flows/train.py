@@ -4,11 +4,12 @@ from typing import Annotated
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 from pydantic import Field
 
 from flows import production
 from flows.artifacts import publish
+from flows.ending import ended_by
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from flows.watch import tell_mistakes_plainly
 from ratchet import settings
@@ -48,5 +49,5 @@ def train_flow(
             registration = register_stage(params, workspace, evaluation)
             publish(params, workspace)
             return Completed(message=registration.words, data=registration)
-    except RatchetError as error:  # a person's mistake, told in its own words: a traceback would hide them
-        return Failed(message=str(error), data=error)
+    except RatchetError as error:
+        return ended_by(error)

@@ -5,15 +5,17 @@ import time
 from types import TracebackType
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, first_line
 from tasks.watch import Terminal
 
 __all__ = ["PrefectWatch", "tell_mistakes_plainly"]
 
 _SECONDS = 3.0  # before the artifact is made, and between its updates: each is a request
+_AWAY_SECONDS = 60.0  # more, after one that failed: it was tried for a while
 
 
 class PrefectWatch(Terminal):
@@ -25,32 +27,39 @@ class PrefectWatch(Terminal):
         self._artifact: UUID | None = None  # a stage that is over at once needs none
         self._updated = time.monotonic()
         self._noted = ""
-        self._last = ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
         if self._artifact is not None and kind is None:
-            update_progress_artifact(self._artifact, 100.0, self._last)
+            self._publish(100.0)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         super().progress(done, total, note)
         if note.startswith("epoch") and note != self._noted:
             self._noted = note
             self._log.info("%s: %s", self.stage, note)
-        self._last = f"{self.stage}: {done:,} of {total:,} {self.unit}" + (f", {note}" if note else "")
         now = time.monotonic()
         if now - self._updated < _SECONDS or not total:
             return
         self._updated = now
-        share = 100.0 * done / total
-        if self._artifact is None:
-            created = create_progress_artifact(share, key=f"{self.stage}-progress", description=self._last)
-            assert isinstance(created, UUID)
-            self._artifact = created
-        else:
-            update_progress_artifact(self._artifact, share, self._last)
+        if not self._publish(100.0 * done / total):
+            self._updated += _AWAY_SECONDS
+
+    def _publish(self, share: float) -> bool:
+        """Show the percentage and the words. The work goes on where Prefect's server does not answer."""
+        try:
+            if self._artifact is None:
+                created = create_progress_artifact(share, key=f"{self.stage}-progress", description=self.words)
+                assert isinstance(created, UUID)
+                self._artifact = created
+            else:
+                update_progress_artifact(self._artifact, share, self.words)
+        except HTTPError as error:
+            super().say(f"Prefect's server does not show the progress ({first_line(error)}): the work goes on")
+            return False
+        return True
 
     def say(self, text: str) -> None:
         super().say(text)

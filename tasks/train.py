@@ -84,7 +84,12 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     )
     # The code that training begins with is the code of what it makes, should it be edited meanwhile.
     kept = training.keep_code(course.spec, store.folder)
-    with Run(workspace, params, course.key) as run, _on_request() as asked_to_stop:
+    with (
+        contextlib.closing(train_split),  # its workers, which the traceback of an error would keep
+        contextlib.closing(validation_split),
+        Run(workspace, params, course.key) as run,
+        _on_request() as asked_to_stop,
+    ):
         tell_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
         # By the checkpoints' writer: training does not wait for the disk.
         store.before_write = run.journal.sync

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
 
@@ -35,6 +36,7 @@ class Terminal:
         )
 
         self.stage, self.unit = stage, unit
+        self.words = ""  # how far it is, for those who see no bar
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -65,11 +67,15 @@ class Terminal:
         now = time.monotonic()
         self._first = self._first or (now, done)
         seconds = now - self._first[0]
-        rate = f"{(done - self._first[1]) / seconds:,.0f}/s" if seconds > 0.5 else ""
-        self._bar.update(self._task, completed=done, total=total, rate=rate, note=note)
+        rate = (done - self._first[1]) / seconds if seconds > 0.5 else 0.0
+        pace = f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s" if rate else ""
+        left = f"{timedelta(seconds=round((total - done) / rate))} left" if rate else ""
+        told = [f"{self.stage}: {done:,} of {total:,} {self.unit}", pace, left, note]
+        self.words = ", ".join(filter(None, told))
+        self._bar.update(self._task, completed=done, total=total, rate=pace, note=note)
         if self._bar.disable and now - self._told > _QUIET_SECONDS:
             self._told = now
-            self._console.print(f"{self.stage}: {done:,} of {total:,} {self.unit} {rate} {note}", markup=False)
+            self._console.print(self.words, markup=False)
 
     def say(self, text: str) -> None:
         self._console.print(f"{self.stage}: {text}", markup=False)

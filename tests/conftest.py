@@ -37,6 +37,9 @@ SMALL: Mapping[str, object] = MappingProxyType(
 )  # fmt: skip
 
 
+KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TMPDIR")  # of the environment, for the commands that are run
+
+
 @dataclass(frozen=True)
 class Project:
     """A project folder with a git history of its own, and a shell in it that sees nothing of this one's settings."""
@@ -51,7 +54,7 @@ class Project:
     @property
     def environment(self) -> dict[str, str]:
         programs = Path(sys.executable).parent
-        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "LC_ALL", "TMPDIR")}
+        kept = {name: value for name, value in os.environ.items() if name in KEPT}
         return kept | {
             "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "PYTHONPATH": f"{self.root / 'src'}:{self.root}",

@@ -121,6 +121,11 @@ class Served:
         body = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "sort": "TIMESTAMP_ASC"}
         return [line["message"] for line in self.prefect("/logs/filter", body)]
 
+    def worker_heard(self) -> str:
+        """When the worker last told Prefect's server that it lives."""
+        [worker] = self.prefect("/work_pools/local/workers/filter", {})
+        return str(worker["last_heartbeat_time"])
+
     def parts(self) -> dict[str, dict[str, Any]]:
         """What `up` has started, by name."""
         return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["parts"]}
@@ -230,6 +235,68 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     steps = int(files.read_json(served.root / "data" / "model" / "model.json")["training"]["steps"])
     assert _points(served, run, "step/loss") == list(range(LOG_EVERY, steps + 1, LOG_EVERY))
     assert _points(served, run, "validation/accuracy") == list(range(1, EPOCHS + 1))
+
+
+def test_a_cancelled_training_stops_at_a_checkpoint_and_goes_on_when_it_is_asked_for_again(
+    served: Served, first: dict[str, Any]
+) -> None:
+    served.deploy(training={"epochs": EPOCHS}, seed=2)
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    run = served.runs()[0]
+    worker = psutil.Process(served.parts()["worker"]["pid"]).children()[0]
+    processes = worker.children(recursive=True)
+    served.shell("flow-run", "cancel", run["id"])
+    psutil.wait_procs(processes)
+    until(lambda: served.runs()[0]["state"]["type"] not in ("RUNNING", "CANCELLING"))
+    cancelled = served.runs()[0]
+    assert (cancelled["id"], cancelled["state"]["type"]) == (run["id"], "CANCELLED")
+    assert re.fullmatch(
+        r"stopped at step \d+ of [\d,]+: the same command continues there", cancelled["state"]["message"]
+    )
+    assert served.settled(cancelled)["train"] == "Cancelled"
+    assert not [line for line in served.log(cancelled) if "Traceback" in line]
+    [folder] = (served.root / "data" / "running").iterdir()
+    assert _run_of(served, folder.name)["info"]["status"] == "KILLED"
+
+    again = served.train()
+    assert again["state"]["type"] == "COMPLETED", served.log(again)
+    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
+    assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"
+    served.project.good("ratchet", "set", "seed=0")
+
+
+def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: dict[str, Any]) -> None:
+    served.deploy(training={"epochs": EPOCHS}, seed=4)
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    run = served.runs()[0]
+    psutil.Process(served.parts()["prefect"]["pid"]).children()[0].kill()
+    until(lambda: served.project.run("ratchet", "status").returncode == 0)
+    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] != "RUNNING", pause=1.0)
+    done = served.prefect(f"/flow_runs/{run['id']}")
+    assert done["state"]["type"] == "COMPLETED", served.log(done)
+    assert served.settled(done)["train"] == "Completed"
+    served.project.good("ratchet", "set", "seed=0")
+
+
+def test_a_stalled_run_is_left_alone_and_goes_on(served: Served, first: dict[str, Any]) -> None:
+    """Stopped by a debugger, a suspended machine, a disk that is slow for minutes: it lives, so it is no zombie."""
+    served.deploy(training={"epochs": EPOCHS}, seed=3)
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    worker = psutil.Process(served.parts()["worker"]["pid"]).children()[0]
+    stalled = worker.children(recursive=True)
+    for process in stalled:
+        process.suspend()
+    began = served.worker_heard()
+    until(lambda: served.worker_heard() > began, pause=1.0)  # two rounds in which the worker could have given it up
+    again = served.worker_heard()
+    until(lambda: served.worker_heard() > again, pause=1.0)
+    assert served.runs()[0]["state"]["type"] == "RUNNING"
+    for process in stalled:
+        process.resume()
+    until(lambda: served.runs()[0]["state"]["type"] != "RUNNING", pause=1.0)
+    done = served.runs()[0]
+    assert done["state"]["type"] == "COMPLETED", served.log(done)
+    served.project.good("ratchet", "set", "seed=0")
 
 
 def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(

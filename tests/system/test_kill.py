@@ -31,6 +31,19 @@ SETTINGS = {
     "training.checkpoint_steps": 2,
     "training.log_every": 1,
 }
+JUMPING = """
+import time
+
+_time, _time_ns, _began = time.time, time.time_ns, time.monotonic()
+
+
+def _off():
+    return 3600 * (int(4 * (time.monotonic() - _began)) % 3 - 1)
+
+
+time.time = lambda: _time() + _off()
+time.time_ns = lambda: _time_ns() + _off() * 1_000_000_000
+"""
 Condition = Callable[[], bool]
 
 
@@ -225,6 +238,18 @@ def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_
     assert sorted(value.partition("(return ")[2][:6] for value in told) == ["1 of 2", "2 of 2"]
     assert all(value.startswith("not finite: ") for value in told)
     assert run.info.status == "FAILED"
+
+
+def test_a_clock_that_jumps_by_hours_changes_nothing_but_times(undisturbed, twin, assert_same_training) -> None:
+    project = twin("jumping")
+    (project.root / "sitecustomize.py").write_text(JUMPING)
+    project.good(*project.stage("train"))
+    assert_same_training(project, undisturbed, steps=STEPS)
+    (journal,) = project.workspace.mlruns.glob("journal/*/events.jsonl")
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    times = [entry["time"] for entry in entries]
+    assert max(times) - min(times) > 3_000_000  # it did jump
+    assert all(0 < entry["content"]["wall"] < 3_000 for entry in entries if entry["kind"] == "cost")
 
 
 def test_while_the_disk_is_full_training_goes_on_and_what_it_has_to_tell_waits(undisturbed, twin, tmp_path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 from PIL import Image
 
@@ -149,6 +150,36 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_weights_and_no_worker_is_left
     newest = max(running.glob("*/step-*.safetensors"))
     assert read_checkpoint(newest).step > 0
     assert "continues at step" in own.good(*own.stage("train"))
+    assert own.digests("data/model", "data/checkpoints") == expected
+
+
+@pytest.mark.parametrize("moment", ["the workers start", "in an epoch"])
+def test_told_to_go_as_a_whole_group_it_leaves_in_good_order(own: Any, moment: str) -> None:
+    """As a cancelled run is told by Prefect's worker, and a command by the terminal."""
+    expected = own.digests("data/model", "data/checkpoints")
+    running = own.root / "data" / "running"
+    process = subprocess.Popen(
+        own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    mine = psutil.Process(process.pid)
+
+    def comes() -> bool:
+        if moment == "in an epoch":
+            return any(running.glob("*/step-*.safetensors"))
+        return any("forkserver" in " ".join(child.cmdline()) for child in mine.children(recursive=True))
+
+    while process.poll() is None and not comes():
+        time.sleep(0.001)
+    family = mine.children(recursive=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate()
+    assert process.returncode == 1, said
+    assert "train: stopped at step" in said
+    assert "Traceback" not in said
+    _, left = psutil.wait_procs(family)
+    assert not left
+    own.good(*own.stage("train"))
     assert own.digests("data/model", "data/checkpoints") == expected
 
 

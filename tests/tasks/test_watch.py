@@ -28,7 +28,7 @@ def test_progress_is_told_now_and_then_not_at_every_step(
             terminal.progress(step, 50, f"loss {1 / step:.2f}")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" of ")[0] for line in lines] == ["train: 11", "train: 22", "train: 33", "train: 44"]
-    assert lines[0] == "train: 11 of 50 steps 1/s loss 0.09"
+    assert lines[0] == "train: 11 of 50 steps, 1/s, 0:00:39 left, loss 0.09"
 
 
 def test_a_sentence_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,6 +30,7 @@ from ratchet.training.models.factory import OwnCode
 __all__ = ["Factory", "Faulty", "Piece", "Reader", "Sample", "id_of", "told"]
 
 Result = TypeVar("Result")
+_ASKING = (signal.SIGTERM, signal.SIGINT)  # by which a person, or a worker of Prefect, asks a run to leave
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ class Reader(Generic[Result]):
                 self._loader = self._make_loader()
                 # PyTorch ends the workers with the last reference, which a traceback may hold, and not at exit.
                 self._end_workers = weakref.finalize(self, _end_workers, self._loader)
-            return iter(self._loader)
+            with _started_without_signals() if self.workers else contextlib.nullcontext():
+                return iter(self._loader)
 
     def _make_loader(self) -> "DataLoader[Result]":
         if self.workers:
@@ -293,6 +296,17 @@ def _seed(bits: int) -> None:
     torch.default_generator.manual_seed(bits)
 
 
+@contextlib.contextmanager
+def _started_without_signals() -> Iterator[None]:
+    """What is started meanwhile cannot be ended by a signal to the whole process group, until it takes them itself."""
+    resource_tracker.ensure_running()  # which, when it starts, unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _answer_to_parent(_worker: int) -> None:
     """End when the parent does, and not before.
 
@@ -302,6 +316,7 @@ def _answer_to_parent(_worker: int) -> None:
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _pass_over_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,48 @@
+"""Workers that nobody hears of any more, their machine gone with them: what they were doing is no longer Running.
+
+A worker that dies alone is started again by its keeper, and settles its own runs. Only when its machine is switched
+off, or cut off, must another notice. Whether a run lives, its worker's machine alone knows; so what counts is the
+silence of the worker, never that of the run: one that is stopped for an hour, or busy in one long step, is left alone.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ratchet import settings
+from ratchet.platform.deployments import settle_runs
+from ratchet.platform.servers import POOL, call
+from ratchet.workspace import Workspace
+
+__all__ = ["LostWorkers"]
+
+
+@dataclass
+class LostWorkers:
+    """Watches the workers of the pool, and settles the runs of those that were silent for platform.lost_after seconds.
+
+    Silence is counted by this process's own clock, from when it first saw that a heartbeat was still the last one. So
+    nobody is lost because Prefect's server was away itself, the machine slept, or a clock was set.
+    """
+
+    workspace: Workspace
+    api: str
+    say: Callable[[str], None]
+    _heard: dict[str, tuple[str, float]] = field(default_factory=dict)  # the last heartbeat, and when it was first seen
+
+    def look(self) -> None:
+        """Look once.
+
+        Raises:
+            PlatformError: Prefect's server refuses or does not answer.
+            SettingsError: params.yaml cannot be read.
+        """
+        most = settings.load(self.workspace.params).platform.lost_after
+        for worker in call(self.api, f"/work_pools/{POOL}/workers/filter", {}):
+            name, beat, now = worker["name"], worker["last_heartbeat_time"], time.monotonic()
+            known, since = self._heard.get(name, ("", now))
+            if beat != known:
+                self._heard[name] = beat, now
+            elif now - since > most:
+                for line in settle_runs(self.api, name, missed=False, why=f"{name} was not heard of for {most:,} s"):
+                    self.say(line)

@@ -42,7 +42,10 @@ def train_flow(
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)
             require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
-            dataset = ingest_stage(params, workspace)
+            try:
+                dataset = ingest_stage(params, workspace)
+            except RatchetError as error:
+                return Failed(name="DataLoadFailed", message=str(error), data=error)  # by which an alert is called so
             version = version_stage(workspace, dataset)
             model = train_stage(params, workspace, version)
             evaluation = evaluate_stage(params, workspace, model)

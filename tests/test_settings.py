@@ -4,6 +4,7 @@ The truth about YAML comes from DVC's own reader: both must see the same values 
 """
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,10 @@ def test_a_group_that_is_a_value_is_told_once(file: Path) -> None:
         ("epochs", "did you mean training.epochs?"),
         ("training.epochs.first", "did you mean training.epochs?"),
         ("gate.zzz", f"gate has {', '.join(GateSettings.model_fields)}"),
-        ("zzz", "the file has seed, data, model, training, evaluation, gate, registry, access, tracking, platform"),
+        (
+            "zzz",
+            "the file has seed, data, model, training, evaluation, gate, registry, access, tracking, platform, alerts",
+        ),
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest(file: Path, key: str, way_out: str) -> None:
@@ -299,7 +303,7 @@ def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
 
 def test_every_override_has_the_setting_s_meaning() -> None:
     def described(schema: dict[str, Any]) -> set[str]:
-        groups = [group for name, group in schema["$defs"].items() if name != "AccessSettings"]
+        groups = [group for name, group in schema["$defs"].items() if name not in ("AccessSettings", "AlertSettings")]
         withheld = {RegistrySettings.model_fields[name].description for name in ("ledger", "promotion")}
         return {
             f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
@@ -314,6 +318,7 @@ def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
         {"access": {"admins": ("me",)}},
         {"registry": {"promotion": "automatic"}},
         {"registry": {"ledger": "x"}},
+        {"alerts": {"webhook": "none"}},
     ):
         with pytest.raises(ValueError, match="Extra inputs are not permitted"):
             Overrides.model_validate(bad)
@@ -323,6 +328,42 @@ def test_four_eyes_need_a_person_who_promotes(file: Path) -> None:
     with pytest.raises(SettingsError, match=r"access\.four_eyes: found true; allowed with registry\.promotion: manual"):
         settings.override(file, {"access.four_eyes": True})
     assert settings.override(file, {"access.four_eyes": True, "registry.promotion": "manual"}).access.four_eyes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"alerts.webhook": "https://hooks.slack.com/services/T0/B0/5ecret"}, "an address of hooks.slack.com, which"),
+        ({"alerts.webhook": "https://a.b.webhook.office.com/5ecret"}, "an address of a.b.webhook.office.com, which"),
+        (
+            {"alerts.webhook": "https://me:5ecret@chat.example/in"},
+            "found https://me:***@chat.example/in, whose password",
+        ),
+        (
+            {"alerts.smtp": "mail.example:25", "alerts.smtp_user": "me"},
+            "the password of me would travel to mail.example",
+        ),
+    ],
+)
+def test_what_would_give_away_a_secret_of_the_alerts_is_refused(
+    file: Path, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)) as told:
+        settings.override(file, changes)
+    assert "5ecret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alerts.webhook": "environment"},
+        {"alerts.webhook": "http://chat.example:8065/in"},
+        {"alerts.smtp": "[::1]:25", "alerts.smtp_user": "me"},
+        {"alerts.smtp": "mail.example:465", "alerts.smtp_user": "me", "alerts.smtp_security": "tls"},
+    ],
+)
+def test_what_gives_away_nothing_is_let_in(file: Path, changes: dict[str, object]) -> None:
+    assert settings.override(file, changes).alerts.smtp_security in ("none", "tls")
 
 
 def test_equal_settings_have_equal_digests_and_others_do_not(file: Path) -> None:

@@ -8,6 +8,7 @@ from ratchet import files
 
 __all__ = [
     "AccessSettings",
+    "AlertSettings",
     "DataSettings",
     "EvaluationSettings",
     "GateSettings",
@@ -33,6 +34,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+_MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 
 
 class DataSettings(Section):
@@ -314,6 +316,47 @@ class PlatformSettings(Section):
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
 
 
+class AlertSettings(Section):
+    """Who is told of trouble, and what of this machine is trouble; docs/operate.md."""
+
+    captions: ClassVar[dict[str, str]] = {
+        "webhook": "Who is told",
+        "smtp": "The mail server; its password is in RATCHET_ALERTS_SMTP_PASSWORD",
+        "free_disk_gib": "What of this machine is trouble",
+    }
+
+    webhook: str = Field(
+        "none",
+        pattern=r"^(none|environment|https?://[^\s/]+(/\S*)?)$",
+        description="http(s) address, none, or environment: the one in RATCHET_ALERTS_WEBHOOK, for a secret one",
+    )
+    email_to: Annotated[tuple[Annotated[str, Field(pattern=_MAILBOX)], ...], Field(strict=False)] = Field(
+        (), description="e-mail addresses; empty: no e-mail"
+    )
+    email_from: str = Field(
+        "auto", pattern=f"^auto$|{_MAILBOX}", description="the sender's e-mail address; auto: ratchet@ this machine"
+    )
+
+    smtp: str = Field(
+        "localhost:25", pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$", description="HOST:PORT"
+    )
+    smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="none, starttls or tls")
+    smtp_user: str = Field("none", min_length=1, description="who signs in there; none: nobody need")
+
+    free_disk_gib: float = Field(5.0, ge=0.0, description="free space below which it is told, GiB; 0: never")
+    memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.95, description="share of memory in use above which it is told; 1: never"
+    )
+    gpu_memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.98, description="the same of a GPU's memory; 1: never"
+    )
+
+    @property
+    def asked(self) -> bool:
+        """Is anybody to be told?"""
+        return self.webhook != "none" or bool(self.email_to)
+
+
 class Params(Section):
     """Every setting."""
 
@@ -327,6 +370,7 @@ class Params(Section):
     access: AccessSettings = AccessSettings()
     tracking: TrackingSettings = TrackingSettings()
     platform: PlatformSettings = PlatformSettings()
+    alerts: AlertSettings = AlertSettings()
 
     @property
     def digest(self) -> str:
@@ -351,8 +395,8 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: st
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(Params, without=("access", "registry.ledger", "registry.promotion"))
+Overrides: type[Section] = _partial(Params, without=("access", "alerts", "registry.ledger", "registry.promotion"))
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 
-Who may do what, who promotes and where that is noted is not theirs to change.
+Who may do what, who promotes, where that is noted and who is told of trouble is not theirs to change.
 """

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -15,9 +16,16 @@ from pydantic.fields import FieldInfo
 from ratchet import faults, files
 from ratchet.errors import SettingsError
 from ratchet.page import without_password
-from ratchet.params import Params, Section
+from ratchet.params import AlertSettings, Params, Section
 
 __all__ = ["changed", "dotted", "flatten", "load", "override", "parse_assignments", "template"]
+
+# Whose webhook addresses hold the right to write: Slack's, Discord's, Microsoft's and Google's.
+_SECRET_ADDRESSES = (
+    "hooks.slack.com", "hooks.slack-gov.com", "discord.com", "discordapp.com", "webhook.office.com",
+    "logic.azure.com", "powerplatform.com", "chat.googleapis.com",
+)  # fmt: skip
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def template() -> str:
@@ -198,6 +206,7 @@ def _contradictions(params: Params) -> Iterator[str]:
     elif data.fold >= max(1, data.folds):
         yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
     yield from _passwords(params)
+    yield from _secrets(params.alerts)
     if params.access.four_eyes and params.registry.promotion == "automatic":
         yield (
             "access.four_eyes: found true; allowed with registry.promotion: manual alone, for a gate has no eyes: set "
@@ -214,6 +223,7 @@ def _passwords(params: Params) -> Iterator[str]:
         ),
         ("registry", "PGPASSWORD or ~/.pgpass"),
         ("platform", "PGPASSWORD or ~/.pgpass"),
+        ("alerts", "alerts.webhook=environment and RATCHET_ALERTS_WEBHOOK"),
     ):
         for name, value in getattr(params, section).model_dump().items():
             if isinstance(value, str) and (shown := without_password(value)) != value:
@@ -221,6 +231,23 @@ def _passwords(params: Params) -> Iterator[str]:
                     f"{section}.{name}: found {shown}, whose password would be committed and noted by every run; "
                     f"allowed: an address without one; give it by the environment: {ways}"
                 )
+
+
+def _secrets(alerts: AlertSettings) -> Iterator[str]:
+    """What of the alerts would let anybody write in a team's name, or be read on its way."""
+    host = urlsplit(alerts.webhook).hostname or ""
+    if any(host == known or host.endswith(f".{known}") for known in _SECRET_ADDRESSES):
+        yield (
+            f"alerts.webhook: found an address of {host}, which is itself a secret: whoever knows it can write there; "
+            "allowed here: none or environment; `ratchet set alerts.webhook=environment`, and give the address by the "
+            "environment: RATCHET_ALERTS_WEBHOOK"
+        )
+    server = alerts.smtp.rpartition(":")[0].strip("[]")
+    if alerts.smtp_user != "none" and alerts.smtp_security == "none" and server not in _LOOPBACK:
+        yield (
+            f"alerts.smtp_security: found none, with which the password of {alerts.smtp_user} would travel to {server} "
+            "readable by anybody; allowed with alerts.smtp_user: starttls or tls"
+        )
 
 
 def _plain(node: Any) -> Any:

@@ -76,7 +76,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
     for name in ("params.yaml", "prefect.yaml", "tasks/watch.py"):
         shutil.copy(REPOSITORY / name, root / name)
-    for name in ("approve", "dvc_stage", "production", "watch"):
+    for name in ("alerts", "approve", "dvc_stage", "production", "server", "watch"):
         shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
     return Workspace(root)
 

@@ -303,7 +303,7 @@ def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
     served: Served, first: dict[str, Any]
 ) -> None:
     run = served.train(data={"source": "image-folder", "path": "data/nowhere"})
-    assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "Failed")
+    assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
     assert run["state"]["message"].startswith("data.path: ")
     assert "data/nowhere" in run["state"]["message"]
     assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]

@@ -33,6 +33,7 @@ def up(
         params.platform,
         tracking_uri=address(workspace, params.tracking),
         artifacts=artifacts(workspace, params.tracking),
+        told=params.alerts,
         say=typer.echo,
     )
     if not foreground:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ratchet.params import PlatformSettings
+from ratchet.params import AlertSettings, PlatformSettings
+from ratchet.platform.alerts import NOBODY
 from ratchet.platform.lifecycle import down, turn, up
 from ratchet.platform.record import Record
 from ratchet.workspace import Workspace
@@ -26,6 +27,7 @@ def stay(
     *,
     tracking_uri: str,
     artifacts: str,
+    told: AlertSettings = NOBODY,
     say: Callable[[str], None],
 ) -> None:
     """`up`, until SIGTERM, SIGINT, SIGHUP or another's `ratchet down`; then `down`.
@@ -39,11 +41,11 @@ def stay(
     with _told_by_signals():
         try:
             while not stood or _keeper_lost(workspace, say):
-                up(workspace, settings, tracking_uri=tracking_uri, artifacts=artifacts, say=say)
+                up(workspace, settings, tracking_uri=tracking_uri, artifacts=artifacts, told=told, say=say)
                 say("stays here: SIGTERM, Ctrl-C or `ratchet down` ends it")
                 stood = True
-        except _Told as told:
-            say(f"{told}: stopping")
+        except _Told as signalled:
+            say(f"{signalled}: stopping")
         except Exception:
             _be_deaf()
             if stood:

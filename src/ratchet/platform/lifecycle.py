@@ -1,5 +1,6 @@
 """`up` and `down`: Prefect's server, MLflow's server and a worker on this machine."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,8 +10,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from ratchet.errors import PlatformError, WorkspaceError
-from ratchet.params import PlatformSettings
-from ratchet.platform import deployments, servers
+from ratchet.params import AlertSettings, PlatformSettings
+from ratchet.platform import alerts, deployments, servers
+from ratchet.platform.alerts import NOBODY
 from ratchet.platform.condition import TITLES, condition
 from ratchet.platform.processes import Part, free_port_after, port_holder
 from ratchet.platform.record import Record
@@ -38,6 +40,7 @@ def up(
     *,
     tracking_uri: str,
     artifacts: str,
+    told: AlertSettings = NOBODY,
     say: Callable[[str], None],
 ) -> Addresses:
     """Start what is not up yet, and create the deployments of prefect.yaml. What dies afterwards is started again.
@@ -45,14 +48,15 @@ def up(
     Args:
         tracking_uri: database that MLflow's server serves; an http address is a server already, and none is started.
         artifacts: address that the files of new experiments go to.
+        told: who is told of trouble; nobody unless it says so.
         say: shown to a person, a line at a time.
 
     Raises:
-        PlatformError: a port is taken, a part dies while starting or does not answer, or prefect.yaml is refused. What
-            this call had started is stopped again.
+        PlatformError: a port is taken, a part dies while starting or does not answer, prefect.yaml is refused, or a
+            secret that alerts need is not there. What this call had started is stopped again.
     """
     with turn(workspace, say):
-        climb = _Climb(workspace, settings, tracking_uri, artifacts, say, Record.read(workspace))
+        climb = _Climb(workspace, settings, tracking_uri, artifacts, told, say, Record.read(workspace))
         try:
             return climb.run()
         except BaseException:
@@ -138,6 +142,7 @@ class _Climb:
     settings: PlatformSettings
     tracking_uri: str
     artifacts: str
+    told: AlertSettings
     say: Callable[[str], None]
     record: Record
     started: dict[str, servers.Starting] = field(default_factory=dict)
@@ -145,8 +150,10 @@ class _Climb:
     def run(self) -> Addresses:
         missing = [name for name in TITLES if not self._stands(name)]
         self._check_ports(missing)
+        self._require_secrets(missing)
         self._start_servers(missing)
         api = f"{self.record.parts['prefect'].address}/api"
+        self._arrange_alerts(api)
         made = self._start_work(api, missing)
         if not deployments.point_clients(self.workspace, api):
             self.say(f"prefect.toml is your own and stays: for Prefect's commands `export PREFECT_API_URL={api}`")
@@ -157,6 +164,7 @@ class _Climb:
             part.keep()
         for starting in self.started.values():
             starting.process.returncode = 0  # it outlives this process: not to be waited for, not to be warned of
+        self.record.write()  # by which who looks after the machine knows that this is done
         mlflow = self.record.parts.get("mlflow")
         where = mlflow.address if mlflow else self.tracking_uri
         return Addresses(self.record.parts["prefect"].address, api, where, tuple(made))
@@ -218,6 +226,14 @@ class _Climb:
                 )
             )
         servers.wait_for(starting, up=self._tell)
+
+    def _require_secrets(self, missing: list[str]) -> None:
+        server = None if "prefect" in missing else self.record.parts["prefect"].command()
+        alerts.require_secrets(self.told, server.environ() if server else os.environ)
+
+    def _arrange_alerts(self, api: str) -> None:
+        if who := alerts.arrange(api, self.told):
+            self.say(f"alerts: to {who}")
 
     def _start_work(self, api: str, missing: list[str]) -> list[str]:
         """The pool, then the worker and the deployments beside each other."""

@@ -26,7 +26,7 @@ class Record:
         Raises:
             PlatformError: it is damaged, so that nobody knows what was started.
         """
-        path = workspace.state / "servers.json"
+        path = cls.place(workspace)
         if not path.exists():
             return cls(path)
         try:
@@ -38,6 +38,11 @@ class Record:
                 f"{path}: damaged ({error}): end the servers by hand (`ps -ef | grep ratchet/platform/guard.py` shows "
                 f"their pids), then delete {path}"
             ) from error
+
+    @staticmethod
+    def place(workspace: Workspace) -> Path:
+        """Where the file is, if anything was started."""
+        return workspace.state / "servers.json"
 
     def write(self) -> None:
         """Make the file say this; without parts there is no file."""

@@ -7,13 +7,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from ratchet.errors import PlatformError
+from ratchet.platform import sending
 from ratchet.platform.processes import Part, spawn
 from ratchet.workspace import Workspace
 
@@ -55,13 +56,21 @@ def client_environment(workspace: Workspace, api_url: str | None = None) -> dict
     return {**found, "PREFECT_API_URL": api_url} if api_url else found
 
 
-def part_environment(workspace: Workspace, api_url: str | None = None) -> dict[str, str]:
-    """This process's environment without a person's own Prefect settings, and with ours."""
+def part_environment(
+    workspace: Workspace, api_url: str | None = None, *, secrets: Collection[str] = ()
+) -> dict[str, str]:
+    """This process's environment without a person's own Prefect settings, and with ours.
+
+    Args:
+        secrets: which of the alerts' secrets the part needs; it is given no other.
+    """
     # PREFECT__...: set inside a flow run; RATCHET_HOLDER: a server outlives the run that holds the workspace.
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "_MLFLOW_")) and name != "RATCHET_HOLDER"
+        if not name.startswith(("PREFECT_", "_MLFLOW_"))
+        and name != "RATCHET_HOLDER"
+        and (name not in sending.SECRETS or name in secrets)
     }
     kept |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
     return kept | client_environment(workspace, api_url)
@@ -84,18 +93,24 @@ def start_prefect(
 
     Args:
         database: its address, postgresql://...; "auto": SQLite in .ratchet/prefect.
-        private: for one run of this process: no pages, no schedules, and it ends with this process.
+        private: for one run of this process: no pages, no schedules, no alerts, and it ends with this process.
     """
     if database == "auto":
         database = f"sqlite+aiosqlite:///{workspace.state / 'prefect' / 'prefect.db'}"
-    environment = part_environment(workspace) | {
+    environment = part_environment(workspace, secrets=sending.SECRETS) | {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_UI_API_URL": api_url(host, port),
+        "PREFECT_UI_URL": address(host, port),  # by which an alert names a run's page
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
+    program = ["prefect"] if private else ["flows.server", api_url(host, port)]
+    command = [sys.executable, "-m", *program, "server", "start", "--host", host, "--port", str(port)]
     if private:
         command += ["--no-ui", "--no-scheduler", "--no-late-runs"]
+    else:
+        environment["PYTHONPATH"] = _with_project(workspace, environment)
+        # What blocks it has told the database of; the private one knows fewer, and would have them all told anew.
+        environment["PREFECT_SERVER_MEMO_STORE_PATH"] = str(workspace.state / "prefect" / "memo_store_up.toml")
     health = f"{api_url(host, port)}/health"
     return _start(
         workspace, name, command, environment, address(host, port), lambda: answers(health), SERVER_GRACE, tied=private
@@ -116,13 +131,16 @@ def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: st
 def start_worker(workspace: Workspace, *, api: str) -> Starting:
     """Start a worker: one run at a time, each a process of this Python that can import from the project folder."""
     environment = part_environment(workspace, api)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder
-    )
+    environment["PYTHONPATH"] = _with_project(workspace, environment)
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
     command = [sys.executable, "-m", "ratchet.platform.worker", api]
     since = datetime.now(UTC)
     return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, since), RUN_GRACE)
+
+
+def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
+    """PYTHONPATH by which a part can import the project's own flows."""
+    return os.pathsep.join(folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder)
 
 
 def worker_seen(api: str, since: datetime) -> bool:

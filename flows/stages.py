@@ -18,7 +18,7 @@ from flows.watch import PrefectWatch
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
-from ratchet.params import Params
+from ratchet.params import BESIDE, Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest
@@ -101,7 +101,8 @@ def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
 
 def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
     """What is recorded next to the settings must have been made with them."""
-    if settings.load(workspace.params) != params:
+    now = settings.load(workspace.params)
+    if now.model_dump(exclude=set(BESIDE)) != params.model_dump(exclude=set(BESIDE)):
         raise SettingsError(
             f"{workspace.params}: was changed while the stage ran, so its result is not recorded: run the flow again"
         )

@@ -202,7 +202,10 @@ def test_a_group_that_is_a_value_is_told_once(file: Path) -> None:
         ("epochs", "did you mean training.epochs?"),
         ("training.epochs.first", "did you mean training.epochs?"),
         ("gate.zzz", f"gate has {', '.join(GateSettings.model_fields)}"),
-        ("zzz", "the file has seed, data, model, training, evaluation, gate, registry, access, tracking, platform"),
+        (
+            "zzz",
+            "the file has seed, data, model, training, budget, evaluation, gate, registry, access, tracking, platform",
+        ),
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest(file: Path, key: str, way_out: str) -> None:

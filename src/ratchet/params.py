@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ratchet import files
 
 __all__ = [
+    "BESIDE",
     "AccessSettings",
+    "BudgetSettings",
     "DataSettings",
     "EvaluationSettings",
     "GateSettings",
@@ -223,6 +225,14 @@ class TrainingSettings(Section):
     profile: Count = Field(0, description="steps to trace with torch.profiler, after the first few; 0: none")
 
 
+class BudgetSettings(Section):
+    """What one training may take, over all its attempts. Spent, it stops at a checkpoint; raised, the same goes on."""
+
+    wall_hours: float = Field(0.0, ge=0.0, description="hours on the clock; 0: no limit")
+    cpu_hours: float = Field(0.0, ge=0.0, description="hours of one core; 0: no limit")
+    gpu_hours: float = Field(0.0, ge=0.0, description="hours of one GPU; 0: no limit")
+
+
 class EvaluationSettings(Section):
     """How the model is measured on the test rows."""
 
@@ -321,6 +331,7 @@ class Params(Section):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    budget: BudgetSettings = BudgetSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     gate: GateSettings = GateSettings()
     registry: RegistrySettings = RegistrySettings()
@@ -332,6 +343,10 @@ class Params(Section):
     def digest(self) -> str:
         """SHA-256 (hex) of every setting."""
         return files.digest_json(self.model_dump(mode="json"))
+
+
+BESIDE = frozenset({"access", "budget", "platform"})
+"""Sections that decide nothing that a stage makes: dvc.yaml names them nowhere, and they may change meanwhile."""
 
 
 def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[Section]:

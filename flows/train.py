@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
-from flows import production
+from flows import production, quotas
 from flows.artifacts import publish
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from flows.watch import tell_mistakes_plainly
@@ -36,7 +36,7 @@ def train_flow(
     tell_mistakes_plainly()
     try:
         workspace = production.find_workspace(revision)
-        with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
+        with quotas.a_run(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
             production.prepare(workspace, revision)
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)

@@ -8,6 +8,7 @@ from ratchet import files
 
 __all__ = [
     "BESIDE",
+    "QUOTAS",
     "AccessSettings",
     "BudgetSettings",
     "DataSettings",
@@ -314,6 +315,11 @@ class TrackingSettings(Section):
 class PlatformSettings(Section):
     """The local servers."""
 
+    captions: ClassVar[dict[str, str]] = {
+        "host": "Where they are",
+        "worker_runs": "How much at once; `ratchet up` tells Prefect's server, docs/deploy.md explains",
+    }
+
     host: str = Field("127.0.0.1", min_length=1, description="address the servers listen on")
     prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
     prefect_database: str = Field(
@@ -322,6 +328,14 @@ class PlatformSettings(Section):
         description="its database: postgresql://...; auto: SQLite in .ratchet",
     )
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
+
+    worker_runs: Positive = Field(
+        1, description="runs that the worker carries out at once; in one folder they take turns"
+    )
+    queue_runs: Count = Field(0, description="runs of the work queue `default`, over all workers; 0: no limit")
+    person_runs: Count = Field(0, description="runs of train-flow of one person, over all workers; 0: no limit")
+    gpus: Count = Field(0, description="GPUs that trainings hold, over all workers; 0: no limit")
+    person_gpus: Count = Field(0, description="GPUs that one person's trainings hold, over all workers; 0: no limit")
 
 
 class Params(Section):
@@ -366,8 +380,12 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: st
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(Params, without=("access", "registry.ledger", "registry.promotion"))
+QUOTAS = ("worker_runs", "queue_runs", "person_runs", "gpus", "person_gpus")
+Overrides: type[Section] = _partial(
+    Params,
+    without=("access", "registry.ledger", "registry.promotion", *(f"platform.{name}" for name in QUOTAS)),
+)
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 
-Who may do what, who promotes and where that is noted is not theirs to change.
+Who may do what, who promotes, where that is noted and how much anybody may hold at once is not theirs to change.
 """

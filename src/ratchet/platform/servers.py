@@ -92,6 +92,8 @@ def start_prefect(
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_UI_API_URL": api_url(host, port),
+        # On disk: forgotten when a server dies, the places that runs hold (flows/quotas.py) would stay taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
     if private:
@@ -113,14 +115,14 @@ def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: st
     return _start(workspace, "mlflow", command, environment, place, lambda: answers(f"{place}/health"), SERVER_GRACE)
 
 
-def start_worker(workspace: Workspace, *, api: str) -> Starting:
-    """Start a worker: one run at a time, each a process of this Python that can import from the project folder."""
+def start_worker(workspace: Workspace, *, api: str, runs: int) -> Starting:
+    """Start a worker: so many runs at once, each a process of this Python that can import from the project folder."""
     environment = part_environment(workspace, api)
     environment["PYTHONPATH"] = os.pathsep.join(
         folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder
     )
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
-    command = [sys.executable, "-m", "ratchet.platform.worker", api]
+    command = [sys.executable, "-m", "ratchet.platform.worker", api, str(runs)]
     since = datetime.now(UTC)
     return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, since), RUN_GRACE)
 

@@ -9,19 +9,23 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from ratchet.errors import RatchetError
-from tasks.train import TrainingStopped
+from tasks.stopping import TrainingStopped
 
 __all__ = ["ended_by"]
 
 
-def ended_by(error: RatchetError) -> "State[Any]":
+def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
     """Failed with the error's own words, in which a traceback would hide them; Cancelled if a person has asked for it.
 
     Training takes a request to leave for itself, so as to write a checkpoint first; Prefect's engine, which would know
     what the request was, does not see it.
+
+    Args:
+        failed: the name of the state, if it failed.
     """
-    state = Cancelled if isinstance(error, TrainingStopped) and _is_cancelled() else Failed
-    return state(message=str(error), data=error)
+    if isinstance(error, TrainingStopped) and _is_cancelled():
+        return Cancelled(message=str(error), data=error)
+    return Failed(name=failed, message=str(error), data=error)
 
 
 def _is_cancelled() -> bool:

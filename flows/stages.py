@@ -5,6 +5,7 @@ records it in dvc.lock: after it `dvc repro` has nothing to do, and the other wa
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from prefect import get_run_logger, task
@@ -15,11 +16,12 @@ from prefect.states import Completed
 
 from flows import dvc_stage
 from flows.ending import ended_by
+from flows.quotas import a_gpu
 from flows.watch import PrefectWatch
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
-from ratchet.params import Params
+from ratchet.params import BESIDE, Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest
@@ -43,9 +45,20 @@ R = TypeVar("R", bound=Result)
 
 
 def as_task(
-    stage: Callable[..., R], result: type[R], *, unit: str, retries: int = 0, knows_flow: bool = False
+    stage: Callable[..., R],
+    result: type[R],
+    *,
+    unit: str,
+    retries: int = 0,
+    knows_flow: bool = False,
+    holding: Callable[[Params], AbstractContextManager[None]] | None = None,
 ) -> Callable[..., R]:
-    """The stage as a Prefect task of its name; whatever else the task is given only says what it waits for."""
+    """The stage as a Prefect task of its name; whatever else the task is given only says what it waits for.
+
+    Args:
+        knows_flow: it is told the flow run's id.
+        holding: what it takes a place of while it runs.
+    """
     name = stage.__name__
 
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
@@ -56,7 +69,8 @@ def as_task(
             logger.info("%s: %s, nothing to do: %s", name, settled, recorded.words)
             return Completed(name="Unchanged", message=f"{settled}: {recorded.words}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
-        with disk_errors(workspace.root), PrefectWatch(name, unit=unit) as watch:
+        place = holding(params) if holding else nullcontext()
+        with place, disk_errors(workspace.root), PrefectWatch(name, unit=unit) as watch:
             made = stage(params, workspace, watch=watch, **extra)
             watch.say(made.words)
             _refuse_if_edited(params, workspace)
@@ -104,14 +118,15 @@ def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
 
 def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
     """What is recorded next to the settings must have been made with them."""
-    if settings.load(workspace.params) != params:
+    now = settings.load(workspace.params)
+    if now.model_dump(exclude=set(BESIDE)) != params.model_dump(exclude=set(BESIDE)):
         raise SettingsError(
             f"{workspace.params}: was changed while the stage ran, so its result is not recorded: run the flow again"
         )
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")
-train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True)
+train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=a_gpu)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)
 register_stage = as_task(register, Registration, unit="steps", retries=1, knows_flow=True)
 

@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import production
+from flows import production, quotas
 from flows.artifacts import publish
 from flows.ending import ended_by
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
@@ -37,7 +37,7 @@ def train_flow(
     tell_mistakes_plainly()
     try:
         workspace = production.find_workspace(revision)
-        with disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
+        with quotas.a_run(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0):
             production.prepare(workspace, revision)
             changes = settings.flatten(overrides) if overrides else {}
             params = settings.override(workspace.params, changes)
@@ -45,7 +45,7 @@ def train_flow(
             try:
                 dataset = ingest_stage(params, workspace)
             except RatchetError as error:
-                return Failed(name="DataLoadFailed", message=str(error), data=error)  # by which an alert is called so
+                return ended_by(error, failed="DataLoadFailed")  # by which an alert is called so
             version = version_stage(workspace, dataset)
             model = train_stage(params, workspace, version)
             evaluation = evaluate_stage(params, workspace, model)

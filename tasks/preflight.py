@@ -25,7 +25,7 @@ from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.command import INTERRUPTED
 from tasks.scratch import Scratch
-from tasks.train import TrainingStopped
+from tasks.stopping import TrainingStopped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +109,7 @@ class Preflight:
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
-        elsewhere = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", **scratch.tracking}
+        elsewhere = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", **scratch.own}
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
         # Below what the file allows: which classes a few samples are of is chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})

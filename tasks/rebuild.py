@@ -154,9 +154,11 @@ class Rebuild:
         return content
 
     def _write_settings(self) -> None:
-        """Those recorded, but for the place where runs are told: nothing of this is to be seen in the real one."""
+        """Those recorded, but for the place where runs are told, which is not the real one, and for the budget."""
         shutil.copyfile(self.recipe.params, self.workspace.params)
-        self.run("ratchet.cli", "set", "tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false")
+        unlimited = [f"budget.{name}=0" for name in self._read_settings().get("budget", ())]
+        own = ("tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false", *unlimited)
+        self.run("ratchet.cli", "set", *own)
 
     def _bring_data(self, stored: Stored) -> None:
         packed = self.workspace.root / PACKED
@@ -179,10 +181,14 @@ class Rebuild:
                 files.write_bytes(place, path.read_bytes())
 
     def _settings(self, section: str, key: str) -> str:
+        return str(self._read_settings()[section].get(key, "none"))
+
+    def _read_settings(self) -> dict[str, Any]:
+        """As they stand: another version of ratchet may know other keys."""
         from ruamel.yaml import YAML
 
-        content = YAML(typ="safe", pure=True).load(self.workspace.params.read_text(encoding="utf-8"))
-        return str(content[section].get(key, "none"))
+        content: dict[str, Any] = YAML(typ="safe", pure=True).load(self.workspace.params.read_text(encoding="utf-8"))
+        return content
 
     def _bring(self, path: str, stored: Stored) -> None:
         """What the user's own Dataset reads: from DVC, or the project's own if it is what it was."""

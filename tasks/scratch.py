@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratchet.params import BudgetSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["Scratch"]
@@ -27,9 +28,10 @@ class Scratch(Workspace):
         return self.folder / "mlruns"
 
     @property
-    def tracking(self) -> dict[str, object]:
-        """The settings, by dotted key, under which MLflow's runs and their files stay in the folder."""
-        return {"tracking.uri": f"sqlite:///{self.mlruns / 'mlflow.db'}", "tracking.artifacts": "auto"}
+    def own(self) -> dict[str, object]:
+        """The settings, by dotted key, under which MLflow's runs stay in the folder, and no budget cuts them off."""
+        unlimited = {f"budget.{name}": 0.0 for name in BudgetSettings.model_fields}
+        return {"tracking.uri": f"sqlite:///{self.mlruns / 'mlflow.db'}", "tracking.artifacts": "auto", **unlimited}
 
     @property
     def state(self) -> Path:

@@ -3,13 +3,10 @@
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
@@ -19,6 +16,7 @@ from ratchet.errors import NotFinite, TrainingError
 from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.course import Course
+from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
@@ -26,11 +24,7 @@ if TYPE_CHECKING:
     from ratchet.registry.runs import Run
     from tasks.curves import Curves
 
-__all__ = ["TrainedModel", "TrainingStopped", "tell_training", "train"]
-
-
-class TrainingStopped(TrainingError):
-    """Asked to leave, by SIGTERM or Ctrl-C; a checkpoint stands."""
+__all__ = ["TrainedModel", "tell_training", "train"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +60,12 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
 
     Raises:
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
+        BudgetSpent: it has taken what the settings allow it; with more, the same command continues.
         TrainingError: training cannot go on.
     """
     meter = Meter()
     from ratchet import training
-    from ratchet.registry.runs import Run
+    from ratchet.registry.runs import Run, spent
 
     for left in workspace.running.glob(".draft-*"):
         shutil.rmtree(left)  # a killed training's, which had handed over all of it
@@ -88,8 +83,10 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         contextlib.closing(train_split),  # its workers, which the traceback of an error would keep
         contextlib.closing(validation_split),
         Run(workspace, params, course.key) as run,
-        _on_request() as asked_to_stop,
+        on_request() as asked_to_stop,
     ):
+        budget = Budget(params.budget, spent(run.journal), meter)
+        _refuse_if_spent(budget, run, store, course, rows=len(train_split))
         tell_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
         # By the checkpoints' writer: training does not wait for the disk.
         store.before_write = run.journal.sync
@@ -102,16 +99,16 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
             identity=course.identity,
             pretrained=course.pretrained,
             profile_to=run.journal.folder / "profile",
-            stop=asked_to_stop,
+            stop=lambda: asked_to_stop() or budget.is_spent(),
         )
         try:
             with _curves(workspace, params, run) as curves:
-                finished = _follow(events, run, watch, curves, meter)
+                finished = _follow(events, run, watch, curves, budget)
         except NotFinite as error:
             run.status("FAILED")
             raise TrainingError(f"{error}; the batch: {_ids(workspace, error.rows)}") from error
-        except TrainingStopped:
-            run.status("KILLED")
+        except TrainingStopped as stopped:
+            _tell_stop(run, stopped)
             raise
         except BaseException:
             run.status("FAILED")
@@ -124,6 +121,27 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         watch.say(run.away)
     _leave(workspace, store.folder, finished, course, kept)
     return TrainedModel.load(workspace)
+
+
+def _refuse_if_spent(
+    budget: Budget, run: "Run", store: "training.CheckpointStore", course: Course, *, rows: int
+) -> None:
+    """Before anything is begun that could not be ended."""
+    from ratchet.training.batches import run_steps
+
+    newest = max((path.stem for path in store.paths()), default="step-0")
+    total, _ = run_steps(rows, course.plan)
+    try:
+        budget.require_some(int(newest.removeprefix("step-")), total)
+    except BudgetSpent as refusal:
+        _tell_stop(run, refusal)  # the attempt before may have been killed, and said nothing
+        raise
+
+
+def _tell_stop(run: "Run", stopped: TrainingStopped) -> None:
+    if isinstance(stopped, BudgetSpent):
+        run.trouble(stopped.step, "budget", str(stopped))
+    run.status("KILLED")
 
 
 def tell_training(
@@ -184,13 +202,13 @@ def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curve
 
 
 def _follow(
-    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None", meter: Meter
+    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None", budget: Budget
 ) -> "training.Finished":
     """Hand every event to the journal and to whoever watches; the Finished one comes back."""
     from ratchet import training
     from tasks.machine import MachineUse
 
-    total, last_epoch, machine = 0, "", MachineUse()
+    total, last_epoch, machine, meter = 0, "", MachineUse(), budget.meter
     for event in events:
         if isinstance(event, training.Epoch | training.Checkpointed) and meter.is_due():
             run.cost(meter.attempt, meter.spent())  # for the case that nothing more is told: SIGKILL, a power cut
@@ -221,7 +239,7 @@ def _follow(
                 run.trouble(event.step, event.kind, event.text)
                 watch.say(event.text)
             case training.Stopped():
-                raise TrainingStopped(f"stopped at step {event.step:,} of {total:,}: the same command continues there")
+                raise budget.stopped(event.step, total)
             case training.Finished():
                 return event
     raise AssertionError("training ended without a last word")
@@ -267,31 +285,6 @@ def _leave(
     gone = tempfile.mkdtemp(prefix=".draft-", dir=workspace.running)
     os.replace(running, gone)
     shutil.rmtree(gone)
-
-
-@contextlib.contextmanager
-def _on_request() -> Iterator[Callable[[], bool]]:
-    """A question that turns to yes when SIGTERM or Ctrl-C comes; in a thread, where no handler can live, it stays no.
-
-    A second Ctrl-C does what it does anywhere: it ends the process at once.
-    """
-    asked = threading.Event()
-    before: dict[signal.Signals, Any] = {}
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        asked.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    for one in (signal.SIGTERM, signal.SIGINT):
-        before[one] = signal.signal(one, note)
-    try:
-        yield asked.is_set
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 if __name__ == "__main__":

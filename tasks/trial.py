@@ -45,12 +45,12 @@ class Trial:
     def make(
         cls, workspace: Workspace, folder: Path, changes: Mapping[str, object], tell: Callable[[int], None]
     ) -> "Trial":
-        """A training by the workspace's settings with `changes` (by dotted key), told to an MLflow of its own."""
+        """A training by the workspace's settings with `changes` (by dotted key), without a budget, told elsewhere."""
         folder.mkdir()
         scratch = Scratch(workspace.root, folder)
         scratch.packed.symlink_to(workspace.packed)
         shutil.copyfile(workspace.params, scratch.params)
-        settings.override(scratch.params, {**changes, **scratch.tracking})
+        settings.override(scratch.params, {**changes, **scratch.own})
         return cls(scratch, tell)
 
     def finish(self) -> None:

@@ -12,7 +12,15 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.params import GateSettings, Overrides, Params, RegistrySettings, TrainingSettings
+from ratchet.params import (
+    QUOTAS,
+    GateSettings,
+    Overrides,
+    Params,
+    PlatformSettings,
+    RegistrySettings,
+    TrainingSettings,
+)
 from ratchet.training import Plan
 
 REPOSITORY = Path(__file__).parents[1]
@@ -205,7 +213,8 @@ def test_a_group_that_is_a_value_is_told_once(file: Path) -> None:
         ("gate.zzz", f"gate has {', '.join(GateSettings.model_fields)}"),
         (
             "zzz",
-            "the file has seed, data, model, training, evaluation, gate, registry, access, tracking, platform, alerts",
+            "the file has seed, data, model, training, budget, evaluation, gate, registry, access, tracking, platform, "
+            "alerts",
         ),
     ],
 )
@@ -305,6 +314,7 @@ def test_every_override_has_the_setting_s_meaning() -> None:
     def described(schema: dict[str, Any]) -> set[str]:
         groups = [group for name, group in schema["$defs"].items() if name not in ("AccessSettings", "AlertSettings")]
         withheld = {RegistrySettings.model_fields[name].description for name in ("ledger", "promotion")}
+        withheld |= {PlatformSettings.model_fields[name].description for name in QUOTAS}
         return {
             f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
         } - withheld
@@ -319,6 +329,7 @@ def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
         {"registry": {"promotion": "automatic"}},
         {"registry": {"ledger": "x"}},
         {"alerts": {"webhook": "none"}},
+        {"platform": {"person_runs": 9}},
     ):
         with pytest.raises(ValueError, match="Extra inputs are not permitted"):
             Overrides.model_validate(bad)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Cost", "Meter", "add"]
+__all__ = ["Cost", "Meter", "add", "spoken"]
 
 POWERCAP = Path("/sys/class/powercap")  # where Linux shows the processor's energy, if it lets us read it
 
@@ -27,9 +27,9 @@ class Cost:
     @property
     def words(self) -> str:
         """One line for a person: "23 s wall, 41 CPU-seconds"."""
-        parts = [_spoken(self.wall, " s wall", " min wall", " h wall"), _said(self.cpu, "CPU")]
+        parts = [spoken("wall", self.wall), spoken("cpu", self.cpu)]
         if self.gpu:
-            parts.append(_said(self.gpu, "GPU"))
+            parts.append(spoken("gpu", self.gpu))
         if self.energy:
             parts.append(f"{_rounded(sum(self.energy.values()) / 3600)} Wh ({' and '.join(sorted(self.energy))})")
         again = f", in {self.attempts} attempts" if self.attempts > 1 else ""
@@ -189,14 +189,17 @@ class _GpuEnergy:
         return now - self._first
 
 
-def _said(seconds: float, what: str) -> str:
-    return _spoken(seconds, f" {what}-seconds", f" {what}-minutes", f" {what}-hours")
-
-
-def _spoken(seconds: float, in_seconds: str, in_minutes: str, in_hours: str) -> str:
+def spoken(what: str, seconds: float) -> str:
+    """Time of one kind (wall, cpu, gpu) for a person: "23 s wall", "3.5 GPU-hours"."""
+    name = what.upper()
+    short, middle, long = (
+        (" s wall", " min wall", " h wall")
+        if what == "wall"
+        else (f" {name}-seconds", f" {name}-minutes", f" {name}-hours")
+    )
     if seconds < 120:
-        return _rounded(seconds) + in_seconds
-    return _rounded(seconds / 60) + in_minutes if seconds < 7200 else _rounded(seconds / 3600) + in_hours
+        return _rounded(seconds) + short
+    return _rounded(seconds / 60) + middle if seconds < 7200 else _rounded(seconds / 3600) + long
 
 
 def _rounded(number: float) -> str:

@@ -7,8 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ratchet import files
 
 __all__ = [
+    "BESIDE",
+    "QUOTAS",
     "AccessSettings",
     "AlertSettings",
+    "BudgetSettings",
     "DataSettings",
     "EvaluationSettings",
     "GateSettings",
@@ -225,6 +228,14 @@ class TrainingSettings(Section):
     profile: Count = Field(0, description="steps to trace with torch.profiler, after the first few; 0: none")
 
 
+class BudgetSettings(Section):
+    """What one training may take, over all its attempts. Spent, it stops at a checkpoint; raised, the same goes on."""
+
+    wall_hours: float = Field(0.0, ge=0.0, description="hours on the clock; 0: no limit")
+    cpu_hours: float = Field(0.0, ge=0.0, description="hours of one core; 0: no limit")
+    gpu_hours: float = Field(0.0, ge=0.0, description="hours of one GPU; 0: no limit")
+
+
 class EvaluationSettings(Section):
     """How the model is measured on the test rows."""
 
@@ -306,6 +317,11 @@ class TrackingSettings(Section):
 class PlatformSettings(Section):
     """The local servers."""
 
+    captions: ClassVar[dict[str, str]] = {
+        "host": "Where they are",
+        "worker_runs": "How much at once; `ratchet up` tells Prefect's server, docs/deploy.md explains",
+    }
+
     host: str = Field("127.0.0.1", min_length=1, description="address the servers listen on")
     prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
     prefect_database: str = Field(
@@ -314,6 +330,14 @@ class PlatformSettings(Section):
         description="its database: postgresql://...; auto: SQLite in .ratchet",
     )
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
+
+    worker_runs: Positive = Field(
+        1, description="runs that the worker carries out at once; in one folder they take turns"
+    )
+    queue_runs: Count = Field(0, description="runs of the work queue `default`, over all workers; 0: no limit")
+    person_runs: Count = Field(0, description="runs of train-flow of one person, over all workers; 0: no limit")
+    gpus: Count = Field(0, description="GPUs that trainings hold, over all workers; 0: no limit")
+    person_gpus: Count = Field(0, description="GPUs that one person's trainings hold, over all workers; 0: no limit")
 
 
 class AlertSettings(Section):
@@ -364,6 +388,7 @@ class Params(Section):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    budget: BudgetSettings = BudgetSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     gate: GateSettings = GateSettings()
     registry: RegistrySettings = RegistrySettings()
@@ -376,6 +401,10 @@ class Params(Section):
     def digest(self) -> str:
         """SHA-256 (hex) of every setting."""
         return files.digest_json(self.model_dump(mode="json"))
+
+
+BESIDE = frozenset({"access", "budget", "platform"})
+"""Sections that decide nothing that a stage makes: dvc.yaml names them nowhere, and they may change meanwhile."""
 
 
 def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[Section]:
@@ -395,8 +424,13 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: st
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(Params, without=("access", "alerts", "registry.ledger", "registry.promotion"))
+QUOTAS = ("worker_runs", "queue_runs", "person_runs", "gpus", "person_gpus")
+Overrides: type[Section] = _partial(
+    Params,
+    without=("access", "alerts", "registry.ledger", "registry.promotion", *(f"platform.{name}" for name in QUOTAS)),
+)
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 
-Who may do what, who promotes, where that is noted and who is told of trouble is not theirs to change.
+Who may do what, who promotes, where that is noted, how much anybody may hold at once and who is told of trouble is not
+theirs to change.
 """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.params import Params
+from ratchet.params import BESIDE, Params
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -35,13 +35,10 @@ def test_a_stage_depends_on_its_own_code_and_on_files_that_exist_or_are_made(nam
         assert path in made or path.startswith("${") or (REPOSITORY / path).exists(), path
 
 
-def test_every_group_of_settings_but_servers_and_access_decides_some_stage() -> None:
+def test_every_group_of_settings_decides_some_stage_or_none_by_intent() -> None:
     used = [group for stage in STAGES.values() for group in stage["params"]]
     assert len(used) == len(set(used))
-    assert set(used) == Params.model_fields.keys() - {
-        "platform",
-        "access",
-    }  # who may run a stage does not decide what it makes
+    assert set(used) == Params.model_fields.keys() - BESIDE
 
 
 def test_every_output_has_one_owner_and_the_workspace_knows_where_it_lies() -> None:

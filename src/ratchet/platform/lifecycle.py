@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.params import AlertSettings, PlatformSettings
-from ratchet.platform import alerts, deployments, servers
+from ratchet.platform import alerts, deployments, quotas, servers
 from ratchet.platform.alerts import NOBODY
 from ratchet.platform.condition import TITLES, condition
 from ratchet.platform.processes import Part, free_port_after, port_holder
@@ -240,11 +240,13 @@ class _Climb:
         digest = deployments.deployment_digest(self.workspace)
         fresh = "prefect" in self.started or digest != self.record.deployed
         deployments.create_pool(api)
+        quotas.tell(api, self.settings)
         deploying = deployments.begin_deploy(self.workspace, api) if fresh else None
         try:
             if "worker" in missing:
                 _settle(self.record, self.say, missed=True)
-                servers.wait_for([self._begun(servers.start_worker(self.workspace, api=api))], up=self._tell)
+                worker = servers.start_worker(self.workspace, api=api, runs=self.settings.worker_runs)
+                servers.wait_for([self._begun(worker)], up=self._tell)
             if deploying is None:
                 return []
             made = deployments.finish_deploy(deploying, api)
@@ -263,5 +265,6 @@ class _Climb:
         return starting
 
     def _tell(self, part: Part, seconds: float) -> None:
-        where = f"work pool {servers.POOL!r}, one run at a time" if part.name == "worker" else part.address
+        runs = "one run" if self.settings.worker_runs == 1 else f"{self.settings.worker_runs} runs"
+        where = f"work pool {servers.POOL!r}, {runs} at a time" if part.name == "worker" else part.address
         self.say(f"{TITLES[part.name]}: {where} ({seconds:.1f} s)")

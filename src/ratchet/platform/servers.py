@@ -102,6 +102,8 @@ def start_prefect(
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_UI_API_URL": api_url(host, port),
         "PREFECT_UI_URL": address(host, port),  # by which an alert names a run's page
+        # On disk: forgotten when a server dies, the places that runs hold (flows/quotas.py) would stay taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     program = ["prefect"] if private else ["flows.server", api_url(host, port)]
     command = [sys.executable, "-m", *program, "server", "start", "--host", host, "--port", str(port)]
@@ -128,12 +130,12 @@ def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: st
     return _start(workspace, "mlflow", command, environment, place, lambda: answers(f"{place}/health"), SERVER_GRACE)
 
 
-def start_worker(workspace: Workspace, *, api: str) -> Starting:
-    """Start a worker: one run at a time, each a process of this Python that can import from the project folder."""
+def start_worker(workspace: Workspace, *, api: str, runs: int) -> Starting:
+    """Start a worker: so many runs at once, each a process of this Python that can import from the project folder."""
     environment = part_environment(workspace, api)
     environment["PYTHONPATH"] = _with_project(workspace, environment)
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
-    command = [sys.executable, "-m", "ratchet.platform.worker", api]
+    command = [sys.executable, "-m", "ratchet.platform.worker", api, str(runs)]
     since = datetime.now(UTC)
     return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, since), RUN_GRACE)
 

@@ -1,0 +1,148 @@
+"""Training that spends its budget, as a person runs it: it stops at a checkpoint, and with more goes on as the same.
+
+The truth is an undisturbed run of the same commands in a copy of its own.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.registry.journal import Journal
+from ratchet.registry.runs import spent
+
+STEPS = 12 * 20  # the digits' training rows in batches of 64 make 20 an epoch
+SETTINGS = {
+    "training.epochs": 12,
+    "training.batch_size": 64,
+    "training.flip": "random",
+    "training.checkpoint_steps": 3,
+    "training.log_every": 1,
+}
+SENTENCE = re.compile(
+    r"(stopped|not continued) at step ([\d,]+) of ([\d,]+), for its budget is spent: it took [\d.,]+ [\w -]+, and "
+    r"budget\.(\w+)=\S+ allows [\d.,]+ [\w -]+; its checkpoint is kept: `ratchet set budget\.\w+=(\S+)` "
+    r"\(or 0: no limit\), and the same command continues there"
+)
+TRAIN = ("dvc", "repro", "--single-item", "train")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]) -> Any:
+    """A project with the digits packed, trained without a stop."""
+    project = new_project("undisturbed")
+    use_small_net(project)
+    settings.override(project.workspace.params, SETTINGS)
+    project.good(*project.stage("ingest"))
+    project.good(*project.stage("train"))
+    return project
+
+
+@pytest.fixture
+def twin(
+    undisturbed: Any, new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]
+) -> Callable[..., Any]:
+    """Make a copy with the same packed data and no training yet."""
+
+    def make(name: str) -> Any:
+        project = new_project(name)
+        use_small_net(project)
+        settings.override(project.workspace.params, SETTINGS)
+        subprocess.run(["cp", "-r", undisturbed.workspace.packed, project.workspace.packed], check=True)
+        return project
+
+    return make
+
+
+def stop(project: Any, *command: str) -> re.Match[str]:
+    """Run it until its budget is spent; what it said of that."""
+    said = project.run(*command)
+    assert said.returncode != 0, said.stdout
+    assert "Traceback" not in said.stdout, said.stdout
+    found = SENTENCE.search(said.stdout)
+    assert found, said.stdout
+    return found
+
+
+def allow(project: Any, *, wall: float = 0.0, cpu: float = 0.0, gpu: float = 0.0) -> None:
+    """Set the budget, in hours."""
+    hours = {"wall": wall, "cpu": cpu, "gpu": gpu}
+    project.good("ratchet", "set", *(f"budget.{what}_hours={most:.9f}" for what, most in hours.items()))
+
+
+def taken(project: Any, what: str) -> float:
+    """Seconds that all attempts took, as the journal has them."""
+    (folder,) = (project.workspace.mlruns / "journal").glob("*/")
+    journal = Journal(folder)
+    cost = spent(journal)
+    journal.close()
+    assert cost
+    return float(getattr(cost, what))
+
+
+def mlflow_run(project: Any) -> Any:
+    """The project's only MLflow run, which has been told everything: a busy machine may have left something behind."""
+    from mlflow import MlflowClient
+
+    project.good("ratchet", "sync")
+    client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])
+    return run
+
+
+def test_stopped_by_its_budget_again_and_again_it_ends_as_one_that_never_was(
+    undisturbed: Any, twin: Callable[..., Any], assert_same_training: Callable[..., None]
+) -> None:
+    project = twin("spending")
+    allow(project, wall=0.00001)
+    first = stop(project, *project.stage("train"))
+    assert (first[1], first[2], first[3], first[4]) == ("stopped", "0", f"{STEPS:,}", "wall_hours")
+    begun = taken(project, "cpu")  # which an attempt takes before its first step
+
+    wall = taken(project, "wall")
+    again = stop(project, *project.stage("train"))
+    assert (again[1], again[2]) == ("not continued", "0")
+    assert taken(project, "wall") == wall
+    assert mlflow_run(project).info.status == "KILLED"
+
+    at = [0]
+    part = (taken(undisturbed, "cpu") - begun) / 3
+    while True:
+        allow(project, cpu=(taken(project, "cpu") + begun + part) / 3600)
+        said = project.run(*(TRAIN if len(at) % 2 else project.stage("train")))
+        assert f"continues at step {at[-1]} of {STEPS}" in said.stdout
+        if said.returncode == 0:
+            break
+        found = SENTENCE.search(said.stdout)
+        assert found, said.stdout
+        assert found[4] == "cpu_hours"
+        assert taken(project, "cpu") < float(found[5]) * 3600  # what it proposes is more than what was taken
+        at.append(int(found[2]))
+    assert at == sorted(at)
+    assert sum(0 < step < STEPS for step in at) >= 2, at
+    told = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]
+    assert_same_training(project, undisturbed, steps=STEPS)
+    assert all(value.startswith("budget: ") for value in told)
+    assert sum(value.startswith("budget: stopped") for value in told) == len(at)
+
+
+def test_a_budget_that_is_not_passed_changes_nothing_not_even_for_dvc(
+    undisturbed: Any, twin: Callable[..., Any], assert_same_training: Callable[..., None]
+) -> None:
+    project = twin("enough")
+    allow(project, wall=100, cpu=100, gpu=0.000001)  # no GPU is used, so its budget is not either
+    project.good(*TRAIN)
+    assert_same_training(project, undisturbed, steps=STEPS)
+    allow(project, wall=0.000001)
+    assert "didn't change, skipping" in project.good(*TRAIN)
+
+
+def test_a_certificate_is_made_whatever_the_budget(twin: Callable[..., Any]) -> None:
+    project = twin("certified")
+    allow(project, wall=0.000001)
+    assert "identical: after one SIGKILL in 30 steps" in project.good(
+        "ratchet", "verify-resume", "--steps=30", "--kills=1"
+    )

@@ -311,6 +311,11 @@ class PlatformSettings(Section):
         pattern="^(auto|postgresql://.+)$",
         description="its database: postgresql://...; auto: SQLite in .ratchet",
     )
+    prefect_api: str = Field(
+        "auto",
+        pattern="^(auto|https?://[^/]+/api)$",
+        description="Prefect's API for all machines: http://HOST:4200/api; auto: this one's",
+    )
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
 
 

@@ -1,7 +1,7 @@
 """The pool's worker: settles what an earlier one left behind, then becomes Prefect's.
 
-Run as a module (`python -m ratchet.platform.worker API`), by a keeper that may start it again at any time: a run that
-died with the worker before would else stay Running for ever, and hold its deployment's only place.
+Run as a module (`python -m ratchet.platform.worker API NAME`), by a keeper that may start it again at any time: a run
+that died with the worker before would else stay Running for ever, and hold its deployment's only place.
 """
 
 import os
@@ -12,22 +12,22 @@ from ratchet.errors import PlatformError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, answers
 
-_WORKER = ("worker", "start", "--pool", POOL, "--type", "process", "--name", POOL, "--limit", "1")
+_WORKER = ("worker", "start", "--pool", POOL, "--type", "process", "--limit", "1")
 
 
-def main(api: str) -> None:
+def main(api: str, name: str) -> None:
     """Wait for Prefect's server, which may just be starting again itself, settle, and become the worker."""
     if not answers(f"{api}/health"):
         print(f"waiting for Prefect's server at {api}", flush=True)
     while not answers(f"{api}/health"):
         time.sleep(0.5)
     try:
-        for line in settle_runs(api, missed=False):
+        for line in settle_runs(api, name, missed=False):
             print(line, flush=True)
     except PlatformError as error:  # the keeper tries again
         sys.exit(f"ratchet: {error}")
-    os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER])
+    os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER, "--name", name])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -29,7 +29,8 @@ def run_here(workspace: Workspace) -> int:
 
     from ratchet.platform import PrefectServer, client_environment
 
-    server = PrefectServer.begin(workspace, database=params.platform.prefect_database)
+    named = params.platform
+    server = PrefectServer.begin(workspace, database=named.prefect_database, api=named.prefect_api)
     atexit.register(server.stop)  # before prefect is imported, so after it has sent its last logs and events
     os.environ.update(client_environment(workspace, server.api_url))
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has its own sentences

@@ -20,9 +20,11 @@ _COMMIT, _MISTAKE = "RATCHET_COMMIT", "RATCHET_MISTAKE"
 def project_or_revision(project: str) -> dict[str, str]:
     """A deployment's pull step: the run works in the project folder, or in one of its parameter `revision`.
 
+    The folder is the worker's own, for other machines have theirs elsewhere; `project` is for a worker that names none.
     Prefect starts the run's process after it, in the folder and with the environment that this leaves. A mistake is not
     raised here, where it would show as a crash: `find_workspace` tells it.
     """
+    project = os.environ.get(ROOT_VARIABLE) or project
     with get_client(sync_client=True) as client:
         revision = client.read_flow_run(UUID(os.environ["PREFECT__FLOW_RUN_ID"])).parameters.get("revision")
     if not revision:

@@ -211,10 +211,11 @@ class Postgres:
     programs: Path
     port: int
     prefix: tuple[str, ...]  # by which its programs are not run as root, which they refuse
+    host: str = "127.0.0.1"
 
     @property
     def uri(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://postgres@{self.host}:{self.port}/postgres"
 
     def control(self, *command: str) -> None:
         options = ["-D", str(self.folder / "data"), "-w", "-l", str(self.folder / "log")]
@@ -229,7 +230,7 @@ class Postgres:
         assert done.returncode == 0, done.stderr
 
     def start(self) -> None:
-        self.control("-o", f"-p {self.port} -h 127.0.0.1 -k {self.folder} -c fsync=off", "start")
+        self.control("-o", f"-p {self.port} -h {self.host} -k {self.folder} -c fsync=off", "start")
 
     def stop(self) -> None:
         """At once, as a power cut would."""
@@ -239,6 +240,18 @@ class Postgres:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A real server on this machine."""
+    with new_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_on() -> Callable[..., contextlib.AbstractContextManager[Postgres]]:
+    """Make one at another address: `inside` is what to write before a command so that it runs where that is."""
+    return new_postgres
+
+
+@contextlib.contextmanager
+def new_postgres(host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> Iterator[Postgres]:
     places = [*Path("/usr/lib/postgresql").glob("*/bin"), *map(Path, os.environ.get("PATH", "").split(":"))]
     programs = next((place for place in places if (place / "initdb").exists()), None)
     if programs is None:
@@ -251,7 +264,7 @@ def postgres() -> Iterator[Postgres]:
         if prefix:
             os.chown(folder, 65534, 65534)
         free.bind(("127.0.0.1", 0))
-        server = Postgres(folder, programs, free.getsockname()[1], prefix)
+        server = Postgres(folder, programs, free.getsockname()[1], (*inside, *prefix), host)
         free.close()
         make = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync"]
         subprocess.run([*prefix, *make], cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -270,6 +283,7 @@ ADOPTED = (
     "MLFLOW_DISABLE_TELEMETRY",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR",
     "MLFLOW_HTTP_",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
     "PREFECT_",
     "PYTEST_",
     "TORCH",

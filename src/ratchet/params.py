@@ -329,7 +329,15 @@ class PlatformSettings(Section):
         pattern="^(auto|postgresql://.+)$",
         description="its database: postgresql://...; auto: SQLite in .ratchet",
     )
+    prefect_api: str = Field(
+        "auto",
+        pattern="^(auto|https?://[^/]+/api)$",
+        description="Prefect's API for all machines: http://HOST:4200/api; auto: this one's",
+    )
     mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
+    lost_after: int = Field(
+        600, ge=60, description="seconds of a worker's silence, its machine gone, after which its runs have crashed"
+    )
 
     worker_runs: Positive = Field(
         1, description="runs that the worker carries out at once; in one folder they take turns"

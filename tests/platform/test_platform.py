@@ -235,6 +235,24 @@ def test_a_deployment_run_from_another_shell_completes_in_the_project_folder(run
     assert (running.workspace.root / "ran.txt").read_text(encoding="utf-8") == str(running.workspace.root)
 
 
+def test_a_container_of_another_pool_works_in_the_folder_that_its_image_names(running: Running, tmp_path: Path) -> None:
+    """The command and the variables that it has there, and nothing else of this project's; no container is started."""
+    text = (REPOSITORY / "deploy" / "Containerfile").read_text().partition("\nENV ")[2].partition("\n\n")[0]
+    variables = dict(one.split("=") for one in text.replace("/project", str(running.workspace.root)).split(" \\\n    "))
+    api, root = running.addresses.prefect_api, running.workspace.root
+    found = ask(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
+    (deployment,) = [one["id"] for one in found if one["entrypoint"] == "flows/train.py:train_flow"]
+    made = ask(f"{api}/deployments/{deployment}/create_flow_run", {"state": {"type": "PENDING"}})  # taken: by no worker
+    (root / "ran.txt").unlink(missing_ok=True)
+    variables |= {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PREFECT_API_URL": api, "LC_ALL": "C.UTF-8"}
+    variables |= {"PREFECT__FLOW_RUN_ID": made["id"]}
+    command = [str(Path(sys.executable).with_name("prefect")), "flow-run", "execute"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ask(f"{api}/flow_runs/{made['id']}")["state"]["type"] == "COMPLETED"
+    assert (root / "ran.txt").read_text(encoding="utf-8") == str(root)
+
+
 def test_nothing_is_written_to_the_home_folder(running: Running) -> None:
     assert list(running.home.iterdir()) == []
 
@@ -283,7 +301,8 @@ def test_a_worker_that_prefects_server_does_not_hear_from_is_silent(running: Run
     worker.suspend()
     try:
         # What a worker says that promises to speak every second: some seconds later it is late.
-        api, said = running.addresses.prefect_api, {"name": "local", "heartbeat_interval_seconds": 1}
+        api, name = running.addresses.prefect_api, servers.worker_name(running.workspace)
+        said = {"name": name, "heartbeat_interval_seconds": 1}
         servers.call(api, "/work_pools/local/workers/heartbeat", said)
         until(lambda: states(running) == ["up", "up", "silent"])
         told = ratchet(running, "status")
@@ -337,6 +356,12 @@ def test_a_run_uses_the_server_that_is_up(running: Running) -> None:
     assert ask(f"{running.addresses.prefect_api}/health") is True
 
 
+def test_a_run_uses_the_server_that_the_settings_name(running: Running, project: Workspace) -> None:
+    server = PrefectServer.begin(project, api=running.addresses.prefect_api)
+    assert not server.private
+    assert server.wait() == running.addresses.prefect_api
+
+
 def test_a_private_server_lives_as_long_as_the_run(project: Workspace) -> None:
     server = PrefectServer.begin(project)
     try:
@@ -373,6 +398,29 @@ def test_a_part_that_dies_shows_its_log_and_takes_the_others_along(project: Work
     assert str(project.state / "logs" / "mlflow.log") in str(told.value)
     assert not (project.state / "servers.json").exists()
     assert not ours(project)
+
+
+@pytest.mark.parametrize(
+    ("api", "host"),
+    [
+        ("auto", "127.0.0.9"),
+        ("http://127.0.0.1:4200/api", "127.0.0.1"),
+        ("http://127.0.0.1:4201/api", None),  # another server on this machine
+        ("https://127.0.0.1:4200/api", None),  # a proxy before it
+        ("http://192.0.2.1:4200/api", None),
+        ("http://nobody.invalid:4200/api", None),
+    ],
+)
+def test_the_machine_that_has_the_named_address_is_the_one_that_starts_the_server(api: str, host: str | None) -> None:
+    assert servers.own_host(PlatformSettings(host="127.0.0.9", prefect_api=api)) == host
+
+
+def test_a_server_elsewhere_that_does_not_answer_is_named_and_nothing_is_started(project: Workspace) -> None:
+    settings = free_settings().model_copy(update={"prefect_api": f"http://{HOST}:{free_port(HOST)}/api"})
+    with pytest.raises(PlatformError, match=r"^platform\.prefect_api: http://127.* does not answer, .* start it there"):
+        begin(project, settings)
+    assert not (project.state / "servers.json").exists()
+    assert not (project.root / "prefect.toml").exists()
 
 
 def test_one_port_for_both_is_refused(project: Workspace) -> None:

@@ -81,7 +81,8 @@ def logs(
 
 def _line(server: "platform.ServerStatus") -> str:
     if not server.started:
-        return f"{server.title}: not started"
+        where = f"elsewhere, {server.address}" if server.address else "not started"
+        return f"{server.title}: {where}"
     up_for = f" for {_span(server.seconds)}" if server.seconds is not None else ""
     who = f" (process {server.pid})" if server.pid else ""
     again = f", started again {server.restarts} time{'s' if server.restarts > 1 else ''}" if server.restarts else ""

@@ -14,7 +14,7 @@ from ratchet.workspace import Workspace
 __all__ = ["TITLES", "ServerStatus", "State", "condition", "status"]
 
 TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker"}
-State = Literal["up", "restarting", "silent", "down"]
+State = Literal["up", "restarting", "silent", "down", "elsewhere"]
 _CLOCK = 2.0  # seconds by which the time of a process's beginning, counted from the boot, may be wrong
 
 
@@ -24,7 +24,8 @@ class ServerStatus:
 
     Attributes:
         state: restarting: it died, and its keeper starts it again. silent: its process lives but does not answer; the
-            worker's does not tell Prefect's server that it lives. down: nothing of it is kept running.
+            worker's does not tell Prefect's server that it lives. down: nothing of it is kept running. elsewhere: it is
+            another machine's.
         address: None if it was not started.
         pid: of its keeper.
         seconds: for which it has been up.
@@ -42,7 +43,7 @@ class ServerStatus:
     @property
     def started(self) -> bool:
         """Did `up` start it, and nobody stop it since?"""
-        return self.address is not None
+        return self.address is not None and self.state != "elsewhere"
 
 
 def status(workspace: Workspace) -> list[ServerStatus]:
@@ -52,13 +53,16 @@ def status(workspace: Workspace) -> list[ServerStatus]:
         PlatformError: .ratchet/servers.json is damaged.
     """
     record = Record.read(workspace)
-    return [_status(name, title, record.parts.get(name)) for name, title in TITLES.items()]
+    return [_status(name, title, record, workspace) for name, title in TITLES.items()]
 
 
-def _status(name: str, title: str, part: Part | None) -> ServerStatus:
+def _status(name: str, title: str, record: Record, workspace: Workspace) -> ServerStatus:
+    part = record.parts.get(name)
+    if part is None and name == "prefect" and record.api:
+        return ServerStatus(name, title, "elsewhere", record.api)
     if part is None:
         return ServerStatus(name, title, "down")
-    state = condition(part)
+    state = condition(part, workspace)
     if state == "down":
         return ServerStatus(name, title, state, part.address)
     command = part.command() if state == "up" else None
@@ -66,23 +70,24 @@ def _status(name: str, title: str, part: Part | None) -> ServerStatus:
     return ServerStatus(name, title, state, part.address, part.pid, seconds, part.restarts())
 
 
-def condition(part: Part) -> State:
-    """What state a part is in."""
+def condition(part: Part, workspace: Workspace) -> State:
+    """What state a part of the workspace's is in."""
     if not part.alive():
         return "down"
     command = part.command()
     if command is None:
         return "restarting"
     age = time.time() - command.create_time()
-    if _answers(part, age):
+    if _answers(part, workspace, age):
         return "up"
     return "restarting" if part.restarts() and age < servers.STARTED else "silent"
 
 
-def _answers(part: Part, age: float) -> bool:
+def _answers(part: Part, workspace: Workspace, age: float) -> bool:
     if part.name == "worker":
+        since = datetime.fromtimestamp(time.time() - age - _CLOCK, UTC)
         try:
-            return servers.worker_seen(part.address, datetime.fromtimestamp(time.time() - age - _CLOCK, UTC))
+            return servers.worker_seen(part.address, servers.worker_name(workspace), since)
         except PlatformError:
             return False
     health = {"prefect": "/api/health", "mlflow": "/health"}[part.name]

@@ -14,6 +14,7 @@ from ratchet.workspace import Workspace
 __all__ = [
     "begin_deploy",
     "create_pool",
+    "deployed",
     "deployment_digest",
     "finish_deploy",
     "point_clients",
@@ -26,13 +27,21 @@ _MARK = "# Written by `ratchet up`, removed by `ratchet down`: how Prefect's com
 
 def create_pool(api: str) -> None:
     """Make the work pool `local`, of type process, if there is none."""
-    if any(pool["name"] == POOL for pool in call(api, "/work_pools/filter", {})):
+    if _has_pool(api):
         return
     kinds = call(api, "/collections/views/aggregate-worker-metadata")
     template = kinds["prefect"]["process"]["default_base_job_configuration"]
     description = "Runs flows as processes of this machine; made by `ratchet up`."
     body = {"name": POOL, "type": "process", "description": description, "base_job_template": template}
-    call(api, "/work_pools/", body)
+    try:
+        call(api, "/work_pools/", body)
+    except PlatformError:
+        if not _has_pool(api):  # another machine was faster
+            raise
+
+
+def _has_pool(api: str) -> bool:
+    return any(pool["name"] == POOL for pool in call(api, "/work_pools/filter", {}))
 
 
 def deployment_digest(workspace: Workspace) -> str:
@@ -62,7 +71,7 @@ def begin_deploy(workspace: Workspace, api: str) -> "subprocess.Popen[str]":
 
 
 def finish_deploy(process: "subprocess.Popen[str]", api: str) -> list[str]:
-    """The deployments that exist now, as FLOW/DEPLOYMENT.
+    """Wait; the deployments that exist then.
 
     Raises:
         PlatformError: one could not be created; the message ends with what Prefect said.
@@ -71,30 +80,39 @@ def finish_deploy(process: "subprocess.Popen[str]", api: str) -> list[str]:
     if process.returncode:
         said = "\n".join(f"    {line}" for line in output.rstrip().splitlines()[-15:])
         raise PlatformError(f"prefect.yaml: the deployments could not be created; Prefect said:\n{said}")
+    return deployed(api)
+
+
+def deployed(api: str) -> list[str]:
+    """The deployments that exist, as FLOW/DEPLOYMENT."""
     flows = {flow["id"]: flow["name"] for flow in call(api, "/flows/filter", {})}
     found = call(api, "/deployments/filter", {})
     return sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in found)
 
 
-def settle_runs(api: str, *, missed: bool) -> list[str]:
-    """Give every run of the pool that no process carries out any more its true state. Call it when no worker lives.
+def settle_runs(api: str, worker: str, *, missed: bool, why: str = "The worker ended before this run did") -> list[str]:
+    """Give every run that `worker` took and no process carries out any more its true state. Call it when that is dead.
 
-    A run whose process was killed would stay Running for ever, and hold its deployment's only place.
+    A run whose process was killed would stay Running for ever, and hold its deployment's only place. What another
+    worker took is for that one to settle: only on its machine is it known whether the run goes on.
 
     Args:
         missed: also cancel scheduled runs whose time passed while nothing was up, instead of doing them all now.
+        why: what became of the worker, for the run's state.
 
     Returns: a line for each.
     """
-    others = [w for w in call(api, f"/work_pools/{POOL}/workers/filter", {}) if w["name"] != POOL]
-    if any(worker["status"] == "ONLINE" for worker in others):
-        return []  # a person's own worker serves the pool too: the runs may be its own
+    others = [w for w in call(api, f"/work_pools/{POOL}/workers/filter", {}) if w["name"] != worker]
+    alone = not any(other["status"] == "ONLINE" for other in others)
     lines = []
     for run in _runs(api, {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}):
+        took = run["labels"].get("prefect.worker.name")  # none in the moment between taking it and saying so
+        if took != worker and not (alone and took is None):
+            continue
         kind = "CANCELLED" if run["state"]["type"] == "CANCELLING" else "CRASHED"
-        message = "The worker ended before this run did; a new run goes on from its last checkpoint."
+        message = f"{why}; a new run goes on from its last checkpoint."
         lines.append(_settle(api, run, {"type": kind, "name": kind.capitalize(), "message": message}))
-    if missed:
+    if missed and alone:
         before = {"before_": datetime.now(UTC).isoformat()}
         for run in _runs(api, {"type": {"any_": ["SCHEDULED"]}}, expected_start_time=before):
             if run["auto_scheduled"]:

@@ -52,8 +52,9 @@ def up(
         say: shown to a person, a line at a time.
 
     Raises:
-        PlatformError: a port is taken, a part dies while starting or does not answer, prefect.yaml is refused, or a
-            secret that alerts need is not there. What this call had started is stopped again.
+        PlatformError: a port is taken, a part dies while starting or does not answer, prefect.yaml is refused,
+            platform.prefect_api does not answer, or a secret that alerts need is not there. What this call had started
+            is stopped again.
     """
     with turn(workspace, say):
         climb = _Climb(workspace, settings, tracking_uri, artifacts, told, say, Record.read(workspace))
@@ -74,10 +75,11 @@ def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:
         record = Record.read(workspace)
         if not record.parts:
             say("nothing is up")
+        api = record.api
         for name in ("worker", "mlflow", "prefect"):
             _stop(record, name, say)
             if name == "worker":
-                _settle(record, say, missed=False)
+                _settle(workspace, api, say, missed=False)
         deployments.unpoint_clients(workspace)
 
 
@@ -91,13 +93,12 @@ def _stop(record: Record, name: str, say: Callable[[str], None]) -> None:
     say(f"{TITLES[name]}: stopped ({how}{time.monotonic() - began:.1f} s)" if alive else f"{TITLES[name]}: was gone")
 
 
-def _settle(record: Record, say: Callable[[str], None], *, missed: bool) -> None:
+def _settle(workspace: Workspace, api: str | None, say: Callable[[str], None], *, missed: bool) -> None:
     """The true state for the runs that the worker left behind, where Prefect's server can still be told."""
-    prefect = record.parts.get("prefect")
-    if prefect is None or condition(prefect) != "up":
+    if api is None or not servers.answers(f"{api}/health"):
         return
     try:
-        for line in deployments.settle_runs(f"{prefect.address}/api", missed=missed):
+        for line in deployments.settle_runs(api, servers.worker_name(workspace), missed=missed):
             say(line)
     except PlatformError as error:  # the next `up` does it
         say(f"left as they are: runs that were cut off ({error})")
@@ -147,12 +148,20 @@ class _Climb:
     record: Record
     started: dict[str, servers.Starting] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.prefect_host = servers.own_host(self.settings)  # None: Prefect's server is another machine's
+
+    @property
+    def api(self) -> str:
+        """Prefect's API that the worker goes by, once its server stands."""
+        return self.settings.prefect_api if self.prefect_host is None else f"{self.record.parts['prefect'].address}/api"
+
     def run(self) -> Addresses:
         missing = [name for name in TITLES if not self._stands(name)]
         self._check_ports(missing)
         self._require_secrets(missing)
         self._start_servers(missing)
-        api = f"{self.record.parts['prefect'].address}/api"
+        api = self.api
         self._arrange_alerts(api)
         made = self._start_work(api, missing)
         if not deployments.point_clients(self.workspace, api):
@@ -167,44 +176,67 @@ class _Climb:
         self.record.write()  # by which who looks after the machine knows that this is done
         mlflow = self.record.parts.get("mlflow")
         where = mlflow.address if mlflow else self.tracking_uri
-        return Addresses(self.record.parts["prefect"].address, api, where, tuple(made))
+        return Addresses(api.removesuffix("/api"), api, where, tuple(made))
 
     def undo(self) -> None:
         """Stop what this call started, the last first."""
         for name in reversed(self.started):
             self.record.end(name, grace=_GRACE[name])
             self.started[name].process.wait()
-        if "prefect" in self.started:
+        if "prefect" in self.started or not self.record.parts:
             deployments.unpoint_clients(self.workspace)
 
     def _stands(self, name: str) -> bool:
         """Is this part up? What a dead or a silent one left behind is ended."""
-        if name == "mlflow" and urlsplit(self.tracking_uri).scheme in ("http", "https"):
+        kind = urlsplit(self.tracking_uri).scheme
+        if name == "mlflow" and kind in ("http", "https"):
             self.record.end(name, grace=_GRACE[name])
             self.say(f"{TITLES[name]}: {self.tracking_uri} (tracking.uri; not ours to start)")
+            return True
+        if name == "mlflow" and self.prefect_host is None and kind != "sqlite":
+            self.record.end(name, grace=_GRACE[name])
+            self.say(f"{TITLES[name]}: left to the machine that Prefect's server is on")
+            return True
+        if name == "prefect" and self.prefect_host is None:
+            self.record.end(name, grace=_GRACE[name])
+            self._ask_elsewhere()
             return True
         part = self.record.parts.get(name)
         if part is None:
             return False
-        prefect = self.record.parts.get("prefect")
-        if condition(part) == "up" and (name != "worker" or (prefect and part.address == f"{prefect.address}/api")):
+        goes_by = part.address if name == "worker" else None
+        if condition(part, self.workspace) == "up" and goes_by in (None, self._standing_api()):
             self.say(f"{TITLES[name]}: already up, {part.address}")
             return True
         self.say(f"{TITLES[name]}: process {part.pid} is gone or does not answer: starting it anew")
         self.record.end(name, grace=_GRACE[name])
         return False
 
+    def _standing_api(self) -> str | None:
+        """The API's address as far as there is one yet."""
+        return self.api if self.prefect_host is None or "prefect" in self.record.parts else None
+
+    def _ask_elsewhere(self) -> None:
+        """Prefect's server is another machine's: does it answer?"""
+        if not servers.answers(f"{self.settings.prefect_api}/health", timeout=10.0):
+            raise PlatformError(
+                f"platform.prefect_api: {self.settings.prefect_api} does not answer, and is no address of this machine "
+                f"at platform.prefect_port ({self.settings.prefect_port}): start it there (`ratchet up`), or mend it"
+            )
+        self.say(f"{TITLES['prefect']}: {self.settings.prefect_api} (platform.prefect_api; not ours to start)")
+
     def _check_ports(self, missing: list[str]) -> None:
         wanted = {"prefect": self.settings.prefect_port, "mlflow": self.settings.mlflow_port}
+        hosts = {"prefect": self.prefect_host or self.settings.host, "mlflow": self.settings.host}
         if len(set(wanted.values())) == 1:
             raise PlatformError(
                 f"platform.prefect_port and platform.mlflow_port are both {self.settings.prefect_port}: "
                 f"give one another port, for example `ratchet set platform.mlflow_port={self.settings.mlflow_port + 1}`"
             )
         for name, port in wanted.items():
-            holder = port_holder(self.settings.host, port) if name in missing else None
+            holder = port_holder(hosts[name], port) if name in missing else None
             if holder:
-                free = free_port_after(self.settings.host, port, besides=set(wanted.values()))
+                free = free_port_after(hosts[name], port, besides=set(wanted.values()))
                 raise PlatformError(
                     f"platform.{name}_port: {port} is taken by {holder}: stop that, or take another port, "
                     f"for example `ratchet set platform.{name}_port={free}`"
@@ -212,12 +244,13 @@ class _Climb:
 
     def _start_servers(self, missing: list[str]) -> None:
         """Both at once: most of their time is imports and migrations, one core each."""
-        host, starting = self.settings.host, []
+        starting = []
         if "prefect" in missing:
-            port, database = self.settings.prefect_port, self.settings.prefect_database
+            assert self.prefect_host is not None, "else it stands"
+            host, port, database = self.prefect_host, self.settings.prefect_port, self.settings.prefect_database
             starting.append(self._begun(servers.start_prefect(self.workspace, host=host, port=port, database=database)))
         if "mlflow" in missing:
-            port, uri = self.settings.mlflow_port, self.tracking_uri
+            host, port, uri = self.settings.host, self.settings.mlflow_port, self.tracking_uri
             starting.append(
                 self._begun(
                     servers.start_mlflow(
@@ -228,23 +261,28 @@ class _Climb:
         servers.wait_for(starting, up=self._tell)
 
     def _require_secrets(self, missing: list[str]) -> None:
+        if self.prefect_host is None:
+            return  # who is told is said where Prefect's server is
         server = None if "prefect" in missing else self.record.parts["prefect"].command()
         alerts.require_secrets(self.told, server.environ() if server else os.environ)
 
     def _arrange_alerts(self, api: str) -> None:
-        if who := alerts.arrange(api, self.told):
+        if self.prefect_host is not None and (who := alerts.arrange(api, self.told)):
             self.say(f"alerts: to {who}")
 
     def _start_work(self, api: str, missing: list[str]) -> list[str]:
         """The pool, then the worker and the deployments beside each other."""
         digest = deployments.deployment_digest(self.workspace)
-        fresh = "prefect" in self.started or digest != self.record.deployed
         deployments.create_pool(api)
-        quotas.tell(api, self.settings)
+        if self.prefect_host is None:  # they are one for all machines, and their schedules and triggers begin anew
+            fresh = not deployments.deployed(api)
+        else:
+            fresh = "prefect" in self.started or digest != self.record.deployed
+            quotas.tell(api, self.settings)
         deploying = deployments.begin_deploy(self.workspace, api) if fresh else None
         try:
             if "worker" in missing:
-                _settle(self.record, self.say, missed=True)
+                _settle(self.workspace, api, self.say, missed=True)
                 worker = servers.start_worker(self.workspace, api=api, runs=self.settings.worker_runs)
                 servers.wait_for([self._begun(worker)], up=self._tell)
             if deploying is None:

@@ -5,11 +5,12 @@ off, or cut off, must another notice. Whether a run lives, its worker's machine 
 silence of the worker, never that of the run: one that is stopped for an hour, or busy in one long step, is left alone.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratchet import settings
+from ratchet.errors import PlatformError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, call
 from ratchet.workspace import Workspace
@@ -27,22 +28,22 @@ class LostWorkers:
 
     workspace: Workspace
     api: str
-    say: Callable[[str], None]
     _heard: dict[str, tuple[str, float]] = field(default_factory=dict)  # the last heartbeat, and when it was first seen
 
     def look(self) -> None:
-        """Look once.
+        """Look once; while Prefect's server does not answer there is nothing to be seen.
 
         Raises:
-            PlatformError: Prefect's server refuses or does not answer.
             SettingsError: params.yaml cannot be read.
         """
         most = settings.load(self.workspace.params).platform.lost_after
-        for worker in call(self.api, f"/work_pools/{POOL}/workers/filter", {}):
-            name, beat, now = worker["name"], worker["last_heartbeat_time"], time.monotonic()
-            known, since = self._heard.get(name, ("", now))
-            if beat != known:
-                self._heard[name] = beat, now
-            elif now - since > most:
-                for line in settle_runs(self.api, name, missed=False, why=f"{name} was not heard of for {most:,} s"):
-                    self.say(line)
+        with contextlib.suppress(PlatformError):  # it is still starting, or has too much to do
+            for worker in call(self.api, f"/work_pools/{POOL}/workers/filter", {}):
+                name, beat, now = worker["name"], worker["last_heartbeat_time"], time.monotonic()
+                known, since = self._heard.get(name, ("", now))
+                if beat != known:
+                    self._heard[name] = beat, now
+                elif now - since > most:
+                    why = f"Worker {name} was not heard of for {most:,} s"
+                    for line in settle_runs(self.api, name, missed=False, why=why):
+                        print(line, flush=True)

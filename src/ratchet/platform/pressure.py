@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import socket
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from ratchet.workspace import Workspace
 __all__ = ["EVENT", "Reading", "Watch", "readings"]
 
 EVENT = "ratchet.machine.pressure"
-_EVERY = 10.0  # seconds between two looks: one takes less than a millisecond
 _CLEAR = 0.05  # by which a share must have fallen below its limit, and free disk, relatively, risen above it
 _GROUP = Path("/sys/fs/cgroup")
 _GIB = 2**30
@@ -161,18 +159,6 @@ class Watch:
     limits: AlertSettings = field(default_factory=AlertSettings)
     told: set[tuple[str, str]] = field(default_factory=set)
     _seen: int = 0  # when `up` last wrote down what it did, in nanoseconds
-
-    def stay(self) -> None:
-        """Look, for ever."""
-        trouble = ""
-        while True:
-            time.sleep(_EVERY)
-            try:
-                self.look()
-            except Exception as error:  # whatever it is, the next look may do better; said once
-                if repr(error) != trouble:
-                    print(f"ratchet: the look at the machine failed: {error!r}", flush=True)
-                trouble = repr(error)
 
     def look(self) -> None:
         """Look once; what cannot be told now is told the next time."""

@@ -33,11 +33,16 @@ class PrefectServer:
     _starting: servers.Starting | None
 
     @classmethod
-    def begin(cls, workspace: Workspace, *, database: str = "auto") -> "PrefectServer":
-        """Find `up`'s server, or start one over `database` (see `servers.start_prefect`); returns at once."""
+    def begin(cls, workspace: Workspace, *, database: str = "auto", api: str = "auto") -> "PrefectServer":
+        """Find `up`'s server, or the one at `api`, or start one over `database` (see `servers.start_prefect`).
+
+        Returns at once.
+        """
         shared = Record.read(workspace).parts.get("prefect")
         if shared and shared.alive() and servers.answers(f"{shared.address}/api/health"):
             return cls(f"{shared.address}/api", None)
+        if api != "auto" and servers.answers(f"{api}/health"):
+            return cls(api, None)
         port = free_port(_HOST)
         name = "prefect-private"
         starting = servers.start_prefect(workspace, host=_HOST, port=port, database=database, name=name, private=True)

@@ -44,6 +44,14 @@ class Record:
         """Where the file is, if anything was started."""
         return workspace.state / "servers.json"
 
+    @property
+    def api(self) -> str | None:
+        """Prefect's API that what was started goes by; None where nothing goes by any."""
+        prefect, worker = self.parts.get("prefect"), self.parts.get("worker")
+        if prefect:
+            return f"{prefect.address}/api"
+        return worker.address if worker else None
+
     def write(self) -> None:
         """Make the file say this; without parts there is no file."""
         if self.parts:

@@ -1,7 +1,10 @@
 """What each local server is: its command, its environment, and how to ask whether it is ready."""
 
+import base64
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ratchet.errors import PlatformError
+from ratchet.params import PlatformSettings
 from ratchet.platform import sending
 from ratchet.platform.processes import Part, spawn
 from ratchet.workspace import Workspace
@@ -28,11 +33,13 @@ __all__ = [
     "call",
     "client_environment",
     "failure",
+    "own_host",
     "part_environment",
     "start_mlflow",
     "start_prefect",
     "start_worker",
     "wait_for",
+    "worker_name",
     "worker_seen",
 ]
 
@@ -42,6 +49,7 @@ SERVER_GRACE = 5.0  # seconds a server has to close its database
 RUN_GRACE = 20.0  # seconds a flow run has to write a checkpoint
 _MISSED_BEATS = 3  # after which a worker counts as gone, as for Prefect's own pages
 
+_PASSWORD = "PREFECT_API_AUTH_STRING"  # USER:PASSWORD, Prefect's own variable
 _QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -68,12 +76,30 @@ def part_environment(
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "_MLFLOW_"))
+        if (name == _PASSWORD or not name.startswith(("PREFECT_", "_MLFLOW_")))
         and name != "RATCHET_HOLDER"
         and (name not in sending.SECRETS or name in secrets)
     }
     kept |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
     return kept | client_environment(workspace, api_url)
+
+
+def own_host(settings: PlatformSettings) -> str | None:
+    """Where our own Prefect server listens; None where platform.prefect_api is the address of another machine.
+
+    Machines share their settings: the one that has this address, at our server's port, is the one that starts it.
+    """
+    if settings.prefect_api == "auto":
+        return settings.host
+    named = urlsplit(settings.prefect_api)
+    if named.scheme != "http" or named.port != settings.prefect_port or not named.hostname:
+        return None
+    with contextlib.suppress(OSError):  # of another machine, or unknown
+        for family, kind, _, _, place in socket.getaddrinfo(named.hostname, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe:
+                probe.bind(place)
+            return named.hostname
+    return None
 
 
 @dataclass
@@ -105,6 +131,8 @@ def start_prefect(
         # On disk: forgotten when a server dies, the places that runs hold (flows/quotas.py) would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
+    if password := os.environ.get(_PASSWORD):
+        environment["PREFECT_SERVER_API_AUTH_STRING"] = password
     program = ["prefect"] if private else ["flows.server", api_url(host, port)]
     command = [sys.executable, "-m", *program, "server", "start", "--host", host, "--port", str(port)]
     if private:
@@ -135,9 +163,10 @@ def start_worker(workspace: Workspace, *, api: str, runs: int) -> Starting:
     environment = part_environment(workspace, api)
     environment["PYTHONPATH"] = _with_project(workspace, environment)
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a person waits for the run to begin; the default is 10
-    command = [sys.executable, "-m", "ratchet.platform.worker", api, str(runs)]
+    name = worker_name(workspace)
+    command = [sys.executable, "-m", "ratchet.platform.worker", api, name, str(runs)]
     since = datetime.now(UTC)
-    return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, since), RUN_GRACE)
+    return _start(workspace, "worker", command, environment, api, lambda: worker_seen(api, name, since), RUN_GRACE)
 
 
 def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
@@ -145,14 +174,20 @@ def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
     return os.pathsep.join(folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder)
 
 
-def worker_seen(api: str, since: datetime) -> bool:
-    """Has our worker reported to the pool after `since`, and lately?
+def worker_name(workspace: Workspace) -> str:
+    """What the pool knows this folder's worker by: HOST:FOLDER, in characters that Prefect takes."""
+    folder = str(workspace.root).strip("/")
+    return f"{socket.gethostname()}:{folder.replace('/', '-').replace('%', '-')}"
+
+
+def worker_seen(api: str, name: str, since: datetime) -> bool:
+    """Has that worker reported to the pool after `since`, and lately?
 
     Raises:
         PlatformError: Prefect's server refuses or does not answer.
     """
     for worker in call(api, f"/work_pools/{POOL}/workers/filter", {}):
-        if worker["name"] == POOL:
+        if worker["name"] == name:
             heard = datetime.fromisoformat(worker["last_heartbeat_time"])
             most = _MISSED_BEATS * timedelta(seconds=worker["heartbeat_interval_seconds"] or 30)
             return heard >= since and datetime.now(UTC) - heard <= most
@@ -194,7 +229,7 @@ def api_url(host: str, port: int) -> str:
     return f"{address(host, port)}/api"
 
 
-# A proxy that the environment names is for other machines; these addresses are on this one.
+# A proxy that the environment names is for other places; these addresses are on this machine or of its neighbours.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -214,12 +249,19 @@ def call(api: str, path: str, body: object = None, *, method: str | None = None)
         PlatformError: it refuses or does not answer.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(api + path, data=data, headers={"Content-Type": "application/json"}, method=method)
+    headers = {"Content-Type": "application/json"}
+    if password := os.environ.get(_PASSWORD):
+        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+    request = urllib.request.Request(api + path, data=data, headers=headers, method=method)
     try:
         with _DIRECT.open(request, timeout=30.0) as response:
             text = response.read()
             return json.loads(text) if text else None
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise PlatformError(
+                f"Prefect's server at {api} asks for a password: export the {_PASSWORD} that it was started with"
+            ) from error
         answer = error.read().decode(errors="replace")[:500]
         raise PlatformError(f"Prefect's server refused {path} ({error.code}): {answer}") from error
     except OSError as error:

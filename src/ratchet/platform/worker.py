@@ -1,7 +1,7 @@
 """The pool's worker: settles what an earlier one left behind, then becomes Prefect's.
 
-Run as a module (`python -m ratchet.platform.worker API RUNS`), by a keeper that may start it again at any time: a run
-that died with the worker before would else stay Running for ever, and hold its deployment's only place.
+Run as a module (`python -m ratchet.platform.worker API NAME RUNS`), by a keeper that may start it again at any time: a
+run that died with the worker before would else stay Running for ever, and hold its deployment's only place.
 """
 
 import os
@@ -12,13 +12,14 @@ from ratchet.errors import PlatformError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, answers
 
-_WORKER = ("worker", "start", "--pool", POOL, "--type", "process", "--name", POOL, "--limit")
+_WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
 
 
-def main(api: str, runs: str) -> None:
+def main(api: str, name: str, runs: str) -> None:
     """Wait for Prefect's server, which may just be starting again itself, settle, and become the worker.
 
     Args:
+        name: what the pool knows it by.
         runs: how many it carries out at once.
     """
     if not answers(f"{api}/health"):
@@ -26,12 +27,12 @@ def main(api: str, runs: str) -> None:
     while not answers(f"{api}/health"):
         time.sleep(0.5)
     try:
-        for line in settle_runs(api, missed=False):
+        for line in settle_runs(api, name, missed=False):
             print(line, flush=True)
     except PlatformError as error:  # the keeper tries again
         sys.exit(f"ratchet: {error}")
-    os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER, runs])
+    os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER, "--name", name, "--limit", runs])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

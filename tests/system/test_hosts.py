@@ -1,0 +1,270 @@
+"""Three hosts at one work pool: network namespaces on a bridge, each with a name, a clone and a home folder of its own.
+
+Host 0 has the servers, and a worker too; the others find them by platform.prefect_api. Processes and clocks are one
+machine's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.platform.record import Record
+
+NETWORK, COUNT = "10.213.77", 3
+PASSWORD = f"team:{'open'}-{'sesame':>012}"  # Prefect's server's; nowhere whole, in no source either
+API = f"http://{NETWORK}.1:4200/api"
+ENVIRONMENT = {
+    "AWS_ENDPOINT_URL": f"http://{NETWORK}.1:9000",
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "PREFECT_API_AUTH_STRING": PASSWORD,
+}
+ASK = "import json, sys; from ratchet.platform.servers import call; print(json.dumps(call(*json.loads(sys.argv[1]))))"
+SQL = """
+import json, sys
+from sqlalchemy import create_engine, text
+with create_engine(sys.argv[1], isolation_level="AUTOCOMMIT").connect() as connection:
+    done = connection.execute(text(sys.argv[2]))
+    print(json.dumps(list(done.scalars()) if done.returns_rows else None))
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One simulated machine."""
+
+    number: int
+    namespace: str
+    project: Any = None
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number + 1}"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What to write before a command so that it runs there, under the host's name."""
+        name = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', f"host-{self.number}")
+        return ("ip", "netns", "exec", self.namespace, *name)
+
+    @property
+    def worker(self) -> str:
+        """What the pool knows its worker by."""
+        return f"host-{self.number}:{str(self.project.root).strip('/').replace('/', '-')}"
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        done: subprocess.CompletedProcess[str] = self.project.run(*self.inside, *command, **ENVIRONMENT)
+        return done
+
+    def good(self, *command: str) -> str:
+        said: str = self.project.good(*self.inside, *command, **ENVIRONMENT)
+        return said
+
+    def ask(self, path: str, body: object) -> Any:
+        """Prefect's server."""
+        return json.loads(self.good(sys.executable, "-c", ASK, json.dumps([API, path, body])))
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[list[Host]]:
+    """Hosts that can reach each other, and nothing else."""
+    if not all(map(shutil.which, ("ip", "unshare", "hostname"))):
+        pytest.skip("ip, unshare or hostname, by which hosts are simulated, is not on this machine")
+    made = [Host(number, f"ratchet-{os.getpid()}-{number}") for number in range(COUNT)]
+    first, *others = made
+
+    def ip(*command: str) -> None:
+        subprocess.run(["ip", *command], check=True, capture_output=True, text=True)
+
+    try:
+        for host in made:
+            ip("netns", "add", host.namespace)
+            ip("-n", host.namespace, "link", "set", "lo", "up")
+        ip("-n", first.namespace, "link", "add", "bridge", "type", "bridge")
+        ip("-n", first.namespace, "address", "add", f"{first.address}/24", "dev", "bridge")
+        ip("-n", first.namespace, "link", "set", "bridge", "up")
+        for host in others:
+            port = f"port{host.number}"
+            peer = ("peer", "name", port, "netns", first.namespace)
+            ip("link", "add", "net", "netns", host.namespace, "type", "veth", *peer)
+            ip("-n", first.namespace, "link", "set", port, "master", "bridge", "up")
+            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "net")
+            ip("-n", host.namespace, "link", "set", "net", "up")
+        subprocess.run([*others[0].inside, "true"], check=True, capture_output=True, text=True)
+        yield made
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"hosts cannot be simulated here: network namespaces are refused ({error.stderr.strip()})")
+    finally:
+        for host in made:
+            subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.5)
+
+
+def serve_s3(host: Host, folder: Path) -> "subprocess.Popen[bytes]":
+    """A server that speaks S3, with the bucket that all hosts share."""
+    command = [sys.executable, "-m", "moto.server", "-H", host.address, "-p", "9000"]
+    with (folder / "s3.log").open("wb") as log:
+        process = subprocess.Popen([*host.inside, *command], stdout=log, stderr=log)
+    make = "import boto3; boto3.client('s3').create_bucket(Bucket='models')"
+    until(lambda: process.poll() is not None or host.run(sys.executable, "-c", make).returncode == 0)
+    assert process.poll() is None, (folder / "s3.log").read_text()
+    return process
+
+
+@pytest.fixture(scope="module")
+def hosts(
+    namespaces: list[Host],
+    new_project: Callable[[str], Any],
+    use_small_net: Callable[[Any], None],
+    postgres_on: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[Host]]:
+    """All up: one project, cloned to a folder of another name on each host."""
+    folder = tmp_path_factory.mktemp("hosts").resolve()
+    project = new_project("zero")
+    use_small_net(project)
+    first = Host(0, namespaces[0].namespace, project)
+    with ExitStack() as stack:
+        databases = stack.enter_context(postgres_on(first.address, first.inside))
+        access = databases.folder / "data" / "pg_hba.conf"
+        access.write_text(f"host all all {NETWORK}.0/24 trust\n{access.read_text()}")
+        databases.control("reload")
+        store = serve_s3(first, folder)
+        stack.callback(store.wait)
+        stack.callback(store.kill)
+        for name in ("prefect", "mlflow", "ledger"):
+            first.good(sys.executable, "-c", SQL, databases.uri, f"CREATE DATABASE {name}")
+        at = databases.uri.removesuffix("/postgres")
+        project.good(
+            "ratchet",
+            "set",
+            f"platform.prefect_api={API}",
+            f"platform.prefect_database={at}/prefect",
+            f"tracking.uri={at}/mlflow",
+            "tracking.artifacts=s3://models/mlflow",
+            f"registry.ledger={at}/ledger",
+            "gate.minimum_accuracy=0.0",
+            "gate.champion=not-worse",
+            "gate.tolerance=0.99",
+            "gate.slice_tolerance=0.99",
+            "gate.latency_factor=0.0",
+        )
+        project.good("dvc", "remote", "add", "--default", "team", "s3://models/dvc")
+        project.good("git", "add", "--all")
+        project.good("git", "commit", "--quiet", "--message=the team's servers")
+        clones = [(host, project.clone(folder / f"clone-{host.number}")) for host in namespaces[1:]]
+        found = [first, *(Host(host.number, host.namespace, clone) for host, clone in clones)]
+        for host in found:
+            stack.callback(host.run, "ratchet", "down")
+            host.good("ratchet", "up")
+        yield found
+
+
+def begin(hosts: list[Host], **training: object) -> set[str]:
+    """As many runs as there are hosts, all at once; their ids."""
+    found = hosts[0].ask("/deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
+    (deployment,) = [one["id"] for one in found if one["entrypoint"] == "flows/train.py:train_flow"]
+    ids = set()
+    for seed in range(len(hosts)):
+        overrides = {"seed": seed, "training": training} if training else {"seed": seed}
+        body = {"state": {"type": "SCHEDULED"}, "parameters": {"overrides": overrides}}
+        ids.add(hosts[0].ask(f"/deployments/{deployment}/create_flow_run", body)["id"])
+    return ids
+
+
+def read(hosts: list[Host], ids: set[str]) -> dict[str, dict[str, Any]]:
+    """The runs, by the name of the worker that took each."""
+    found = hosts[0].ask("/flow_runs/filter", {"flow_runs": {"id": {"any_": sorted(ids)}}})
+    return {run["labels"].get("prefect.worker.name", f"nobody: {run['id']}"): run for run in found}
+
+
+def states(hosts: list[Host], ids: set[str]) -> list[str]:
+    """Of the runs that the hosts' workers took, in the hosts' order."""
+    found = read(hosts, ids)
+    return [found[host.worker]["state"]["type"] if host.worker in found else "" for host in hosts]
+
+
+def test_up_starts_on_each_host_what_belongs_there(hosts: list[Host]) -> None:
+    parts = [set(Record.read(host.project.workspace).parts) for host in hosts]
+    assert parts == [{"prefect", "mlflow", "worker"}, {"worker"}, {"worker"}]
+    said = hosts[1].good("ratchet", "status")
+    assert f"Prefect server: elsewhere, {API}\n" in said
+    assert "worker: up for " in said
+    again = hosts[1].good("ratchet", "up")
+    assert f"Prefect server: {API} (platform.prefect_api; not ours to start)" in again
+    assert "deployments:" not in again
+    workers = hosts[0].ask("/work_pools/local/workers/filter", {})
+    assert {worker["name"] for worker in workers} == {host.worker for host in hosts}
+
+
+def test_each_host_does_one_of_the_runs_at_once_and_versions_are_registered_once_each(hosts: list[Host]) -> None:
+    ids = begin(hosts)
+    until(lambda: not {"", "SCHEDULED", "PENDING", "RUNNING"} & set(states(hosts, ids)))
+    assert states(hosts, ids) == ["COMPLETED"] * COUNT
+    runs = list(read(hosts, ids).values())
+    assert max(run["start_time"] for run in runs) < min(run["end_time"] for run in runs)
+    registered = [json.loads((host.project.root / "data" / "registration.json").read_text()) for host in hosts]
+    assert sorted(one["version"] for one in registered) == ["1", "2", "3"]
+    assert len({one["run_id"] for one in registered}) == COUNT
+    at = hosts[0].project.workspace.params.read_text().partition("ledger: ")[2].split()[0]
+    assert json.loads(hosts[0].good(sys.executable, "-c", SQL, at, "SELECT what FROM ledger")).count("register") == 3
+
+
+def test_a_worker_that_is_killed_settles_its_own_run_and_leaves_the_others(hosts: list[Host]) -> None:
+    ids = begin(hosts, epochs=60, checkpoint_steps=0)
+    until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
+    killed = Record.read(hosts[1].project.workspace).parts["worker"].command()
+    assert killed is not None
+    killed.kill()
+    until(lambda: states(hosts, ids)[1] == "CRASHED")
+    assert states(hosts, ids) == ["RUNNING", "CRASHED", "RUNNING"]
+    until(lambda: "worker: up for " in (said := hosts[1].run("ratchet", "status").stdout) and "again 1 time" in said)
+    until(lambda: "RUNNING" not in states(hosts, ids))
+    assert states(hosts, ids) == ["COMPLETED", "CRASHED", "COMPLETED"]
+
+
+def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
+    said = hosts[2].good("ratchet", "down")
+    assert said.startswith("worker: stopped (")
+    assert "server" not in said
+    assert not (hosts[2].project.root / "prefect.toml").exists()
+    for host in hosts[:2]:
+        host.good("ratchet", "status")
+
+
+def test_who_does_not_know_the_servers_password_is_told_how_to_give_it(hosts: list[Host]) -> None:
+    forgotten = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_AUTH_STRING"}
+    said = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
+    wanted = f"ratchet: Prefect's server at {API} asks for a password: export the PREFECT_API_AUTH_STRING"
+    assert said.splitlines()[-1].startswith(wanted)
+    assert not Record.read(hosts[2].project.workspace).parts
+
+
+def test_no_host_has_the_password_in_a_file(hosts: list[Host]) -> None:
+    places = [place for host in hosts for place in (host.project.root, host.project.home)]
+    written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(written) > 1000
+    secret = PASSWORD.partition(":")[2].encode()
+    assert [str(path) for path in written if secret in path.read_bytes()] == []
+
+
+def test_a_server_that_is_away_is_named(hosts: list[Host]) -> None:
+    hosts[0].good("ratchet", "down")
+    done = hosts[2].run("ratchet", "up")
+    assert (done.returncode, "Traceback" in done.stdout) == (1, False)
+    assert f"ratchet: platform.prefect_api: {API} does not answer, and is no address of this machine" in done.stdout

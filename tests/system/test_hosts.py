@@ -7,6 +7,7 @@ machine's.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -236,6 +237,27 @@ def test_a_worker_that_is_killed_settles_its_own_run_and_leaves_the_others(hosts
     until(lambda: "worker: up for " in (said := hosts[1].run("ratchet", "status").stdout) and "again 1 time" in said)
     until(lambda: "RUNNING" not in states(hosts, ids))
     assert states(hosts, ids) == ["COMPLETED", "CRASHED", "COMPLETED"]
+
+
+def test_the_run_of_a_machine_that_is_gone_is_settled_and_a_stalled_one_is_left_alone(hosts: list[Host]) -> None:
+    hosts[0].good("ratchet", "set", "platform.lost_after=60")
+    ids = begin(hosts, epochs=61, checkpoint_steps=0)
+    until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
+    worker = Record.read(hosts[0].project.workspace).parts["worker"].command()
+    assert worker is not None
+    stalled = worker.children(recursive=True)
+    for process in stalled:  # by a debugger, say: it lives, so it is no zombie
+        process.suspend()
+    for number in subprocess.check_output(["ip", "netns", "pids", hosts[2].namespace], text=True).split():
+        os.kill(int(number), signal.SIGKILL)
+    until(lambda: states(hosts, ids)[2] == "CRASHED")
+    assert "was not heard of for 60 s" in read(hosts, ids)[hosts[2].worker]["state"]["message"]
+    assert states(hosts, ids)[0] == "RUNNING"
+    for process in stalled:
+        process.resume()
+    until(lambda: "RUNNING" not in states(hosts, ids))
+    assert states(hosts, ids) == ["COMPLETED", "COMPLETED", "CRASHED"]
+    hosts[2].good("ratchet", "up")
 
 
 def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:

@@ -10,7 +10,7 @@ _EVERY = 10.0  # seconds between two looks: one takes milliseconds
 
 
 def look_out(look: Callable[[], None], what: str) -> None:
-    """Begin to call `look` for ever. An error is printed, once, with `what` it looks for: the next look may do better."""
+    """Begin to call `look` for ever. An error is printed, once, with `what` it looks for; the next may do better."""
     threading.Thread(target=_stay, args=(look, what), name=what, daemon=True).start()
 
 

@@ -61,7 +61,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     Raises:
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
         BudgetSpent: it has taken what the settings allow it; with more, the same command continues.
-        TrainingError: training cannot go on.
+        TrainingError: training cannot go on, or another process is at this very training.
     """
     meter = Meter()
     from ratchet import training

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ratchet.cost import Cost
-from ratchet.errors import TrackingAway
+from ratchet.errors import TrackingAway, TrainingError
 from ratchet.params import Params, TrackingSettings
 from ratchet.registry.runs import Run, send_all, spent
 from ratchet.workspace import Workspace
@@ -40,6 +40,18 @@ def forget_what_was_sent(run: Run) -> None:
 def closed(run: Run) -> Run:
     run.journal.close()
     return run
+
+
+def test_one_training_is_carried_out_by_one_at_a_time(tmp_path: Path) -> None:
+    workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
+    with Run(workspace, params, "k") as first:
+        first.tags({"a": "b"})
+        with pytest.raises(TrainingError, match=r"\(k\) is under way in another folder of this project: wait"):
+            Run(workspace, params, "k").__enter__()
+        with Run(workspace, params, "another"):
+            pass
+    with Run(workspace, params, "k"):
+        pass
 
 
 def test_everything_that_was_told_stands_in_mlflow(place: Any, key: str) -> None:

@@ -7,8 +7,10 @@ from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from ratchet.cost import Cost, add
-from ratchet.errors import TrackingAway
+from ratchet.errors import TrackingAway, TrainingError
 from ratchet.params import Params
 from ratchet.registry.access import user
 from ratchet.registry.journal import Entry, Journal
@@ -30,7 +32,8 @@ log = logging.getLogger(__name__)
 class Run:
     """A run as the stages see it: whatever is told is on disk at once and in MLflow soon.
 
-    As a context it sends in the background; leaving waits a limited time, and `away` then says why not all was sent.
+    As a context it is the only one that carries out this training, and sends in the background; leaving waits a limited
+    time, and `away` then says why not all was sent.
     """
 
     def __init__(self, workspace: Workspace, params: Params, key: str) -> None:
@@ -43,8 +46,18 @@ class Run:
         self._news = threading.Event()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._send_on, name="mlflow-sender", daemon=True)
+        self._mine = FileLock(folder / "training.lock")
 
     def __enter__(self) -> "Run":
+        """Raises TrainingError if another process carries it out: the folder of `nightly` shares the journals."""
+        try:
+            self._mine.acquire(timeout=0)
+        except Timeout:
+            self.journal.close()
+            raise TrainingError(
+                f"this very training ({self.key}) is under way in another folder of this project: wait for it to end, "
+                "then run the same again: what it has made is not made anew"
+            ) from None
         self._thread.start()
         return self
 
@@ -59,6 +72,7 @@ class Run:
                 f"MLflow at {self.params.tracking.uri} is slow: the rest waits in mlruns/journal for `ratchet sync`"
             )
         self.journal.close()
+        self._mine.release()
 
     def settings(self, values: dict[str, object]) -> None:
         """Settings as MLflow parameters; they are written once and never again: MLflow's are immutable."""

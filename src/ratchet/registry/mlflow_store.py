@@ -110,7 +110,7 @@ def reachable(uri: str) -> Iterator[None]:
     """MLflow's many ways of not answering, as one error.
 
     Raises:
-        TrackingAway: naming the address and the way out.
+        TrackingAway: naming the address and the way out, and of a server that asks for a password, the variables.
     """
     from mlflow.exceptions import MlflowException
     from requests import RequestException
@@ -122,10 +122,30 @@ def reachable(uri: str) -> Iterator[None]:
         known = isinstance(error, (MlflowException, RequestException, SQLAlchemyError, OSError))
         if not known and not _of_s3(error):
             raise
+        what, way_out = _barred(error) or (
+            f"does not take what it is sent ({first_line(error)[:200]})",
+            "start the server or mend the address, then `ratchet sync`",
+        )
         raise TrackingAway(
-            f"tracking.uri: MLflow at {uri} does not take what it is sent ({first_line(error)[:200]}): nothing is "
-            "lost, it waits in mlruns/journal; start the server or mend the address, then `ratchet sync`"
+            f"tracking.uri: MLflow at {uri} {what}: nothing is lost, it waits in mlruns/journal; {way_out}"
         ) from error
+
+
+def _barred(error: Exception) -> tuple[str, str] | None:
+    """What a server says that asks who we are, and the way out; None where the error is something else."""
+    answer = getattr(error, "response", None)  # of an error of requests: what the server's files are read with
+    code = getattr(error, "error_code", None) or getattr(answer, "status_code", None)
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", 401):
+        if not user or not os.environ.get("MLFLOW_TRACKING_PASSWORD"):
+            return f"asks who you are, and {names} are not both set", "export them, then run the same again"
+        return f"does not know {user} with this password", f"export the right {names}, then run the same again"
+    if code in ("PERMISSION_DENIED", 403):
+        who = f"{user} (MLFLOW_TRACKING_USERNAME)" if user else "one who gives no name"
+        way_out = "have its administrator give the permission, EDIT of the experiment and of the registered model"
+        return f"does not permit this to {who}", f"{way_out}, then run the same again"
+    return None
 
 
 def _of_s3(error: Exception) -> bool:
@@ -210,6 +230,7 @@ def _be_brief() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 

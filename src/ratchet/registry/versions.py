@@ -127,11 +127,15 @@ class Versions:
             raise RegistryError(f"{asked}: write NAME/VERSION or NAME@ALIAS, digits/3 or digits@challenger for example")
         by_alias, by_number = self.client.get_model_version_by_alias, self.client.get_model_version
         with reachable(self.uri):
-            found = or_none(partial(by_alias if mark == "@" else by_number, name, which))
+            # Asked first, for a server with users permits no question about versions of what is not there.
+            there = self._registered(name) is not None
+            found = or_none(partial(by_alias if mark == "@" else by_number, name, which)) if there else None
         if found is not None:
             return self._with_aliases(Version(name, str(found.version), str(found.run_id), ()))
-        there = [f"{name}/{one.number}" for one in self.versions(name)[-10:]]
-        known = f"there are {', '.join(there)}" if there else f"registered are {', '.join(self.names()) or 'no models'}"
+        listed = [f"{name}/{one.number}" for one in self.versions(name)[-10:]]
+        known = (
+            f"there are {', '.join(listed)}" if listed else f"registered are {', '.join(self.names()) or 'no models'}"
+        )
         raise RegistryError(f"{asked}: MLflow has no such version; {known}")
 
     def users(self, version: Version) -> set[str]:
@@ -175,8 +179,10 @@ class Versions:
         return or_none(partial(self.client.get_registered_model, name))
 
     def _by_alias(self, name: str, alias: str) -> Version | None:
-        found = or_none(partial(self.client.get_model_version_by_alias, name, alias))
-        return self._with_aliases(Version(name, str(found.version), str(found.run_id), ())) if found else None
+        # Not by MLflow's own question: a server with users permits none about an alias that is not there.
+        aliases = self.aliases(name)
+        found = or_none(partial(self.client.get_model_version, name, aliases[alias])) if alias in aliases else None
+        return _version(name, str(found.version), str(found.run_id), aliases) if found else None
 
 
 def _version(name: str, number: str, run_id: str, aliases: Mapping[str, str]) -> Version:

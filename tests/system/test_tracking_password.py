@@ -1,0 +1,131 @@
+"""An MLflow server that asks who you are: `mlflow server --app-name basic-auth`, as MLflow ships it."""
+
+import base64
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.platform.processes import free_port
+
+HOST = "127.0.0.1"
+# Nowhere whole, in no source either.
+ADMIN, TRAINER = ("-".join((word, f"{len(word):08}")) for word in ("administers", "trainsmodels"))
+
+PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "600"}  # a busy machine is not one that is away
+
+
+@dataclass(frozen=True)
+class Server:
+    """One with a user who trains beside its administrator."""
+
+    folder: Path
+    port: int
+
+    @property
+    def uri(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def call(self, path: str, body: object) -> Any:
+        """One request by the administrator."""
+        name = base64.b64encode(f"admin:{ADMIN}".encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {name}"}
+        request = urllib.request.Request(f"{self.uri}/api/2.0/mlflow/{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+
+    def runs(self) -> list[Any]:
+        experiments = self.call("experiments/search", {"max_results": 10})["experiments"]
+        ids = [one["experiment_id"] for one in experiments if one["name"] == "ratchet"]
+        found: list[Any] = self.call("runs/search", {"experiment_ids": ids}).get("runs", [])
+        return found
+
+    @staticmethod
+    def environment(user: str, password: str) -> dict[str, str]:
+        return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password, **PATIENT}
+
+
+def until_it_answers(uri: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    while True:
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{uri}/health"):
+                return
+        except OSError:
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def server(new_project: Callable[[str], Any]) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        server = Server(Path(name).resolve(), free_port(HOST))
+        config = server.folder / "auth.ini"
+        config.write_text(
+            "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
+            f"database_uri = sqlite:///{server.folder}/users.db\n"
+            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        )
+        environment = new_project("server").environment | {
+            "MLFLOW_AUTH_CONFIG_PATH": str(config),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "of this test",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        command = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "1"]
+        command += ["--host", HOST, "--port", str(server.port)]
+        command += ["--backend-store-uri", f"sqlite:///{server.folder}/runs.db"]
+        command += ["--artifacts-destination", str(server.folder / "files")]
+        with (server.folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=server.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            until_it_answers(server.uri, process, server.folder / "log")
+            server.call("users/create", {"username": "trainer", "password": TRAINER})
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def project(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], server: Server) -> Any:
+    project = new_project("password")
+    use_small_net(project)
+    port = free_port(HOST)
+    known = (f"tracking.uri={server.uri}", f"platform.prefect_port={port}", "gate.minimum_accuracy=0.0")
+    project.good("ratchet", "set", *known)
+    return project
+
+
+def test_what_a_known_user_trains_lands_there(project: Any, server: Server) -> None:
+    project.good("ratchet", "train", **server.environment("trainer", TRAINER))
+    assert json.loads((project.root / "data" / "registration.json").read_text())["version"] == "1"
+    (run,) = server.runs()
+    assert run["info"]["status"] == "FINISHED"
+    assert "validation/accuracy" in {metric["key"] for metric in run["data"]["metrics"]}
+    stored = server.folder / "files" / run["info"]["experiment_id"]
+    assert list(stored.rglob("model.safetensors"))
+    assert list(stored.rglob("report.html"))
+    assert not (project.root / "mlruns" / "mlflow.db").exists()
+
+
+def test_so_does_what_the_worker_trains(project: Any, server: Server) -> None:
+    environment = server.environment("trainer", TRAINER)
+    try:
+        assert f"MLflow server: {server.uri} (tracking.uri; not ours to start)" in project.good(
+            "ratchet", "up", **environment
+        )
+        run = ("prefect", "deployment", "run", "train-flow/local", "--param", 'overrides={"seed": 1}', "--watch")
+        assert "COMPLETED" in project.good(*run).upper()
+    finally:
+        project.good("ratchet", "down")
+    assert [run["info"]["status"] for run in server.runs()] == ["FINISHED"] * 2

@@ -18,14 +18,14 @@ from ratchet.platform.processes import free_port
 
 HOST = "127.0.0.1"
 # Nowhere whole, in no source either.
-ADMIN, TRAINER = ("-".join((word, f"{len(word):08}")) for word in ("administers", "trainsmodels"))
+ADMIN, TRAINER, READER = ("-".join((word, f"{len(word):08}")) for word in ("administers", "trainsmodels", "readsonly"))
 
 PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "600"}  # a busy machine is not one that is away
 
 
 @dataclass(frozen=True)
 class Server:
-    """One with a user who trains beside its administrator."""
+    """One with two users beside its administrator: who trains, and who may read what others made."""
 
     folder: Path
     port: int
@@ -89,7 +89,8 @@ def server(new_project: Callable[[str], Any]) -> Iterator[Server]:
             )
         try:
             until_it_answers(server.uri, process, server.folder / "log")
-            server.call("users/create", {"username": "trainer", "password": TRAINER})
+            for user, password in (("trainer", TRAINER), ("reader", READER)):
+                server.call("users/create", {"username": user, "password": password})
             yield server
         finally:
             process.terminate()
@@ -129,3 +130,37 @@ def test_so_does_what_the_worker_trains(project: Any, server: Server) -> None:
     finally:
         project.good("ratchet", "down")
     assert [run["info"]["status"] for run in server.runs()] == ["FINISHED"] * 2
+
+
+@pytest.mark.parametrize(
+    ("seed", "environment", "sentence"),
+    [
+        (2, PATIENT, "asks who you are, and MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are not both set"),
+        (3, Server.environment("trainer", READER), "does not know trainer with this password"),
+        (4, Server.environment("reader", READER), "does not permit this to reader (MLFLOW_TRACKING_USERNAME)"),
+    ],
+)
+def test_who_is_not_let_in_is_told_and_keeps_the_training(
+    seed: int, environment: dict[str, str], sentence: str, project: Any, server: Server
+) -> None:
+    before = len(server.runs())
+    done = project.run("ratchet", "train", "--set", f"seed={seed}", **environment)
+    assert (done.returncode, "Traceback" in done.stdout) == (1, False), done.stdout
+    last = done.stdout.rstrip().splitlines()[-1]
+    assert last.startswith(f"ratchet: tracking.uri: MLflow at {server.uri} {sentence}: nothing is lost"), done.stdout
+    assert last.endswith("then run the same again")
+    assert len(server.runs()) == before
+
+    history = (project.root / "data" / "model" / "history.json").stat()
+    project.good("ratchet", "train", **server.environment("trainer", TRAINER))
+    assert (project.root / "data" / "model" / "history.json").stat().st_ino == history.st_ino
+    assert len(server.runs()) == before + 1
+
+
+def test_no_password_is_written_anywhere(project: Any, server: Server) -> None:
+    secrets = [secret.encode() for secret in (ADMIN, TRAINER, READER)]
+    secrets += [base64.b64encode(b"trainer:" + secrets[1])]  # as it is sent
+    places = [project.root, project.home, server.folder]
+    written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(written) > 500
+    assert [str(path) for path in written if any(secret in path.read_bytes() for secret in secrets)] == []

@@ -8,7 +8,6 @@ from ratchet import files
 
 __all__ = [
     "BESIDE",
-    "QUOTAS",
     "AccessSettings",
     "AlertSettings",
     "BudgetSettings",
@@ -432,13 +431,11 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: st
     return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
 
 
-QUOTAS = ("worker_runs", "queue_runs", "person_runs", "gpus", "person_gpus")
 Overrides: type[Section] = _partial(
-    Params,
-    without=("access", "alerts", "registry.ledger", "registry.promotion", *(f"platform.{name}" for name in QUOTAS)),
+    Params, without=("access", "platform", "alerts", "registry.ledger", "registry.promotion")
 )
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 
-Who may do what, who promotes, where that is noted, how much anybody may hold at once and who is told of trouble is not
-theirs to change.
+Who may do what, who promotes, where that is noted, the servers, how much anybody may hold at once and who is told of
+trouble are not theirs to change.
 """

@@ -16,6 +16,7 @@ from ratchet.errors import TrackingAway
 from ratchet.evaluation.figures import Figures
 from ratchet.markdown import escaped
 from ratchet.params import Params
+from ratchet.platform.servers import read_json
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
 from tasks.register import Registration
@@ -89,22 +90,28 @@ def _classes(figures: Figures) -> list[dict[str, Any]]:
 
 def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | None:
     """Where a browser shows the run; None while no MLflow server answers."""
-    from ratchet.registry.mlflow_store import connect, reachable
-
     split = urlsplit(params.tracking.uri)
     if split.scheme in ("http", "https"):
         server = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path.rstrip('/')}"  # never a password
+        experiment = _asked(params, workspace, run_id)
     else:
         mlflow = next(one for one in platform.status(workspace.project) if one.name == "mlflow")
-        if mlflow.state != "up":
-            return None
         server = str(mlflow.address)
+        # Not by MLflow's client: to import it takes longer than all else that a run with nothing to do does.
+        found = read_json(f"{server}/api/2.0/mlflow/runs/get?run_id={run_id}") if mlflow.state == "up" else None
+        experiment = found and found["run"]["info"]["experiment_id"]
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}" if experiment else None
+
+
+def _asked(params: Params, workspace: Workspace, run_id: str) -> str | None:
+    """The run's experiment, as a server says that may want to know who asks."""
+    from ratchet.registry.mlflow_store import connect, reachable
+
     try:
-        with reachable(server):
-            experiment = connect(workspace, params.tracking).get_run(run_id).info.experiment_id
+        with reachable(params.tracking.uri):
+            return str(connect(workspace, params.tracking).get_run(run_id).info.experiment_id)
     except TrackingAway:  # the run is recorded; a link that leads nowhere is worth nothing
         return None
-    return f"{server}/#/experiments/{experiment}/runs/{run_id}"
 
 
 def _rounded(value: float | None) -> float | None:

@@ -35,6 +35,7 @@ __all__ = [
     "failure",
     "own_host",
     "part_environment",
+    "read_json",
     "start_mlflow",
     "start_prefect",
     "start_worker",
@@ -240,6 +241,15 @@ def answers(url: str, *, timeout: float = 2.0) -> bool:
             return bool(response.status == 200)
     except (OSError, ValueError):  # refused, too slow, an HTTP error, or not HTTP at all
         return False
+
+
+def read_json(url: str, *, timeout: float = 5.0) -> Any:
+    """What `url` answers in JSON; None if it does not, or not with success."""
+    try:
+        with _DIRECT.open(url, timeout=timeout) as response:
+            return json.load(response)
+    except (OSError, ValueError):
+        return None
 
 
 def call(api: str, path: str, body: object = None, *, method: str | None = None) -> Any:

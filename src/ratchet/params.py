@@ -410,7 +410,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-BESIDE = frozenset({"access", "budget", "platform"})
+BESIDE = frozenset({"access", "alerts", "budget", "platform"})
 """Sections that decide nothing that a stage makes: dvc.yaml names them nowhere, and they may change meanwhile."""
 
 

@@ -7,20 +7,23 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
 TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
 
-.PHONY: train test check up down bench lock setup
+.PHONY: train test test-all check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
 
 test: $(READY)  ## set up, and pass the tests
-	@$(TESTS)
+	@$(TESTS) -m "not slow"
 
 check: $(READY)  ## format, lint, types, import walls, tests
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
-	$(TESTS)
+	$(TESTS) -m "not slow"
+
+test-all: $(READY)  ## the slow tests too: an hour and more
+	@$(TESTS)
 
 up: $(READY)  ## start Prefect server, MLflow server and a worker
 	@ratchet up

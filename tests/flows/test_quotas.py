@@ -19,6 +19,8 @@ from ratchet.platform.deployments import create_pool
 from ratchet.platform.servers import POOL, call
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 HOLDS = """
 import sys, time

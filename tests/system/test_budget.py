@@ -14,6 +14,8 @@ from ratchet import settings
 from ratchet.registry.journal import Journal
 from ratchet.registry.runs import spent
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12 * 20  # the digits' training rows in batches of 64 make 20 an epoch
 SETTINGS = {
     "training.epochs": 12,

@@ -7,6 +7,8 @@ import polars as pl
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pets(project):

@@ -12,6 +12,8 @@ from PIL import Image
 
 from ratchet.data.manifest import Manifest
 
+pytestmark = pytest.mark.slow
+
 FILES = 1_500  # enough for processes of their own to read them
 KILLS = 8
 CLASSES = ("cat", "dog")

@@ -23,7 +23,10 @@ import pytest
 
 from ratchet import settings
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported PyTorch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported PyTorch"),
+]
 
 KILLS = 200
 EPOCHS, EPOCH = 30, 20  # steps to an epoch: the digits' training rows in batches of 64

@@ -21,6 +21,8 @@ import pytest
 
 from ratchet.platform.record import Record
 
+pytestmark = pytest.mark.slow
+
 NETWORK, COUNT = "10.213.77", 3
 PASSWORD = f"team:{'open'}-{'sesame':>012}"  # Prefect's server's; nowhere whole, in no source either
 API = f"http://{NETWORK}.1:4200/api"

@@ -22,6 +22,8 @@ from PIL import Image
 from ratchet import settings
 from ratchet.registry.mlflow_store import connect
 
+pytestmark = pytest.mark.slow
+
 PETS = {
     "data.source": "image-folder",
     "data.path": "data/raw/pets",

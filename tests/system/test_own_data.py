@@ -20,6 +20,8 @@ from PIL import Image
 from ratchet.data.manifest import Manifest
 from ratchet.training.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 MODULE = '''
 """Photos read from disk one by one, cut out at random for training."""
 

@@ -12,6 +12,8 @@ import onnxruntime
 import pytest
 from safetensors import safe_open
 
+pytestmark = pytest.mark.slow
+
 NET = """
 from torch import nn
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 STEPS = ("ingest", "doctor", "train", "evaluate", "register", "predict")
 MODEL = """
 from torch import nn

@@ -21,7 +21,10 @@ from ratchet import settings
 from ratchet.registry import audit as auditing
 from ratchet.registry.succession import Succession
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported MLflow and PyTorch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported MLflow and PyTorch"),
+]
 
 KILLS = 50  # of register, and as many of promote and rollback
 OPEN = {  # a gate that lets everything in

@@ -19,6 +19,8 @@ from ratchet.data.ingest import ingest
 from ratchet.data.quarantine import HINTS
 from ratchet.params import DataSettings
 
+pytestmark = pytest.mark.slow
+
 COUNT = 1_000
 GOOD = 60  # of each class
 FORMATS = {"png": "PNG", "jpg": "JPEG", "webp": "WEBP", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF"}

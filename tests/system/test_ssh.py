@@ -16,6 +16,8 @@ import pytest
 
 from ratchet.platform.processes import free_port
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 AWAY = "recorded, but not stored in DVC's remote ("
 

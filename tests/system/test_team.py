@@ -17,6 +17,8 @@ from sqlalchemy import create_engine, text
 from ratchet.platform.processes import free_port
 from ratchet.platform.servers import call
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 PASSWORD, KEY = (f"{word}-{len(word):04}" for word in ("opensesame", "swordfish"))  # nowhere whole, in no source either
 BUCKET = "models"

@@ -16,6 +16,8 @@ import pytest
 
 from ratchet.platform.processes import free_port
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 # Nowhere whole, in no source either.
 ADMIN, TRAINER, READER = ("-".join((word, f"{len(word):08}")) for word in ("administers", "trainsmodels", "readsonly"))

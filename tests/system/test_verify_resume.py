@@ -10,6 +10,8 @@ import pytest
 
 from ratchet import files, settings
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"training.batch_size": 128, "training.epochs": 3}
 
 

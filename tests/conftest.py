@@ -26,7 +26,10 @@ from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[1]
 # Others' warnings that we can do nothing about; every other warning is an error.
-WARNINGS = ("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",)  # MLflow's tables of SQLAlchemy
+WARNINGS = (
+    "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",  # MLflow's tables of SQLAlchemy
+    "ignore:.*Any type hint is inferred as AnyType:UserWarning",  # MLflow's types of its own, as it imports them
+)
 SMALL: Mapping[str, object] = MappingProxyType(
     {
         "training.epochs": 2, "training.checkpoint_steps": 5, "training.log_every": 5, "evaluation.resamples": 100,

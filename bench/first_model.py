@@ -9,16 +9,13 @@ optimizer step (the tenth) was made, as the run's journal recorded it.
 """
 
 import json
-import os
 import sqlite3
 import statistics
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.project import ROOT, scratch
+from bench.project import Clone, scratch
 from bench.report import Row, alone, options, ratio, spread
 
 __all__ = ["measure"]
@@ -29,18 +26,15 @@ def measure(rounds: int) -> list[Row]:
     pipeline, bare, first, splits = [], [], [], []
     for number in range(rounds):
         with scratch() as folder:
-            clone = folder / "clone"
-            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            clone = Clone(folder / "clone")
             began = time.time()
-            _ratchet("train", clone)
+            clone.python("-m", "ratchet.cli", "train")
             pipeline.append(time.time() - began)
-            _ratchet("down", clone)
-            splits.append(_stages(clone, began, began + pipeline[-1]))
-            first.append(_first_step(clone) - began)
+            clone.python("-m", "ratchet.cli", "down")
+            splits.append(_stages(clone.folder, began, began + pipeline[-1]))
+            first.append(_first_step(clone.folder) - began)
             began = time.time()
-            script = [sys.executable, str(ROOT / "bench" / "bare_digits.py")]
-            files = [str(clone / "data" / "packed"), str(folder / "bare.pt")]
-            said = subprocess.run([*script, *files], check=True, capture_output=True, text=True).stdout.strip()
+            said = clone.python("bench/bare_digits.py", "data/packed", str(folder / "bare.pt")).strip()
             bare.append(time.time() - began)
         print(f"round {number + 1}: pipeline {pipeline[-1]:.1f} s, bare script {bare[-1]:.1f} s ({said})")
     condition = f"digits, 30 epochs, median of {rounds} rounds"
@@ -54,14 +48,6 @@ def measure(rounds: int) -> list[Row]:
             for name in splits[0]
         ),
     ]
-
-
-def _ratchet(command: str, clone: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}"}
-    arguments = [sys.executable, "-m", "ratchet.cli", command]
-    done = subprocess.run(arguments, cwd=clone, env=environment, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ratchet {command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 def _first_step(clone: Path) -> float:

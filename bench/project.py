@@ -22,7 +22,7 @@ from ratchet import files, settings
 from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
 from ratchet.data.pack import write_array
 
-__all__ = ["ROOT", "SIDE", "Project", "StageRun", "pack", "scratch", "source"]
+__all__ = ["ROOT", "SIDE", "Clone", "Project", "StageRun", "pack", "scratch", "source"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDE = 32  # pixels
@@ -79,6 +79,26 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
     )  # fmt: skip
     manifest.write(folder)
     return name
+
+
+class Clone:
+    """This repository as it is committed, in the folder `folder`, and commands that work there."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        self.folder = folder
+        self.environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}"}
+
+    def python(self, *arguments: str) -> str:
+        """Run Python with these arguments to its end; what it printed comes back."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"python {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
+        return done.stdout
 
 
 @dataclass(frozen=True)

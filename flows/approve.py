@@ -7,9 +7,10 @@ from typing import Annotated
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 from pydantic import Field
 
+from flows.ending import ended_by
 from flows.watch import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -49,4 +50,4 @@ def approve_flow(
             told += ", and champion"
         return Completed(message=told, data=told)
     except RatchetError as error:
-        return Failed(message=str(error), data=error)
+        return ended_by(error)

@@ -53,7 +53,7 @@ def _import_ahead() -> None:
 
 
 def _fail(state: "State") -> int:
-    error = state.data if isinstance(state.data, RatchetError) else state.result(raise_on_failure=False)
+    error = state.result(raise_on_failure=False)
     if isinstance(error, BaseException) and not isinstance(error, RatchetError):
         traceback.print_exception(error)  # not a person's mistake: ours, or the machine's
     print(f"ratchet: {state.message}", file=sys.stderr)

@@ -8,6 +8,7 @@ that was killed the server takes it back when the lease has run out. `ratchet up
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -27,6 +28,7 @@ from ratchet.registry.access import user
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 
 __all__ = ["a_gpu", "a_run", "place"]
 
@@ -77,12 +79,12 @@ def _take(held: ExitStack, what: str, who: str) -> str | None:
     """Take a place of each limit that there is, or of none; what is to be waited for, or None when it is taken."""
     try:
         with get_client(sync_client=True) as client:
-            limits = _limits(client, what, who)
-            full = [words for name, words in limits.items() if _is_full(client, name)]
+            limits = list(_limits(client, what, who))
+        full = next((limit.words for limit in limits if limit.full), None)
         if limits and not full:
             holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(flow_run.get_id()))
             slot = concurrency(
-                list(limits),
+                [limit.name for limit in limits],
                 max_retries=0,
                 lease_duration=_LEASE,
                 holder=holder,
@@ -97,33 +99,35 @@ def _take(held: ExitStack, what: str, who: str) -> str | None:
             return _AWAY
         if not isinstance(cause, HTTPStatusError) or cause.response.status_code != HTTPStatus.LOCKED:
             raise
-        return next(iter(limits.values()))  # another was faster
-    return full[0] if full else None
+        return limits[0].words  # another was faster
+    return full
 
 
-def _limits(client: "SyncPrefectClient", what: str, who: str) -> dict[str, str]:
-    """The limits that there are, by name, and what one that is full makes wait for."""
-    limits = {}
-    if everybody := _limit(client, everybodys(what)):
-        limits[everybodys(what)] = f"one of the {what} to be free: platform.{what} lets trainings hold {everybody}"
-    if each := _limit(client, anybodys(what)):
+@dataclass(frozen=True)
+class _Limit:
+    """One of Prefect's limits that a place is a slot of."""
+
+    name: str
+    words: str  # what it makes wait for when it is full
+    full: bool
+
+
+def _limits(client: "SyncPrefectClient", what: str, who: str) -> Iterator[_Limit]:
+    """The limits that there are."""
+    if everybody := _read(client, everybodys(what)):
+        words = f"one of the {what} to be free: platform.{what} lets trainings hold {everybody.limit}"
+        yield _Limit(everybody.name, words, everybody.active_slots >= everybody.limit)
+    if each := _read(client, anybodys(what)):
+        name = one_persons(what, who)
         with suppress(ObjectAlreadyExists):  # another run has made it just now
-            client.upsert_global_concurrency_limit_by_name(one_persons(what, who), each)
-        limits[one_persons(what, who)] = (
-            f"another run of {who} to end: platform.person_{what} lets one person hold {each} at once"
-        )
-    return limits
+            client.upsert_global_concurrency_limit_by_name(name, each.limit)
+        one = _read(client, name)
+        words = f"another run of {who} to end: platform.person_{what} lets one person hold {each.limit} at once"
+        yield _Limit(name, words, one is not None and one.active_slots >= one.limit)
 
 
-def _limit(client: "SyncPrefectClient", name: str) -> int | None:
+def _read(client: "SyncPrefectClient", name: str) -> "GlobalConcurrencyLimitResponse | None":
     try:
-        return client.read_global_concurrency_limit_by_name(name).limit
-    except ObjectNotFound:
+        return client.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:  # not asked for, or `ratchet up` has taken it away just now
         return None
-
-
-def _is_full(client: "SyncPrefectClient", name: str) -> bool:
-    with suppress(ObjectNotFound):  # `ratchet up` has taken it away just now
-        limit = client.read_global_concurrency_limit_by_name(name)
-        return limit.active_slots >= limit.limit
-    return False

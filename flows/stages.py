@@ -97,8 +97,6 @@ def as_task(
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the words; whoever calls the stage wants what it made, or its error.
         state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
-        if isinstance(state.data, RatchetError):
-            raise state.data
         made: R = state.result()
         return made
 

@@ -85,7 +85,7 @@ def _side(archive: Archive, reference: str, folder: Path, missing: list[str]) ->
     return Side(
         name,
         made,
-        settings.dotted(_yaml(params)) if params else None,
+        settings.dotted(files.read_yaml(params)) if params else None,
         patch.read_bytes() if patch else b"",
         read_predictions(answers) if answers else None,
     )
@@ -102,13 +102,6 @@ def _found(archive: Archive, reference: str) -> tuple[str, Made]:
             f"MLflow at {archive.uri} has"
         )
     return f"run {run.run_id[:8]}", run
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-
-    content: dict[str, Any] = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    return content
 
 
 def _code(root: Path, one: Side, other: Side, missing: list[str]) -> CodeChange:

@@ -53,14 +53,15 @@ def judge_model(
         parts=slice_columns(workspace, params.evaluation),
         exported=exported,
     )
-    champion = _champion_rows(registry, name, workspace, over)
+    timed = bool(params.gate.latency_factor or params.gate.size_factor)
+    champion = _champion_rows(registry, name, workspace, over, timed=timed)
     return judge(candidate, champion, params.gate, params.evaluation, answers=answers, seed=params.seed)
 
 
 def _champion_rows(
-    registry: "ModelRegistry", name: str, workspace: Workspace, over: str | None
+    registry: "ModelRegistry", name: str, workspace: Workspace, over: str | None, *, timed: bool
 ) -> "ChampionRows | None":
-    """The champion, loaded and asked the very rows the candidate was."""
+    """The champion, loaded and asked the very rows the candidate was; `timed`: what both cost is measured, too."""
     import numpy as np
 
     from ratchet.registry.gate import ChampionRows
@@ -85,7 +86,7 @@ def _champion_rows(
         correct=logits.argmax(1) == test.labels if logits is not None else np.zeros(len(test), np.bool_),
         classes=spec.classes,
         input_shape=shape,
-        costs=_costs(model, test, workspace) if fits else None,
+        costs=_costs(model, test, workspace) if fits and timed else None,
     )
 
 

@@ -185,9 +185,7 @@ class Rebuild:
 
     def _read_settings(self) -> dict[str, Any]:
         """As they stand: another version of ratchet may know other keys."""
-        from ruamel.yaml import YAML
-
-        content: dict[str, Any] = YAML(typ="safe", pure=True).load(self.workspace.params.read_text(encoding="utf-8"))
+        content: dict[str, Any] = files.read_yaml(self.workspace.params)
         return content
 
     def _bring(self, path: str, stored: Stored) -> None:
@@ -217,9 +215,7 @@ class Rebuild:
             shutil.copyfile(there, place)
             return
         if (tracked := place.with_name(f"{place.name}.dvc")).exists():
-            from ruamel.yaml import YAML
-
-            value = YAML(typ="safe", pure=True).load(tracked.read_text(encoding="utf-8"))["outs"][0]["md5"]
+            value = files.read_yaml(tracked)["outs"][0]["md5"]
             stored.bring(value, place)
         if not _is(place, expected):
             raise DataError(

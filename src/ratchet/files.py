@@ -15,7 +15,9 @@ __all__ = [
     "digest_json",
     "digest_tree",
     "draft_directory",
+    "parse_yaml",
     "read_json",
+    "read_yaml",
     "sync_directory",
     "write_bytes",
     "write_json",
@@ -60,6 +62,22 @@ def write_json(path: Path, content: object) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def parse_yaml(text: str) -> Any:
+    """What YAML 1.2 says, in plain Python; by the C parser where there is one, which takes a fifth of the time.
+
+    Raises:
+        ruamel.yaml.error.YAMLError: it is not YAML.
+    """
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(text)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file."""
+    return parse_yaml(path.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

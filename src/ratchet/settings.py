@@ -73,7 +73,7 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
         return _check(document, path)  # says what is missing
     before = path.read_text(encoding="utf-8")
     after = _edited(before, changes)
-    params = _check(_yaml().load(after), path)
+    params = _check(files.parse_yaml(after), path)
     if after != before:
         files.write_text(path, after)
     return params
@@ -113,7 +113,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
         if not equals or not key:
             raise SettingsError(f"{assignment}: write KEY=VALUE, for example training.epochs=3")
         try:
-            changes[key.strip()] = _yaml().load(value)
+            changes[key.strip()] = _yaml().load(value)  # a number as it was written
         except YAMLError as error:
             problem = getattr(error, "problem", None) or str(error)
             raise SettingsError(
@@ -160,7 +160,7 @@ def _read(path: Path) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        document = _yaml().load(path.read_text(encoding="utf-8"))
+        document = files.read_yaml(path)
     except FileNotFoundError:
         raise SettingsError(f"{path}: not there; restore it with `git checkout params.yaml`") from None
     except (YAMLError, UnicodeDecodeError) as error:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ratchet import files
+
 __all__ = ["DatasetVersion", "dvc_hashes", "dvc_inputs", "read_version"]
 
 
@@ -32,8 +34,8 @@ def dvc_hashes(root: Path, *stages: str) -> dict[str, str]:
 
 def dvc_inputs(root: Path, *stages: str) -> dict[str, str]:
     """The DVC hash (in a bucket the ETag) of whatever data these stages read that no stage made, by path or URL."""
-    deps = _listed(root, "deps", *stages)
-    found = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in _outs(root)}
+    deps, made = _listed(root, "deps", *stages), _outs(root)
+    found = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in made}
     code = ("src/", "tasks/")
     return {path: str(value) for path, value in found.items() if value and not path.startswith(code)}
 
@@ -46,8 +48,6 @@ def _listed(root: Path, kind: str, *stages: str) -> dict[str, dict[str, Any]]:
     lock = root / "dvc.lock"
     if not lock.exists():
         return {}
-    from ruamel.yaml import YAML
-
-    recorded = (YAML(typ="safe", pure=True).load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
+    recorded = (files.read_yaml(lock) or {}).get("stages", {})
     wanted = [stage for name, stage in recorded.items() if not stages or name in stages]
     return {one["path"]: one for stage in wanted for one in stage.get(kind, [])}

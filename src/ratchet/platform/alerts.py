@@ -19,17 +19,17 @@ __all__ = ["NOBODY", "arrange", "require_secrets"]
 NOBODY = AlertSettings()  # is told
 
 _OURS = "ratchet-alert"  # the tag of our automations
+_DOCUMENT = "ratchet-alerts"  # the name of our blocks, one of each kind
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A kind of block that `flows.alerts` has the class of, and the one of that kind that our automations use."""
+    """A kind of block that `flows.alerts` has the class of."""
 
     slug: str
     kind: str
     about: str
     capabilities: tuple[str, ...]
-    document: str
 
 
 _WEBHOOK = _Block(
@@ -37,14 +37,12 @@ _WEBHOOK = _Block(
     "Ratchet webhook",
     f"Where Ratchet's alerts go as JSON. `environment`: to the address in {WEBHOOK}.",
     (),
-    "ratchet-alerts",
 )
 _MAIL = _Block(
     "ratchet-e-mail",
     "Ratchet e-mail",
     f"Whom Ratchet's alerts are mailed to, and how. The mail server's password is in {PASSWORD}.",
     ("notify",),
-    "ratchet-alerts",
 )
 
 
@@ -151,7 +149,7 @@ def _keep(api: str, block: _Block, data: dict[str, Any]) -> str:
     if not found:
         schema = {"block_type_id": kind["id"], "capabilities": block.capabilities, "fields": _fields(block, data)}
         made = call(api, "/block_schemas/", schema)
-        document = {"name": block.document, "data": data, "block_type_id": kind["id"], "block_schema_id": made["id"]}
+        document = {"name": _DOCUMENT, "data": data, "block_type_id": kind["id"], "block_schema_id": made["id"]}
         return str(call(api, "/block_documents/", document)["id"])
     if found[0]["data"] != data:
         change = {"data": data, "merge_existing_data": False}
@@ -167,7 +165,7 @@ def _remove(api: str, block: _Block) -> None:
 def _documents(api: str, block: _Block) -> list[dict[str, Any]]:
     wanted = {
         "block_types": {"slug": {"any_": [block.slug]}},
-        "block_documents": {"name": {"any_": [block.document]}},
+        "block_documents": {"name": {"any_": [_DOCUMENT]}},
         "include_secrets": True,
     }
     found: list[dict[str, Any]] = call(api, "/block_documents/filter", wanted)

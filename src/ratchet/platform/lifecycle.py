@@ -188,18 +188,9 @@ class _Climb:
 
     def _stands(self, name: str) -> bool:
         """Is this part up? What a dead or a silent one left behind is ended."""
-        kind = urlsplit(self.tracking_uri).scheme
-        if name == "mlflow" and kind in ("http", "https"):
+        if elsewhere := self._elsewhere(name):
             self.record.end(name, grace=_GRACE[name])
-            self.say(f"{TITLES[name]}: {self.tracking_uri} (tracking.uri; not ours to start)")
-            return True
-        if name == "mlflow" and self.prefect_host is None and kind != "sqlite":
-            self.record.end(name, grace=_GRACE[name])
-            self.say(f"{TITLES[name]}: left to the machine that Prefect's server is on")
-            return True
-        if name == "prefect" and self.prefect_host is None:
-            self.record.end(name, grace=_GRACE[name])
-            self._ask_elsewhere()
+            self.say(f"{TITLES[name]}: {elsewhere}")
             return True
         part = self.record.parts.get(name)
         if part is None:
@@ -216,14 +207,21 @@ class _Climb:
         """The API's address as far as there is one yet."""
         return self.api if self.prefect_host is None or "prefect" in self.record.parts else None
 
-    def _ask_elsewhere(self) -> None:
-        """Prefect's server is another machine's: does it answer?"""
+    def _elsewhere(self, name: str) -> str | None:
+        """Where a part is that is not this call's to start; None: it is."""
+        kind = urlsplit(self.tracking_uri).scheme
+        if name == "mlflow" and kind in ("http", "https"):
+            return f"{self.tracking_uri} (tracking.uri; not ours to start)"
+        if self.prefect_host is not None or name == "worker":
+            return None
+        if name == "mlflow":
+            return "left to the machine that Prefect's server is on" if kind != "sqlite" else None
         if not servers.answers(f"{self.settings.prefect_api}/health", timeout=10.0):
             raise PlatformError(
                 f"platform.prefect_api: {self.settings.prefect_api} does not answer, and is no address of this machine "
                 f"at platform.prefect_port ({self.settings.prefect_port}): start it there (`ratchet up`), or mend it"
             )
-        self.say(f"{TITLES['prefect']}: {self.settings.prefect_api} (platform.prefect_api; not ours to start)")
+        return f"{self.settings.prefect_api} (platform.prefect_api; not ours to start)"
 
     def _check_ports(self, missing: list[str]) -> None:
         wanted = {"prefect": self.settings.prefect_port, "mlflow": self.settings.mlflow_port}

@@ -6,6 +6,7 @@ silence of the worker, never that of the run: one that is stopped for an hour, o
 """
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from ratchet.platform.servers import POOL, call
 from ratchet.workspace import Workspace
 
 __all__ = ["LostWorkers"]
+
+_QUIET = 45.0  # seconds without a heartbeat, of which Prefect's workers send one every 30: not worth a thought yet
 
 
 @dataclass
@@ -36,14 +39,20 @@ class LostWorkers:
         Raises:
             SettingsError: params.yaml cannot be read.
         """
-        most = settings.load(self.workspace.params).platform.lost_after
         with contextlib.suppress(PlatformError):  # it is still starting, or has too much to do
             for worker in call(self.api, f"/work_pools/{POOL}/workers/filter", {}):
                 name, beat, now = worker["name"], worker["last_heartbeat_time"], time.monotonic()
                 known, since = self._heard.get(name, ("", now))
                 if beat != known:
                     self._heard[name] = beat, now
-                elif now - since > most:
-                    why = f"Worker {name} was not heard of for {most:,} s"
-                    for line in settle_runs(self.api, name, missed=False, why=why):
-                        print(line, flush=True)
+                elif now - since > _QUIET and now - since > (most := self._most()):
+                    self._settle(name, most)
+                    self._heard[name] = beat, math.inf  # once for each silence
+
+    def _most(self) -> int:
+        """platform.lost_after as it is now: a server runs for months."""
+        return settings.load(self.workspace.params).platform.lost_after
+
+    def _settle(self, name: str, most: int) -> None:
+        for line in settle_runs(self.api, name, missed=False, why=f"Worker {name} was not heard of for {most:,} s"):
+            print(line, flush=True)

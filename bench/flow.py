@@ -55,8 +55,6 @@ _TINY = {
     "gate.minimum_accuracy": 0.0, "gate.latency_factor": 0.0, "gate.size_factor": 0.0,  # the script has no champion
 }  # fmt: skip
 _MOST_TIMES, _MOST_SECONDS = 1.5, 6.0
-
-
 _WAITING = 30.0  # seconds in which the servers are watched having nothing to do
 _ITSELF = "the command"  # and what it starts; beside it, the servers
 
@@ -82,6 +80,8 @@ class _Served:
         self.clone.python("-m", "ratchet.cli", "up")
         api = f"http://127.0.0.1:{ports['platform.prefect_port']}/api"
         self.clone.environment |= client_environment(self.workspace, api)
+        self.clone.python("-c", _FLOW)  # the first of all, which every server has something to set up for
+        time.sleep(_WAITING)
         before = self._spent()
         time.sleep(_WAITING)
         self.waiting = {who: (spent - before[who]) / _WAITING for who, spent in self._spent().items()}
@@ -114,7 +114,6 @@ def measure(rounds: int) -> list[Row]:
         served = _Served(folder / "clone")
         outputs = (served.workspace.packed, served.workspace.model)
         try:
-            served.run("-c", _FLOW)
             for number in range(rounds):
                 unchanged.append(served.run("-c", _FLOW))
                 empty.append(served.run("-c", _BARE))

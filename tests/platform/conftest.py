@@ -4,6 +4,7 @@ import http.server
 import json
 import socketserver
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,6 +72,17 @@ class _Lines(socketserver.StreamRequestHandler):
         for line in lines:
             self.wfile.write(f"{line}\r\n".encode())
 
+    def setup(self) -> None:
+        if self.server.post.only_tls:
+            self.make_secret()
+        super().setup()
+
+    def make_secret(self) -> None:
+        post = self.server.post
+        assert post.context is not None
+        self.request = post.context.wrap_socket(self.request, server_side=True)
+        post.secured += 1
+
     def handle(self) -> None:
         self.say("220 here")
         while line := self.rfile.readline().decode().strip():
@@ -89,11 +101,9 @@ class _Lines(socketserver.StreamRequestHandler):
                     "250-here", "250 AUTH PLAIN"
                 )
             case "STARTTLS":
-                assert post.context is not None
                 self.say("220 go on")
-                self.request = post.context.wrap_socket(self.request, server_side=True)
-                self.setup()
-                post.secured += 1
+                self.make_secret()
+                super().setup()
             case "AUTH":
                 post.signed_in.append(rest)
                 self.say("535 no" if post.knows_nobody else "235 welcome")
@@ -120,6 +130,10 @@ class _Sink(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Lines)
         self.post = post
 
+    def handle_error(self, *who: Any) -> None:
+        if not isinstance(sys.exception(), ssl.SSLError):  # a sender who does not trust the certificate hangs up
+            super().handle_error(*who)
+
 
 @dataclass
 class PostOffice:
@@ -129,6 +143,7 @@ class PostOffice:
         signed_in: what was said to be let in, as it was said.
         secured: how many connections were made secret.
         context: by which they are; without one it offers none.
+        only_tls: they are from their first byte.
         unknown: the address of nobody.
         knows_nobody: nobody is let in.
     """
@@ -137,6 +152,7 @@ class PostOffice:
     signed_in: list[str] = field(default_factory=list)
     secured: int = 0
     context: ssl.SSLContext | None = None
+    only_tls: bool = False
     unknown: str = ""
     knows_nobody: bool = False
     port: int = 0

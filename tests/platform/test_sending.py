@@ -35,6 +35,7 @@ def office(post_office: Any) -> Iterator[Any]:
     post_office.letters.clear()
     post_office.signed_in.clear()
     post_office.unknown, post_office.knows_nobody, post_office.context, post_office.secured = "", False, None, 0
+    post_office.only_tls = False
 
 
 def server(office: Any, security: str = "none", user: str = "none") -> MailServer:
@@ -125,9 +126,19 @@ def test_starttls_keeps_the_password_secret(office: Any, certificate: Path, monk
     assert (office.secured, len(office.signed_in), len(office.letters)) == (1, 1, 1)
 
 
-def test_a_mail_server_that_nobody_vouches_for_gets_no_letter(office: Any, certificate: Path) -> None:
+def test_tls_from_the_first_byte(office: Any, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office.only_tls = True
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv(sending.PASSWORD, "5ecret")
+    send(server(office, security="tls", user="ratchet"))
+    assert (office.secured, len(office.signed_in), len(office.letters)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_a_mail_server_that_nobody_vouches_for_gets_no_letter(office: Any, certificate: Path, security: str) -> None:
+    office.only_tls = security == "tls"
     with pytest.raises(PlatformError, match="certificate verify failed"):
-        send(server(office, security="starttls"))
+        send(server(office, security=security))
     assert not office.letters
 
 

@@ -390,13 +390,40 @@ def commit_new_data(project: Any) -> None:
             pixels = generator.integers(shade, shade + 128, (12, 12, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
     project.good("dvc", "add", "data/raw/shades")
+    project.good("git", "add", "data/raw")
+    commit_settings(project, "data.source=image-folder", "data.path=data/raw/shades")
+    shutil.rmtree(project.root / "data" / "raw" / "shades")
+
+
+def commit_settings(project: Any, *changes: str) -> None:
+    """These, changed in what is committed and not in what lies in the project folder."""
     mine = project.workspace.params.read_bytes()
     project.good("git", "checkout", "--quiet", "HEAD", "--", "params.yaml")
-    project.good("ratchet", "set", "data.source=image-folder", "data.path=data/raw/shades")
-    project.good("git", "add", "data/raw", "params.yaml")
-    project.good("git", "commit", "--quiet", "--message=two shades")
+    project.good("ratchet", "set", *changes)
+    project.good("git", "add", "params.yaml")
+    project.good("git", "commit", "--quiet", "--message=other settings")
     project.workspace.params.write_bytes(mine)
-    shutil.rmtree(project.root / "data" / "raw" / "shades")
+
+
+def test_a_night_whose_worker_was_killed_continues_when_prefect_tries_it_again(
+    served: Served, committed: None
+) -> None:
+    commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
+    run = served.deploy("--param", "revision=HEAD")
+    running = served.root / ".ratchet" / "production" / "data" / "running"
+    until(lambda: list(running.glob("*/step-*.safetensors")))
+    psutil.Process(served.parts()["worker"]["pid"]).children()[0].kill()
+    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] not in ("RUNNING", "PENDING"))
+    assert served.runs()[0]["state"]["type"] == "CRASHED", served.runs()[0]["state"]
+    [folder] = running.iterdir()
+
+    told = served.shell("flow-run", "retry", run["id"])
+    assert "scheduled for retry" in told
+    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"))
+    again = served.prefect(f"/flow_runs/{run['id']}")
+    assert (again["state"]["type"], again["run_count"]) == ("COMPLETED", 2), served.log(again)
+    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
+    assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"
 
 
 def test_a_revision_that_is_not_there_is_the_runs_message(served: Served) -> None:

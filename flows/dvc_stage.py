@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ratchet import files
 from ratchet.errors import WorkspaceError, first_line
 
 if TYPE_CHECKING:
@@ -99,19 +101,25 @@ def share(project: Path, root: Path) -> None:
     Raises:
         WorkspaceError: DVC was not set up in one of them.
     """
+    from configobj import ConfigObj
     from dvc.config import Config
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     try:
-        place = Repo.find_dvc_dir(str(project))
-        theirs = Config(place)  # its paths are absolute
-        with Config(Repo.find_dvc_dir(str(root))).edit("local") as own:
-            own["core"] = dict(theirs["core"])
-            own["remote"] = {name: dict(remote) for name, remote in theirs["remote"].items()}
-            own["cache"] = {"dir": str(Path(place) / "cache"), **theirs["cache"]}
+        theirs, own = (Path(Repo.find_dvc_dir(str(folder))) for folder in (project, root))
+        known = Config(str(theirs))  # its paths are absolute
     except DvcException as error:
         raise WorkspaceError(f"DVC: {error}") from error
+    # In DVC's format, but not by its Config.edit, which writes no path outside ASCII.
+    shared = ConfigObj(encoding="utf-8")
+    shared["core"] = dict(known["core"])
+    shared["cache"] = {"dir": str(theirs / "cache"), **known["cache"]}
+    for name, remote in known["remote"].items():
+        shared[f'remote "{name}"'] = dict(remote)
+    content = BytesIO()
+    shared.write(content)
+    files.write_bytes(own / "config.local", content.getvalue(), private=True)  # there may be a remote's password in it
 
 
 def bring(root: Path) -> None:

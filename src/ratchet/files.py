@@ -28,8 +28,8 @@ _DRAFT = ".draft-"
 _REPLACED = ".replaced"  # inside a draft folder: what stood at the place until the new one was whole
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: afterwards the file is whole, or is what it was before.
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Put `content` at `path`: afterwards the file is whole, or is what it was before. `private`: nobody else reads it.
 
     The file is replaced, never written over: DVC may have linked the old one into its cache, where it must not change.
     """
@@ -40,7 +40,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(draft, 0o644)  # mkstemp makes the file private; an output is not
+        if not private:
+            os.chmod(draft, 0o644)  # mkstemp makes it so; an output is for all
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -31,7 +31,7 @@ stages:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    root = tmp_path / "project"
+    root = tmp_path / "ein Projekt für DVC"  # whose own Config.edit takes ASCII alone
     root.mkdir()
     Repo.init(str(root), no_scm=True).close()
     (root / "dvc.yaml").write_text(PIPELINE)

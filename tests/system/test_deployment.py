@@ -128,7 +128,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
-    project = new_project("served")
+    project = new_project("served on a größere machine")
     ports = free_port(HOST), free_port(HOST)
     project.good("ratchet", "set", f"platform.prefect_port={ports[0]}", f"platform.mlflow_port={ports[1]}")
     project.good("ratchet", "up")
@@ -405,9 +405,7 @@ def commit_settings(project: Any, *changes: str) -> None:
     project.workspace.params.write_bytes(mine)
 
 
-def test_a_night_whose_worker_was_killed_continues_when_prefect_tries_it_again(
-    served: Served, committed: None
-) -> None:
+def test_a_night_whose_worker_was_killed_continues_when_prefect_tries_it_again(served: Served, committed: None) -> None:
     commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
     run = served.deploy("--param", "revision=HEAD")
     running = served.root / ".ratchet" / "production" / "data" / "running"

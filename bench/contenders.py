@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.project import SIDE
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
-from ratchet.training import Plan, Split, build
+from ratchet.training import Plan, build, open_split
 from ratchet.training.device import choose_device
 from ratchet.training.precision import Precision, choose_precision
 
@@ -51,7 +51,7 @@ def textbook(packed: Path, workers: int) -> Timing:
         """As torchvision's CIFAR10: pixels in memory, a PIL image for each sample."""
 
         def __init__(self) -> None:
-            split = Split.open(packed, "train")
+            split = open_split(packed, "train")
             self.images, self.labels = split.gather(np.arange(len(split))), np.asarray(split.labels)
             self.transform = transforms.Compose(
                 [
@@ -106,7 +106,7 @@ class Batched(Dataset[Any]):
     """Memory-mapped images, fetched a whole batch at a time."""
 
     def __init__(self, packed: Path) -> None:
-        self.split = Split.open(packed, "train")
+        self.split = open_split(packed, "train")
 
     def __len__(self) -> int:
         return len(self.split)

@@ -57,15 +57,15 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.evaluation.explanations import write_explanations
     from ratchet.evaluation.metrics import measure
     from ratchet.evaluation.predictions import Predictions, write_predictions
-    from ratchet.training import Split, load_model, predict_logits
+    from ratchet.training import load_model, open_split, predict_logits
 
     model, spec = load_model(workspace.model)
     model.flip_average = params.evaluation.flip_average
-    test = Split.open(workspace.packed, "test", workers=params.training.workers)
+    test = open_split(workspace.packed, "test", workers=params.training.workers)
     logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
     temperature = 1.0
     if params.evaluation.temperature_scaling:
-        held_out = Split.open(workspace.packed, "validation", workers=params.training.workers)
+        held_out = open_split(workspace.packed, "validation", workers=params.training.workers)
         temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
         logits = logits / temperature
     predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)

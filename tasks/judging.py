@@ -65,7 +65,7 @@ def _champion_rows(
     import numpy as np
 
     from ratchet.registry.gate import ChampionRows
-    from ratchet.training import Split, load_model, predict_logits
+    from ratchet.training import load_model, open_split, predict_logits
 
     with tempfile.TemporaryDirectory() as folder:
         champion = registry.champion(name, Path(folder))
@@ -75,7 +75,7 @@ def _champion_rows(
         if champion is None:
             return None
         model, spec = load_model(champion.folder)
-    test = Split.open(workspace.packed, "test")
+    test = open_split(workspace.packed, "test")
     shape = (spec.height, spec.width, spec.channels)
     packed = Manifest.read(workspace.packed)
     fits = (packed.height, packed.width, packed.channels) == shape and packed.dtype == spec.dtype
@@ -114,10 +114,10 @@ def _answers(
     from ratchet.evaluation.calibration import log_softmax
     from ratchet.registry.gate import answers_rule
     from ratchet.serving import program
-    from ratchet.training import Split
+    from ratchet.training import open_split
 
     rows = np.arange(min(_ANSWERED_ROWS, len(predictions.ids)))
-    images, _ = Split.open(workspace.packed, "test").batch(rows, torch.device("cpu"))
+    images, _ = open_split(workspace.packed, "test").batch(rows, torch.device("cpu"))
     pixels = images.permute(0, 2, 3, 1).numpy()
     with registry.opened(model_uri) as (served, folder):
         answered = served.predict(pixels)

@@ -42,7 +42,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
         raise DataError("data.source is factory: labels are checked where pictures are packed, and these are not")
     course = Course.of(params, workspace, manifest)
     plan = replace(course.plan, epochs=epochs, max_steps=0, checkpoint_steps=0, doctor="never", profile=0)
-    split = training.Split.open(workspace.packed, "train")
+    split = training.open_split(workspace.packed, "train")
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")
     fold = fold_of(index["content"].to_list(), folds)
     per_fold = math.ceil(len(split) * (folds - 1) / folds / plan.batch_size) * epochs

@@ -129,7 +129,7 @@ class Preflight:
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
         """The doctor, on the sample, with the real settings."""
-        from ratchet.training import Split
+        from ratchet.training import open_split
         from ratchet.training.device import choose_device, reproducible
         from ratchet.training.doctor import examine
         from ratchet.training.fresh import fresh_model
@@ -138,7 +138,7 @@ class Preflight:
 
         course = Course.of(params, self.workspace, Manifest.read(scratch.packed))
         plan, spec, pretrained = course.plan, course.spec, course.pretrained
-        train, validation = (Split.open(scratch.packed, name) for name in ("train", "validation"))
+        train, validation = (open_split(scratch.packed, name) for name in ("train", "validation"))
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
             model, _ = fresh_model(spec, plan, train, pretrained)
@@ -189,12 +189,12 @@ class Preflight:
         import torch
 
         from ratchet.registry.models import ModelRegistry
-        from ratchet.training import Split
+        from ratchet.training import open_split
         from tasks.register import Registration
 
         registered = Registration.load(scratch)
         uri = f"models:/{registered.model}/{registered.version}"
-        images, _ = Split.open(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
+        images, _ = open_split(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
         picture = images.permute(0, 2, 3, 1).numpy()
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
             answer = np.asarray(model.predict(picture))[0]

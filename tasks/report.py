@@ -19,12 +19,12 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.evaluation.report import Example, ReportContent, render
-    from ratchet.training import Split
+    from ratchet.training import open_split
 
     manifest = Manifest.read(workspace.packed)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     worst = predictions.worst_errors()
-    pictures = Split.open(workspace.packed, "test").gather(worst)
+    pictures = open_split(workspace.packed, "test").gather(worst)
     explained = read_explanations(workspace.reports / "explanations.safetensors")
     examples = [
         Example(

@@ -72,7 +72,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     manifest = Manifest.read(workspace.packed)
     course = Course.of(params, workspace, manifest)
     train_split, validation_split = (
-        training.Split.open(workspace.packed, name, workers=course.plan.workers) for name in ("train", "validation")
+        training.open_split(workspace.packed, name, workers=course.plan.workers) for name in ("train", "validation")
     )
     store = training.CheckpointStore(
         workspace.running / course.key, keep_last=course.plan.keep_last, keep_best=course.plan.keep_best

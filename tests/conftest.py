@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import rich.style  # noqa: F401  # draws from `random` as it is imported: not in whichever test comes to it first
 
 from ratchet import settings
 from ratchet.workspace import Workspace
@@ -188,7 +190,7 @@ def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,  # a word that nothing else can hold
             "AWS_DEFAULT_REGION": "us-east-1",
         }
     finally:

@@ -12,7 +12,7 @@ from bench import project
 from bench.project import ROOT, SIDE, StageRun, pack
 from bench.report import Row, options, ratio, show
 from ratchet.data.manifest import Manifest
-from ratchet.training import Split
+from ratchet.training import open_split
 
 
 def test_every_measurement_can_be_asked_for() -> None:
@@ -32,7 +32,7 @@ def test_packed_set_repeats_the_source_as_often_as_rows_are_asked_for(
     monkeypatch.setattr(project, "source", lambda: (images, np.arange(7), "seven"))
     monkeypatch.setattr(project, "_SHARD_ROWS", 5)
     assert pack(tmp_path / "packed", rows=12, held_out=3) == "seven"
-    train = Split.open(tmp_path / "packed", "train")
+    train = open_split(tmp_path / "packed", "train")
     assert len(Manifest.read(tmp_path / "packed").splits["train"].shards) == 3
     np.testing.assert_array_equal(train.labels, np.arange(12) % 7)
     np.testing.assert_array_equal(train.gather(np.arange(12)), images[np.arange(12) % 7])

@@ -121,7 +121,5 @@ def test_pictures_in_s3_are_ingested_and_watched(pets, s3) -> None:
     assert "119 after: 1 removed" in pets.good("ratchet", "data", "diff")
     wrong = s3 | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     assert "does not answer" in pets.refused(*pets.stage("ingest"), **wrong)
-    assert (
-        "secret"
-        not in "".join(path.read_text() for path in pets.root.glob("*.yaml")) + (pets.root / "dvc.lock").read_text()
-    )
+    written = [*pets.root.glob("*.yaml"), pets.root / "dvc.lock"]
+    assert not [path for path in written if s3["AWS_SECRET_ACCESS_KEY"] in path.read_text()]

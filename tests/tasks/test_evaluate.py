@@ -17,7 +17,7 @@ from ratchet.evaluation.explanations import read_explanations
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness, spread
 from ratchet.params import DataSettings, EvaluationSettings, Params
-from ratchet.training import ModelSpec, Split, build, load_model, save_model
+from ratchet.training import ModelSpec, build, load_model, open_split, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate, read_figures, slice_columns
 
@@ -106,7 +106,7 @@ def test_spoilt_rows_are_test_rows_and_their_figures_are_among_the_metrics(works
     measured(workspace, robustness_rows=16, explained_errors=0)
     found = read_figures(workspace).robustness
     assert isinstance(found, Robustness)
-    test = Split.open(workspace.packed, "test")
+    test = open_split(workspace.packed, "test")
     rows = spread(len(test), 16)
     assert found.rows == 16 < len(test)
     predictions = read_predictions(workspace.reports / "predictions.parquet")

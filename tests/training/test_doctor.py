@@ -13,7 +13,7 @@ from torch import nn
 
 from ratchet.data.ingest import ingest
 from ratchet.params import DataSettings
-from ratchet.training import ModelSpec, Plan, Split, build
+from ratchet.training import ModelSpec, Plan, Split, build, open_split
 from ratchet.training.doctor import Finding, examine
 from ratchet.training.doctor.room import examine_memory
 from ratchet.training.models import Classifier
@@ -388,7 +388,7 @@ def own_split(tmp_path: Path) -> Callable[[str], tuple[Split, Split]]:
         settings = DataSettings(source="factory", factory=f"{module}:make", code=f"{module}.py", workers=1)
         packed = tmp_path / "data" / "packed"
         ingest(settings, packed=packed, quarantine=tmp_path / "q.parquet", root=tmp_path, report=lambda *_: None)
-        return Split.open(packed, "train"), Split.open(packed, "validation")
+        return open_split(packed, "train"), open_split(packed, "validation")
 
     return own_split
 

@@ -22,6 +22,7 @@ from ratchet.training.models import (
 )
 from ratchet.training.plan import Plan
 from ratchet.training.predict import predict_logits
+from ratchet.training.splits import open_split
 
 __all__ = [
     "CheckpointStore",
@@ -44,6 +45,7 @@ __all__ = [
     "fit",
     "keep_code",
     "load_model",
+    "open_split",
     "predict_logits",
     "require",
     "save_model",

@@ -1,12 +1,11 @@
 """Packed data as batches: one gather from the memory map, moved once, transformed whole on the device."""
 
-import json
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,25 +36,17 @@ class Split:
     _resident: dict[torch.device, torch.Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, packed: Path, name: str, *, workers: int = 0) -> "Split":
-        """Map split `name` (train, validation or test) of the set in folder `packed`.
+    def open(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> "Split":
+        """Map split `name` of the set in folder `packed` that `manifest` describes.
 
-        Where the images stayed with a user's own Dataset, `workers` processes will read them from it (0: this one).
+        Raises:
+            OSError, ValueError, KeyError: something is missing, or is not what it should be.
+            TrainingError: the files do not fit together.
         """
-        try:
-            manifest = json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
-            if manifest.get("factory"):
-                from ratchet.training.dataset import DatasetSplit
-
-                return DatasetSplit.open_rows(packed, name, manifest, workers=workers)
-            listed = manifest["splits"][name]["shards"]
-            shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
-            labels = np.load(packed / name / "labels.npy", mmap_mode="r")
-            keys = np.load(packed / name / "keys.npy", mmap_mode="r")
-        except (OSError, ValueError, KeyError) as error:
-            raise TrainingError(
-                f"{packed}: split {name} cannot be read ({error}): pack it again with `dvc repro --force ingest`"
-            ) from error
+        listed = manifest["splits"][name]["shards"]
+        shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
+        labels = np.load(packed / name / "labels.npy", mmap_mode="r")
+        keys = np.load(packed / name / "keys.npy", mmap_mode="r")
         counts = [len(shard) for shard in shards]
         if not sum(counts) == len(labels) == len(keys):
             raise TrainingError(

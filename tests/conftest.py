@@ -139,8 +139,12 @@ def make_project(root: Path, home: Path) -> Project:
 @pytest.fixture(scope="session")
 def new_project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
     """Make a fresh copy of the project under a name of its own."""
-    folder = tmp_path_factory.mktemp("projects").resolve()
-    return lambda name: make_project(folder / name, folder / f"{name}-home")
+
+    def make(name: str) -> Project:
+        folder = tmp_path_factory.mktemp(name).resolve()
+        return make_project(folder / name, folder / f"{name}-home")
+
+    return make
 
 
 @pytest.fixture

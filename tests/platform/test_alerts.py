@@ -18,8 +18,6 @@ from ratchet.platform.processes import free_port
 from ratchet.platform.record import Record
 from ratchet.platform.servers import call
 
-pytestmark = pytest.mark.slow
-
 HOST = "127.0.0.1"
 HOOK, WORD = f"hooks/{uuid.uuid4().hex}", uuid.uuid4().hex  # drawn: this file itself is copied into the project
 KINDS = {

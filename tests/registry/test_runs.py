@@ -13,6 +13,7 @@ import pytest
 from ratchet.cost import Cost
 from ratchet.errors import TrackingAway, TrainingError
 from ratchet.params import Params, TrackingSettings
+from ratchet.registry.mlflow_store import connect
 from ratchet.registry.runs import Run, send_all, spent
 from ratchet.workspace import Workspace
 
@@ -185,6 +186,27 @@ def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str
         with pytest.raises(TrackingAway, match=r"(file/mlflow\.db|nonsense://there) .*`ratchet sync`"):
             run.send()
     assert run.away
+
+
+def test_another_store_is_told_all_of_it_and_the_first_nothing_twice(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    old, new = (Params(tracking=TrackingSettings(uri=f"sqlite:///{name}.db")) for name in ("old", "new"))
+    first = Run(workspace, old, "k")
+    tell(first)
+    there = first.send()
+    closed(first)
+    [(_, here)] = send_all(workspace, new)  # `ratchet sync`, after the team's server was set
+    assert here != there
+    assert send_all(workspace, new) == []
+    assert send_all(workspace, old) == [("k", there)]
+    for params, run_id in ((old, there), (new, here)):
+        client = connect(workspace, params.tracking)
+        run = client.get_run(run_id)
+        assert (run.info.status, run.data.params["model.name"]) == ("FINISHED", "convnet")
+        history = client.get_metric_history(run_id, "step/loss")
+        assert sorted((one.step, one.value) for one in history) == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
+        experiment = client.get_experiment_by_name(params.tracking.experiment)
+        assert len(client.search_runs([experiment.experiment_id])) == 1
 
 
 def test_what_attempts_cost_adds_up_from_the_last_word_of_each_and_sends_nothing_itself(place: Any, key: str) -> None:

@@ -20,8 +20,6 @@ from ratchet import settings
 from ratchet.registry.journal import Journal
 from ratchet.registry.runs import spent
 
-pytestmark = pytest.mark.slow
-
 KILLS = 8
 EPOCH = 20  # steps: the digits' training rows in batches of 64
 STEPS = 12 * EPOCH

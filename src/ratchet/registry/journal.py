@@ -30,10 +30,14 @@ class Entry:
 
 
 class Journal:
-    """An append-only file of JSON lines in `folder`, and how far it has been sent. Safe to use from several threads."""
+    """An append-only file of JSON lines in `folder`, and how far it has been sent. Safe to use from several threads.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        store: where it is sent to, None: where it always was. Another one is told all of it, from the beginning.
+    """
+
+    def __init__(self, folder: Path, *, store: str | None = None) -> None:
+        self.folder, self._store = folder, store
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._path = folder / "events.jsonl"
@@ -64,12 +68,17 @@ class Journal:
     @property
     def run_id(self) -> str | None:
         """MLflow's id of the run, when it is known."""
-        return self._state.get("run_id")
+        return self._state.get("run_id") if self._known else None
 
     @property
     def sent(self) -> int:
         """Bytes of the journal that MLflow has."""
-        return int(self._state.get("sent", 0))
+        return int(self._state.get("sent", 0)) if self._known else 0
+
+    @property
+    def _known(self) -> bool:
+        """Whether what is noted of the sending is of this store."""
+        return self._store is None or bool(self._state.get("store", self._store) == self._store)
 
     @property
     def is_empty(self) -> bool:
@@ -122,7 +131,7 @@ class Journal:
         return entries
 
     def mark_sent(self, run_id: str, end: int) -> None:
-        self._remember(run_id=run_id, sent=end)
+        self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
     def _remember(self, **state: Any) -> None:
         self._state |= state

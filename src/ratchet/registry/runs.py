@@ -41,7 +41,7 @@ class Run:
         folder = workspace.mlruns / "journal" / key
         for draft in folder.glob(".draft-*"):
             draft.unlink(missing_ok=True)  # a killed one's
-        self.journal = Journal(folder)
+        self.journal = Journal(folder, store=params.tracking.uri)
         self.away: str | None = None
         self._news = threading.Event()
         self._leaving = threading.Event()
@@ -150,7 +150,7 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
     """
     sent = []
     for folder in sorted((workspace.mlruns / "journal").glob("*/")):
-        journal = Journal(folder)
+        journal = Journal(folder, store=params.tracking.uri)
         try:
             if not journal.is_sent:
                 sent.append((folder.name, _send(journal, workspace, params)))

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 
 if TYPE_CHECKING:
+    from importlib.metadata import PackageMetadata
+
     from cyclonedx.model import ExternalReference
     from cyclonedx.model.component import Component
     from cyclonedx.model.license import License
@@ -121,26 +123,42 @@ def _properties(values: dict[str, str | None]) -> list[Any]:
     return [Property(name=name, value=value) for name, value in values.items() if value]
 
 
-def _installed() -> dict[str, importlib.metadata.Distribution]:
+@dataclass(frozen=True)
+class _Package:
+    """An installed distribution, read once: importlib parses its metadata, README and all, at each question."""
+
+    name: str  # as it is written
+    version: str
+    metadata: "PackageMetadata"
+    requires: tuple[str, ...]
+    is_indexed: bool  # else it was installed from a folder or an address (PEP 610)
+
+    @classmethod
+    def of(cls, one: importlib.metadata.Distribution) -> "_Package":
+        known = one.metadata
+        requires = known.get_all("Requires-Dist") or one.requires or ()
+        return cls(known["Name"], known["Version"], known, tuple(requires), not one.read_text("direct_url.json"))
+
+
+def _installed() -> dict[str, _Package]:
     """Every installed distribution, by its normalised name; the first on the path is the one that is imported."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    for one in importlib.metadata.distributions():
-        if one.metadata["Name"]:  # what an uninstall left half behind has none
-            found.setdefault(_normalised(one.metadata["Name"]), one)
+    found: dict[str, _Package] = {}
+    for one in map(_Package.of, importlib.metadata.distributions()):
+        if one.name:  # what an uninstall left half behind has none
+            found.setdefault(_normalised(one.name), one)
     return dict(sorted(found.items()))
 
 
-def _distribution(one: importlib.metadata.Distribution, pinned: Mapping[str, list[str]]) -> "Component":
+def _distribution(one: _Package, pinned: Mapping[str, list[str]]) -> "Component":
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
-    name = _normalised(one.metadata["Name"])
-    # One that was installed from a folder or an address (PEP 610) is not the index's of that name.
-    kind = "generic" if one.read_text("direct_url.json") else "pypi"
-    purl = PackageURL(kind, name=name, version=one.version)
+    name = _normalised(one.name)
+    # What did not come from an index is not the index's of that name.
+    purl = PackageURL("pypi" if one.is_indexed else "generic", name=name, version=one.version)
     return Component(
         type=ComponentType.LIBRARY,
-        name=one.metadata["Name"],
+        name=one.name,
         version=one.version,
         bom_ref=f"{name}=={one.version}",
         purl=purl,
@@ -185,29 +203,24 @@ def _admitted(place: str, hashes: list[str]) -> "list[ExternalReference]":
     ]  # fmt: skip
 
 
-def _needs(one: importlib.metadata.Distribution, found: Mapping[str, object]) -> set[str]:
+def _needs(one: _Package, found: Mapping[str, _Package]) -> set[str]:
     """The installed distributions that it requires here; those of an extra are required by whoever asks for it."""
     from packaging.requirements import Requirement
 
     needed = set()
-    for line in one.requires or ():
+    for line in one.requires:
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            needed.add(_normalised(requirement.name))
-            needed |= _of_extras(_normalised(requirement.name), requirement.extras)
+        name = _normalised(requirement.name)
+        if name in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            needed.add(name)
+            needed |= _of_extras(found[name], requirement.extras)
     return needed & found.keys()
 
 
-def _of_extras(name: str, extras: set[str]) -> set[str]:
+def _of_extras(one: _Package, extras: set[str]) -> set[str]:
     from packaging.requirements import Requirement
 
-    if not extras:
-        return set()
-    try:
-        lines = importlib.metadata.requires(name) or ()
-    except importlib.metadata.PackageNotFoundError:  # not of this machine
-        return set()
-    wanted = [Requirement(line) for line in lines]
+    wanted = map(Requirement, one.requires if extras else ())
     return {
         _normalised(one.name)
         for one in wanted

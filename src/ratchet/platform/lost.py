@@ -45,7 +45,7 @@ class LostWorkers:
                 known, since = self._heard.get(name, ("", now))
                 if beat != known:
                     self._heard[name] = beat, now
-                elif now - since > _QUIET and now - since > (most := self._most()):
+                elif (silent := now - since) > _QUIET and silent > (most := self._most()):
                     self._settle(name, most)
                     self._heard[name] = beat, math.inf  # once for each silence
 

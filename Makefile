@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.ready-dev
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
@@ -12,17 +13,17 @@ TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
 
-test: $(READY)  ## set up, and pass the tests
+test: $(TOOLS)  ## set up, and pass the tests
 	@$(TESTS) -m "not slow"
 
-check: $(READY)  ## format, lint, types, import walls, tests
+check: $(TOOLS)  ## format, lint, types, import walls, tests
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
 	$(TESTS) -m "not slow"
 
-test-all: $(READY)  ## the slow tests too: an hour and more
+test-all: $(TOOLS)  ## the slow tests too: an hour and more
 	@$(TESTS)
 
 up: $(READY)  ## start Prefect server, MLflow server and a worker
@@ -43,8 +44,16 @@ $(READY): requirements.txt pyproject.toml
 	@uv pip install --quiet --python $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# What only tests and checks need, on top: production has none of it.
+$(TOOLS): $(READY) requirements-dev.txt
+	@echo "adding the tools of requirements-dev.txt to $(VENV) (once)"
+	@uv pip install --quiet --python $(VENV) --require-hashes -r requirements-dev.txt
+	@touch $@
+
 bench: $(READY)  ## measure what is claimed; see bench/run.py (leave the machine alone meanwhile)
 	python -m bench.run $(BENCH)
 
-lock:  ## resolve pyproject.toml anew into requirements.txt
-	uv pip compile --universal --generate-hashes --group dev --no-emit-index-url --no-header -q pyproject.toml -o requirements.txt
+COMPILE := uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --quiet
+lock:  ## resolve pyproject.toml into requirements.txt and requirements-dev.txt; pins that still fit stay
+	$(COMPILE) --group setup pyproject.toml --output-file requirements.txt
+	$(COMPILE) --group dev --constraints requirements.txt --output-file requirements-dev.txt

@@ -17,6 +17,7 @@ from bench import (
     flow,
     gate_errors,
     ingest,
+    latency,
     manifest,
     memory,
     precision,
@@ -27,7 +28,7 @@ from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors",
+    "recipe", "coverage", "gate_errors", "latency",
 )  # fmt: skip
 
 
@@ -73,6 +74,8 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
             return coverage.measure(1000, quick=quick)  # sets; nothing of the machine is in it
         case "gate_errors":
             return gate_errors.measure(2000, quick=quick)
+        case "latency":
+            return latency.measure(100, load=4, quick=quick)
         case _:
             return recipe.measure(min(rounds, 3), quick=quick)
 

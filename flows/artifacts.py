@@ -10,19 +10,23 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
-from ratchet import platform, settings
+from ratchet import platform, settings, urls
 from ratchet.errors import TrackingAway
 from ratchet.evaluation.figures import Figures
 from ratchet.markdown import escaped
 from ratchet.params import Params
+from ratchet.platform.addresses import mlflow_credentials
 from ratchet.platform.servers import read_json
+from ratchet.registry.mlflow_store import VIEW
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
 from tasks.register import Registration
 from tasks.summary import summary
 
-__all__ = ["publish"]
+__all__ = ["publish", "publish_stop"]
 
 _DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the rest says only where things are
 _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for language-model traces
@@ -53,6 +57,17 @@ def publish(params: Params, workspace: Workspace) -> None:
         )
 
 
+def publish_stop(message: str) -> None:
+    """Keep why and where a cancelled run stopped: Prefect's worker replaces the message of its state."""
+    how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
+    get_run_logger().warning("%s. To continue: %s", message, how)
+    create_markdown_artifact(
+        f"# Stopped\n\n{escaped(message)}.\n\nTo continue: {how}.\n",
+        key="stopped",
+        description="Where the run stopped, and how to continue it",
+    )
+
+
 def _report(
     params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
 ) -> str:
@@ -64,6 +79,8 @@ def _report(
     made = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
     if page:
         made["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
+        runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"
+        made["All runs"] = f"[MLflow's table, accuracy first]({runs})"
     lines += [f"| {caption} | {text} |" for caption, text in made.items()]
     changed = settings.changed(params, _DECIDE)
     lines += ["", "## Settings that are not the default", ""]
@@ -92,13 +109,14 @@ def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | Non
     """Where a browser shows the run; None while no MLflow server answers."""
     split = urlsplit(params.tracking.uri)
     if split.scheme in ("http", "https"):
-        server = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path.rstrip('/')}"  # never a password
+        server = urls.bare(params.tracking.uri).rstrip("/")
         experiment = _asked(params, workspace, run_id)
     else:
         mlflow = next(one for one in platform.status(workspace.project) if one.name == "mlflow")
-        server = str(mlflow.address)
+        server = str(mlflow.shown)
         # Not by MLflow's client: to import it takes longer than all else that a run with nothing to do does.
-        found = read_json(f"{server}/api/2.0/mlflow/runs/get?run_id={run_id}") if mlflow.state == "up" else None
+        asked = f"{mlflow.address}/api/2.0/mlflow/runs/get?run_id={run_id}"
+        found = read_json(asked, credentials=mlflow_credentials()) if mlflow.state == "up" else None
         experiment = found and found["run"]["info"]["experiment_id"]
     return f"{server}/#/experiments/{experiment}/runs/{run_id}" if experiment else None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.errors import WorkspaceError, first_line
+from ratchet.errors import RatchetError, WorkspaceError, first_line
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -51,14 +51,22 @@ def settle(root: Path, name: str) -> str | None:
 
 def _adopt_sources(repo: Any, stage: Any) -> None:
     """Record what `dvc add` tracks of the stage's inputs as it is now, as `dvc repro` does before the stage."""
-    places = [Path(dep.fs_path) for dep in stage.deps]
-    for source in repo.index.stages:
-        outs = [Path(out.fs_path) for out in source.outs] if source.is_data_source else []
-        touches = any(out.is_relative_to(place) or place.is_relative_to(out) for out in outs for place in places)
-        if touches and all(out.exists() for out in outs) and source.changed_outs():
+    for source in _sources(repo, stage):
+        if all(Path(out.fs_path).exists() for out in source.outs) and source.changed_outs():
             source.save()
             source.commit()
             source.dump()
+
+
+def _sources(repo: Any, stage: Any) -> list[Any]:
+    """The .dvc files whose data the stage reads."""
+    places = [Path(dep.fs_path) for dep in stage.deps]
+    found = []
+    for source in repo.index.stages:
+        outs = [Path(out.fs_path) for out in source.outs] if source.is_data_source else []
+        if any(out.is_relative_to(place) or place.is_relative_to(out) for out in outs for place in places):
+            found.append(source)
+    return found
 
 
 def _ask_anew(stage: Any) -> None:
@@ -77,22 +85,36 @@ def _ask_anew(stage: Any) -> None:
 def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
     """Write what the stage has just made into DVC's cache and dvc.lock, and store it in the default remote, if any.
 
-    A remote that cannot be reached is said, not fatal: `dvc push` stores it later.
+    What `dvc add` tracks of its inputs is stored there, too: without it `dvc pull` fails in another clone. A remote
+    that cannot be reached is said, not fatal: `dvc push` stores it later.
     """
-    from dvc.config import NoRemoteError
-
     with _opened(root) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
         stage.save()
         stage.commit()
         stage.dump(update_pipeline=False)
+        sources = [source.addressing for source in _sources(repo, stage)]
     with _opened(root, locked=False) as repo:
-        try:
-            repo.push(targets=[name], run_cache=True)
-        except NoRemoteError:
-            pass  # a workspace without a remote keeps its versions in .dvc/cache alone
-        except Exception as error:  # each kind of remote has its own errors, and the version is safe in DVC's cache
-            say(f"recorded, but not stored in DVC's remote ({first_line(error)}): `dvc push` stores it later")
+        if error := _push(repo, [name], run_cache=True):
+            say(f"recorded, but not stored in DVC's remote ({error}): `dvc push` stores it later")
+        elif sources and (error := _push(repo, sources, run_cache=False)):
+            say(
+                f"{', '.join(sources)}: not stored in DVC's remote ({error}), so `dvc pull` fails in another clone. "
+                "Fix: `dvc push`"
+            )
+
+
+def _push(repo: Any, targets: list[str], *, run_cache: bool) -> str | None:
+    """Store in the default remote, if there is one; why it failed, or None."""
+    from dvc.config import NoRemoteError
+
+    try:
+        repo.push(targets=targets, run_cache=run_cache)
+    except NoRemoteError:
+        return None  # a workspace without a remote keeps its versions in .dvc/cache alone
+    except Exception as error:  # each kind of remote has its own errors, and the version is safe in DVC's cache
+        return first_line(error)
+    return None
 
 
 def share(project: Path, root: Path) -> None:
@@ -159,10 +181,11 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
     from dvc.lock import LockError
     from dvc.repo import Repo, lock_repo
 
+    repo: Any = None
     logging.getLogger("dvc").setLevel(logging.WARNING)  # what the stage does is said by the stage
     try:
         with chdir(root):  # where DVC looks for dvc.yaml, wherever its repository is
-            repo: Any = Repo(str(root), _wait_for_lock=True)
+            repo = Repo(str(root), _wait_for_lock=True)
             try:
                 with lock_repo(repo) if locked else nullcontext():
                     yield repo
@@ -173,3 +196,13 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
     except DvcException as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise WorkspaceError(f"DVC: {error}{cause}") from error
+    except RatchetError:
+        raise
+    except Exception as error:  # DVC lets the errors of a storage through as they are
+        from ratchet.data.reading.storage import is_url, of_a_storage, unreachable
+
+        deps = repo.index.deps if repo else []
+        away = [dep.def_path for dep in deps if is_url(str(dep.def_path))]
+        if not away or not of_a_storage(error):
+            raise
+        raise unreachable(away[0], error) from None

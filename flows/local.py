@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.run_settings import RunSettings, overridden
 from ratchet.workspace import Workspace, disk_errors
 from tasks.command import INTERRUPTED
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-__all__ = ["run_here"]
+__all__ = ["main", "run_here"]
 
 
-def run_here(workspace: Workspace) -> int:
-    """Run train-flow on the workspace; the exit code. Nothing is started where nothing is to be done."""
+def run_here(run: RunSettings) -> str | None:
+    """Run train-flow on the workspace; why it failed, or None. Nothing is started where nothing is to be done."""
     from tasks.summary import summary
 
-    params = settings.load(workspace.params)
+    workspace, params = run.workspace, run.params
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root):
+        run.keep()
         _tell(summary(params, workspace), "Nothing to do: code, data and settings are those of the last run.")
-        return 0
+        return None
 
     from ratchet.platform import PrefectServer, client_environment
 
@@ -40,9 +42,10 @@ def run_here(workspace: Workspace) -> int:
 
     state = train_flow(return_state=True)
     if not state.is_completed():
-        return _fail(state)
+        return _failure(state)
+    run.keep()
     _tell(summary(settings.load(workspace.params), workspace), None)
-    return 0
+    return None
 
 
 def _import_ahead() -> None:
@@ -52,12 +55,11 @@ def _import_ahead() -> None:
     import torch  # noqa: F401
 
 
-def _fail(state: "State") -> int:
+def _failure(state: "State") -> str:
     error = state.result(raise_on_failure=False)
     if isinstance(error, BaseException) and not isinstance(error, RatchetError):
         traceback.print_exception(error)  # not a person's mistake: ours, or the machine's
-    print(f"ratchet: {state.message}", file=sys.stderr)
-    return 1
+    return str(state.message)
 
 
 def _tell(lines: dict[str, str], first: str | None) -> None:
@@ -78,12 +80,29 @@ def _tell(lines: dict[str, str], first: str | None) -> None:
     )
 
 
+def main(assignments: list[str]) -> int:
+    """Run train-flow with those settings (KEY=VALUE) in the folder around; the exit code."""
+
+    def say(text: str) -> None:
+        print(f"ratchet: {text}", file=sys.stderr)
+
+    changes = settings.parse_assignments(assignments)
+    workspace = Workspace.find()
+    if not workspace.overrides.exists():  # else the file is not yet as it was before a killed run
+        settings.plan(workspace.params, changes)  # a wrong value is refused before anything is written
+    with disk_errors(workspace.root), workspace.hold("ratchet train") as restored:
+        if restored:
+            say(restored)
+        with overridden(workspace, changes, say=say) as run:
+            failure = run_here(run)
+        if failure is not None:
+            say(failure)  # the last line, below what became of params.yaml
+    return 0 if failure is None else 1
+
+
 if __name__ == "__main__":
     try:
-        here = Workspace.find()
-        with disk_errors(here.root), here.hold("ratchet train"):
-            code = run_here(here)
-        sys.exit(code)
+        sys.exit(main(sys.argv[1:]))
     except RatchetError as mistake:
         sys.exit(f"ratchet: {mistake}")
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet import files, page, settings
+from ratchet import files, settings, urls
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
@@ -56,7 +56,7 @@ def attach_card(
         settings=settings.changed(params, _DECIDE),
         cost=spent(journal),
         checksums=registry.checksums(version),
-        address=page.without_password(params.tracking.uri),
+        address=urls.redacted(params.tracking.uri),
         lineage=_lineage(record),
         **_data(workspace, record),
         **_model(params, workspace),
@@ -88,7 +88,7 @@ def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "data": {
             "name": manifest.name,
-            "source": page.without_password(manifest.source),
+            "source": urls.redacted(manifest.source),
             "version": (record.get("dvc") or {}).get("data/packed"),
             "classes": len(manifest.classes),
             "copies within splits": profile["copies_within_splits"],
@@ -97,7 +97,7 @@ def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
         "rows": {name: split.rows for name, split in manifest.splits.items()},
         "quarantined": dict(manifest.quarantined_by_rule),
         "input": (manifest.height, manifest.width, manifest.channels),
-        "dtype": manifest.dtype,
+        "dtype": manifest.dtype if manifest.depth is None else f"uint16, raw values of up to {manifest.depth} bits",
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ratchet import settings
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, SettingsError
 from ratchet.workspace import Workspace, disk_errors
 from tasks.watch import Terminal
 
@@ -22,9 +22,11 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         params = settings.load(workspace.params)
         with (
             disk_errors(workspace.root),
-            workspace.hold(f"the stage {name}"),
+            workspace.hold(f"the stage {name}") as restored,
             Terminal(name, unit=unit) as watch,
         ):
+            if restored:  # DVC has read the file as it was before
+                raise SettingsError(f"{restored}. Fix: run the same command again")
             result = stage(params, workspace, watch=watch)
             watch.say(result.words)
     except RatchetError as error:

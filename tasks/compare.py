@@ -4,10 +4,10 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import files, settings
 from ratchet.errors import DataError, RegistryError
@@ -17,6 +17,8 @@ from ratchet.lineage.archive import REFERENCE, Archive, Made
 from ratchet.lineage.chain import PACKED
 from ratchet.lineage.comparison import CodeChange, Comparison, patched_files
 from ratchet.lineage.records import changes, environment
+from ratchet.lineage.sealed import Sealed
+from ratchet.registry.ledger import Ledger
 from ratchet.uncommitted import git_line
 from ratchet.workspace import Workspace, disk_errors
 from tasks.command import end_with
@@ -28,6 +30,15 @@ if TYPE_CHECKING:
     from ratchet.data.difference import Difference
 
 __all__ = ["compare"]
+
+T = TypeVar("T")
+
+_READ = {
+    "provenance/params.yaml": " among its artifacts: its settings are unknown",
+    "provenance/uncommitted.patch": "",  # where nothing was uncommitted there may be none
+    "report/predictions.parquet": ": it was not evaluated, or its artifacts are gone",
+}
+"""What is read of each run, and what to say where it is not there."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,13 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
     Raises:
         RegistryError: there is no such version or run.
     """
-    archive = Archive(workspace, settings.load(workspace.params))
+    params = settings.load(workspace.params)
+    archive = Archive(workspace, params)
+    sealed = Sealed(archive, Ledger.of(workspace, params))
     missing: list[str] = []
+    doubts: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, Stored.open(workspace.root) as stored:
-        one, other = (_side(archive, name, Path(folder), missing) for name in (a, b))
+        one, other = (_side(archive, sealed, name, Path(folder), missing, doubts) for name in (a, b))
         indexes = None if _same_data(one, other) else _indexes(stored, one, other, missing)
         return Comparison(
             names=(one.name, other.name),
@@ -67,28 +81,58 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
             figures=comparison.figures(one.made.metrics, other.made.metrics),
             rows=_rows(one, other, indexes),
             missing=tuple(missing),
+            doubts=tuple(doubts),
         )
 
 
-def _side(archive: Archive, reference: str, folder: Path, missing: list[str]) -> Side:
+def _side(
+    archive: Archive, sealed: Sealed, reference: str, folder: Path, missing: list[str], doubts: list[str]
+) -> Side:
     name, made = _found(archive, reference)
+    made = sealed.of(made)
+    doubts += [f"{name}: {doubt}." for doubt in made.doubts]
     if made.record is None:
         missing.append(f"{name} has no provenance record: its code, data and environment are unknown.")
-    params, patch, answers = (
-        archive.file(made.run_id, path, folder)
-        for path in ("provenance/params.yaml", "provenance/uncommitted.patch", "report/predictions.parquet")
-    )
-    if params is None:
-        missing.append(f"{name} has no provenance/params.yaml among its artifacts: its settings are unknown.")
-    if answers is None:
-        missing.append(f"{name} has no report/predictions.parquet: it was not evaluated, or its artifacts are gone.")
+    found: list[Path | None] = []
+    for path, why in _READ.items():
+        file, doubt = sealed.file(made, path, folder)
+        if doubt:
+            doubts.append(f"{name}: {doubt}.")
+        elif file is None and why:
+            missing.append(f"{name} has no {path}{why}.")
+        found.append(file)
+    params, patch, answers = found
     return Side(
         name,
         made,
-        settings.dotted(files.read_yaml(params)) if params else None,
+        _read(_settings, params, name, doubts),
         patch.read_bytes() if patch else b"",
-        read_predictions(answers) if answers else None,
+        _read(read_predictions, answers, name, doubts),
     )
+
+
+def _read(read: Callable[[Path], T], path: Path | None, name: str, doubts: list[str]) -> T | None:
+    """Read a file of a run; None, and a doubt, where it is damaged: the ledger may not know its digest."""
+    if path is None:
+        return None
+    try:
+        return read(path)
+    except DataError:
+        (called,) = (one for one in _READ if Path(one).name == path.name)
+        doubts.append(f"{name}: {called} is damaged: it is not read.")
+        return None
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = files.read_yaml(path)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: is not YAML") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: has no settings")
+    return settings.dotted(content)
 
 
 def _found(archive: Archive, reference: str) -> tuple[str, Made]:

@@ -22,6 +22,8 @@ def show(found: Comparison, *, most: int, place: Path) -> None:
     console = Console(highlight=False, soft_wrap=True)
     a, b = found.names
     console.print(f"[bold]A[/] {a}   [bold]B[/] {b}")
+    if found.doubts:
+        _plain(console, "warnings", found.doubts)
     _code(console, found)
     _settings(console, found)
     _data(console, found, most)

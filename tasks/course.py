@@ -1,8 +1,8 @@
 """From the settings to what the loop is told, and the name of the training that this is."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
@@ -23,6 +23,7 @@ class Course:
     spec: "training.ModelSpec"
     pretrained: Path | None
     identity: dict[str, str]  # digests of data, settings, code and pretrained weights
+    parts: dict[str, dict[str, Any]]  # what they are digests of, for a person; see `_parts`
 
     @property
     def key(self) -> str:
@@ -33,6 +34,9 @@ class Course:
     def of(cls, params: Params, workspace: Workspace, manifest: Manifest) -> "Course":
         """The training that the settings ask for, on the packed data.
 
+        Only what decides a weight is part of its identity: `Plan.deciding`, and not how often it is written down. A
+        resumed run may have another number of workers, or keep more checkpoints.
+
         Raises:
             TrainingError: there is no such model, or no such file of pretrained weights.
         """
@@ -41,17 +45,50 @@ class Course:
         plan = training.Plan(seed=params.seed, **params.training.model_dump())
         spec = _spec(params, workspace, manifest)
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
-        house = Path(training.__file__).parent
+        code = _code(spec)
         identity = {
             "data": manifest.digest,
-            # Without the number of workers, which changes no bit: a resume may have another.
-            "settings": files.digest_json({"plan": asdict(replace(plan, workers=0)), "spec": spec.to_json()}),
-            "code": files.digest_json(
-                {"house": files.digest_tree(house, ["**/*.py"]), "own": training.code_digests(spec)}
-            ),
+            "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec)}),
+            "code": files.digest_json(code),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
         }
-        return cls(plan, spec, pretrained, identity)
+        return cls(plan, spec, pretrained, identity, _parts(params, plan, identity, code))
+
+
+def _deciding(spec: "training.ModelSpec") -> dict[str, Any]:
+    """A factory takes the place of the name."""
+    content = spec.to_json()
+    return content if spec.factory == "none" else {**content, "name": "none"}
+
+
+def _code(spec: "training.ModelSpec") -> dict[str, str]:
+    """SHA-256 (hex) of each file of code that trains, by its path."""
+    from ratchet import training
+
+    house = Path(training.__file__).parent
+    digests = {
+        f"src/ratchet/training/{path.relative_to(house).as_posix()}": files.digest_file(path)
+        for path in house.rglob("*.py")
+    }
+    return {**digests, **training.code_digests(spec)}
+
+
+def _parts(
+    params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """What decides the result, as params.yaml and the project folder name it."""
+    decides = plan.deciding()
+    settings = {"seed": decides.pop("seed"), **{f"training.{name}": value for name, value in decides.items()}}
+    unused = ("name",) if params.model.factory != "none" else ("code",)
+    chosen = params.model.model_dump(mode="json", exclude=set(unused))
+    model = {f"model.{name}": value for name, value in chosen.items()}
+    data = {f"data.{name}": value for name, value in params.data.model_dump(mode="json").items()}
+    return {
+        "settings": {**settings, **model},
+        "data": {**data, "data/packed": identity["data"]},
+        "pretrained": {"the file of model.pretrained": identity["pretrained"]},
+        "code": code,
+    }
 
 
 def _spec(params: Params, workspace: Workspace, manifest: Manifest) -> "training.ModelSpec":
@@ -69,6 +106,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest) -> "training
         mean=manifest.mean,
         std=manifest.std,
         dtype=manifest.dtype,
+        depth=manifest.depth,
         factory=model.factory,
         code=code,
         root=root,

@@ -61,11 +61,12 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
 
     model, spec = load_model(workspace.model)
     model.flip_average = params.evaluation.flip_average
-    test = open_split(workspace.packed, "test", workers=params.training.workers)
+    workers, timeout = params.training.workers, params.training.sample_timeout
+    test = open_split(workspace.packed, "test", workers=workers, sample_timeout=timeout)
     logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
     temperature = 1.0
     if params.evaluation.temperature_scaling:
-        held_out = open_split(workspace.packed, "validation", workers=params.training.workers)
+        held_out = open_split(workspace.packed, "validation", workers=workers, sample_timeout=timeout)
         temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
         logits = logits / temperature
     predictions = Predictions(split_ids(workspace, "test"), test.labels, logits, spec.classes)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ratchet import files
+from ratchet.data.depth import largest
 from ratchet.data.manifest import Manifest
 from ratchet.params import Params
 from ratchet.workspace import Workspace
@@ -55,6 +56,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         remember=None if sample else workspace.state / "ingest.parquet",
         releases=workspace.releases,
         sample=sample,
+        sample_timeout=params.training.sample_timeout,
     )
     if not sample:
         _draw_card(workspace, before)
@@ -94,11 +96,15 @@ def _name_trouble(workspace: Workspace, watch: Watch) -> None:
         watch.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
     if len(table) > _NAMED:
         watch.say(f"... and {len(table) - _NAMED:,} more, in {workspace.quarantine}")
-    conflicts = files.read_json(workspace.packed / "profile.json")["label_conflicts"]["groups"]
+    profile = files.read_json(workspace.packed / "profile.json")
+    conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
         watch.say(
             f"{conflicts:,} images stand under several labels each: see label_conflicts in data/packed/profile.json"
         )
+    if "depth" in profile:
+        bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
+        watch.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
 
 
 if __name__ == "__main__":

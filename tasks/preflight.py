@@ -109,7 +109,8 @@ class Preflight:
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
-        elsewhere = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", **scratch.own}
+        ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", "registry.ledger_keys": []}
+        elsewhere = {**ledger, **scratch.own}
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
         # Below what the file allows: which classes a few samples are of is chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})
@@ -138,7 +139,9 @@ class Preflight:
 
         course = Course.of(params, self.workspace, Manifest.read(scratch.packed))
         plan, spec, pretrained = course.plan, course.spec, course.pretrained
-        train, validation = (open_split(scratch.packed, name) for name in ("train", "validation"))
+        train, validation = (
+            open_split(scratch.packed, name, sample_timeout=plan.sample_timeout) for name in ("train", "validation")
+        )
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
             model, _ = fresh_model(spec, plan, train, pretrained)
@@ -188,6 +191,7 @@ class Preflight:
         import numpy as np
         import torch
 
+        from ratchet.data.depth import raw_values
         from ratchet.registry.models import ModelRegistry
         from ratchet.training import open_split
         from tasks.register import Registration
@@ -196,15 +200,18 @@ class Preflight:
         uri = f"models:/{registered.model}/{registered.version}"
         images, _ = open_split(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
         picture = images.permute(0, 2, 3, 1).numpy()
+        manifest = Manifest.read(scratch.packed)
+        if manifest.depth is not None:
+            picture = raw_values(picture, manifest.depth)
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
             answer = np.asarray(model.predict(picture))[0]
         best = int(answer.argmax())
-        name = Manifest.read(scratch.packed).classes[best]
+        name = manifest.classes[best]
         return f"{uri}, loaded by mlflow.pyfunc, sees {name!r} in a test picture ({answer[best]:.0%})"
 
 
 def preflight(workspace: Workspace, console: "Console") -> int:
-    """Try everything and tell it; the exit code: 0 where all is well, else 1.
+    """Try everything and report it; the exit code: 0 where there is no error, warnings or not, else 1.
 
     Raises:
         SettingsError: params.yaml is not sound.
@@ -220,15 +227,17 @@ def preflight(workspace: Workspace, console: "Console") -> int:
         works = flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
-        console.print(f"  [yellow]{number}. {finding.check}[/]")
+        kind = " (warning)" if finding.severity == "warning" else ""
+        console.print(f"  [yellow]{number}. {finding.check}{kind}[/]")
         console.print(f"     {finding.told}", markup=False)
         console.print(f"     -> {finding.way_out}\n", markup=False)
     took = f"{time.perf_counter() - begun:.0f} s; nothing of it was left behind"
-    if not works or flight.findings:
+    if not works or any(finding.severity == "error" for finding in flight.findings):
         told = "The pipeline works, and something is wrong all the same" if works else "The pipeline does not work yet"
         console.print(f"[red]{told}[/]: see above ({took})")
         return 1
-    console.print(f"[green]All is well[/] ({took}). Next: [bold]ratchet train[/]")
+    well = "All is well, but see the warnings above" if flight.findings else "All is well"
+    console.print(f"[green]{well}[/] ({took}). Next: [bold]ratchet train[/]")
     return 0
 
 

@@ -15,12 +15,15 @@ from ratchet.errors import DataError, RatchetError, RegistryError, TrainingError
 from ratchet.lineage.archive import Archive, Made, Release
 from ratchet.lineage.chain import PACKED
 from ratchet.lineage.records import Change, changes
+from ratchet.registry.records import ID, RECORD
 from ratchet.uncommitted import git_line
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.stored import Stored, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
 
+_NEEDED = ("id", "python", "packages")  # of a record, to rebuild what it is about
+_MACHINE = ("processor", "threads", "gpus")
 _NOT_OURS = ("RATCHET_", "MLFLOW_", "PREFECT_")  # variables that would lead the rebuild out of its folder
 
 
@@ -46,9 +49,13 @@ class Recipe:
         name = f"models:/{release.name}/{release.number}"
         record = made.record
         if record is None:
-            raise RegistryError(
-                f"{name}: has no provenance record, so it cannot be rebuilt: it was made without ratchet"
-            )
+            is_damaged = bool({ID, RECORD} & made.tags.keys())
+            reason = "the one in MLflow is damaged" if is_damaged else "it was made without ratchet"
+            raise RegistryError(f"{name}: has no provenance record, so it cannot be rebuilt: {reason}")
+        lacking = [key for key in _NEEDED if not record.get(key)]
+        lacking += [f"hardware.{key}" for key in _MACHINE if key not in (record.get("hardware") or {})]
+        if lacking:
+            raise RegistryError(f"{name}: its provenance record lacks {', '.join(lacking)}, so it cannot be rebuilt")
         _require_commit(name, record, archive.workspace.root)
         params, patch = (
             archive.file(made.run_id, f"provenance/{one}", into) for one in ("params.yaml", "uncommitted.patch")

@@ -41,6 +41,7 @@ class Registration:
     aliases: tuple[str, ...]
     run_id: str
     provenance: str
+    ledger: dict[str, Any] | None = None  # the ledger's head then: dvc.lock has the hash of this file, Git has dvc.lock
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Registration":
@@ -78,6 +79,8 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, run, workspace, run_id))
     result = _decide_in_peace(candidate, succession, params, workspace, watch)
     run.journal.close()
+    if head := succession.ledger.head:
+        result = replace(result, ledger=head.to_json())
     files.write_json(workspace.registration, asdict(result))
     watch.progress(_STEPS, _STEPS, "done")
     return result
@@ -116,7 +119,7 @@ def _decide(
     known = registry.version_of(name, candidate.run_id)
     verdict = _standing_verdict(succession, known, over, _rules(params))
     if verdict is None:
-        verdict = judge_model(registry, name, candidate.model_uri, params, workspace, over=over)
+        verdict = judge_model(succession, candidate.run_id, candidate.model_uri, params, workspace, over=over)
     watch.progress(3, _STEPS, "judged")
     write_report(verdict, candidate.record, params, workspace)
     _tell_outcome(registry, candidate, verdict, workspace)
@@ -144,12 +147,14 @@ def _enter(
 ) -> "Version | None":
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
     from ratchet.registry.records import record_tags
+    from ratchet.registry.statement import write_statement
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
     registry = succession.registry
     version = registry.enter(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
     attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
+    write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
     if not verdict.passed:
         succession.withdraw(version, why=verdict.words, over=over, rules=_rules(params))
     else:
@@ -185,6 +190,8 @@ def _standing_verdict(
 
 def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
     """Give a training that DVC brought from its cache, and this workspace never ran, its place in MLflow too."""
+    from ratchet.registry.statement import figure_metrics
+
     if run.journal.is_empty:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
         for epoch in files.read_json(workspace.model / "history.json"):
@@ -192,11 +199,7 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
             run.metrics(values, step=int(epoch["epoch"]))
         run.status("FINISHED")
     numbers = files.read_json(workspace.reports / "metrics.json")
-    # The bounds have a group of their own: among the figures they would triple the charts.
-    bounds = {name for name in numbers if name.endswith(("_low", "_high"))}
-    run.metrics(
-        {f"{'test interval' if name in bounds else 'test'}/{name}": value for name, value in numbers.items()}, step=0
-    )
+    run.measured(figure_metrics(numbers))
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
@@ -245,14 +248,22 @@ def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Ve
 
 
 def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace: Workspace) -> None:
-    """Store what a rebuild needs, and tag the run with its record; once there is a version the files stay its own."""
+    """Store what a rebuild needs, and which samples the model saw, and tag the run with its record.
+
+    Once there is a version the files stay its own.
+    """
     from ratchet.registry.records import record_tags
+    from ratchet.registry.samples import SEEN, split_samples, write_samples
 
     run = candidate.run
     if registry.record_of(candidate.run_id) is None:
         kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
         lock = workspace.root / "dvc.lock"
-        registry.log_files(candidate.run_id, dict.fromkeys([*kept, *([lock] if lock.exists() else [])], "provenance"))
+        with tempfile.TemporaryDirectory() as folder:
+            seen = Path(folder, SEEN)
+            write_samples(seen, split_samples(workspace.packed, "train", "validation"))
+            wanted = [*kept, seen, *([lock] if lock.exists() else [])]
+            registry.log_files(candidate.run_id, dict.fromkeys(wanted, "provenance"))
     run.tags(record_tags(candidate.record))
     run.send()
 

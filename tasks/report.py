@@ -24,7 +24,7 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
     manifest = Manifest.read(workspace.packed)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     worst = predictions.worst_errors()
-    pictures = open_split(workspace.packed, "test").gather(worst)
+    pictures = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout).gather(worst)
     explained = read_explanations(workspace.reports / "explanations.safetensors")
     examples = [
         Example(

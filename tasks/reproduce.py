@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings
 from ratchet.errors import RatchetError, RegistryError, WorkspaceError
-from ratchet.lineage.archive import Archive
+from ratchet.lineage.archive import Archive, Release
 from ratchet.lineage.chain import PACKED
 from ratchet.lineage.records import Change, changes, environment
+from ratchet.lineage.sealed import Sealed
+from ratchet.registry.evidence import evidence, tampered
+from ratchet.registry.kept import Kept
+from ratchet.registry.ledger import Ledger
+from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace, disk_errors
 from tasks.command import INTERRUPTED
 from tasks.rebuild import Rebuild, Recipe
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-__all__ = ["Outcome", "reproduce"]
+__all__ = ["Outcome", "reproduce", "require_evidence"]
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,54 @@ def reproduce(
     """Rebuild a version in an empty folder. The project, its registry and its data are only read.
 
     Raises:
-        RegistryError: no such version, no record, an unknown commit, or other library versions and not `anyway`.
+        LedgerBroken: the ledger is not what was written, so nothing can be checked.
+        RegistryError: no such version, no record, an unknown commit, a stored file that is not what was registered, or
+            other library versions and not `anyway`.
         DataError: its data is gone.
         TrainingError: the rebuild fails.
     """
-    archive = Archive(workspace, settings.load(workspace.params))
+    params = settings.load(workspace.params)
+    archive = Archive(workspace, params)
     with tempfile.TemporaryDirectory(prefix="ratchet-record-") as kept, Stored.open(workspace.root) as stored:
         made, release = archive.version(reference)
+        ledger = Ledger.of(workspace, params)
+        ledger.require_whole()
+        proven = require_evidence(Kept(workspace, params, release.name, ledger=ledger), release, made.run_id)
+        made = Sealed(archive, ledger).of(made)
         recipe = Recipe.of(made, release, archive, stored, Path(kept))
         _require_versions(recipe, anyway=anyway)
+        _line(console, "evidence", proven)
         _tell_recipe(recipe, release.words, made.run_id, console)
         rebuild = Rebuild.lay_down(recipe, workspace, folder, stored)
         rebuild.run("tasks.train")
         return _outcome(rebuild)
+
+
+def require_evidence(kept: Kept, release: Release, run_id: str) -> str:
+    """Compare every stored file with the ledger's evidence; return a sentence about what was compared.
+
+    Raises:
+        RegistryError: names each file that is not what was registered, with both digests.
+    """
+    called = f"models:/{release.name}/{release.number}"
+    version = Version(release.name, release.number, run_id, release.aliases)
+    noted = kept.noted(version)
+    if noted is None:
+        return "the ledger does not know this version: its stored files cannot be checked"
+    changed = tampered(noted, found := evidence(kept.registry, version))
+    if changed:
+        names = [name for name in sorted({*noted, *found}) if noted.get(name) != found.get(name)]
+        differences = "; ".join(
+            f"{name}: expected SHA-256 {noted.get(name, 'none')}, found {found.get(name, 'none')}"
+            for name in names
+            if any(one.startswith(f"{name} ") for one in changed)
+        )
+        raise RegistryError(
+            f"{called} is not what was registered: {differences}. Nothing was rebuilt. Fix: restore the file from a "
+            "backup of MLflow's artifacts"
+        )
+    same = sum(noted[name] == found.get(name) for name in noted)
+    return f"{same} of {len(noted)} digests in the ledger fit what is stored"
 
 
 def _require_versions(recipe: Recipe, *, anyway: bool) -> None:

@@ -70,28 +70,39 @@ class Budget:
             if taken[what] and most - taken[what] <= min(_LITTLE * most, _MINUTE):
                 raise BudgetSpent(self._words("not continued", what, taken[what], step, total), step=step)
 
-    def stopped(self, step: int, total: int) -> TrainingStopped:
-        """Why it has stopped after `step` of `total`."""
+    def stopped(self, step: int, total: int, *, kept: int | None = None) -> TrainingStopped:
+        """Why it has stopped after `step` of `total`; `kept` is the step it continues at, where that is another."""
         if self._spent is None:
-            return TrainingStopped(f"stopped at step {step:,} of {total:,}: the same command continues there")
+            at = f"step {step:,} of {total:,}" if total else f"step {step:,}"
+            return TrainingStopped(f"stopped at {at}: {_continues(kept)}")
         taken = self._taken(self.meter.spent())[self._spent]
-        return BudgetSpent(self._words("stopped", self._spent, taken, step, total), step=step)
+        return BudgetSpent(self._words("stopped", self._spent, taken, step, total, kept=kept), step=step)
 
     def _taken(self, now: Cost | None = None) -> dict[str, float]:
         """Seconds of each kind, over all attempts, `now` this one's."""
         costs = [self._before, now] if now else [self._before]
         return {what: sum(getattr(cost, what) for cost in costs) for what in self._allowed}
 
-    def _words(self, how: str, what: str, taken: float, step: int, total: int) -> str:
+    def _words(self, how: str, what: str, taken: float, step: int, total: int, *, kept: int | None = None) -> str:
         most = self._allowed[what]
         # What the rest takes at this pace, and a tenth more; of what has not begun to move nobody knows.
         enough = 1.1 * taken * total / step if step else 2 * max(taken, most)
         setting, hours = f"budget.{what}_hours", max(0.01, float(f"{enough / 3600:.2g}"))
         return (
             f"{how} at step {step:,} of {total:,}, for its budget is spent: it took {spoken(what, taken)}, and "
-            f"{setting}={most / 3600:g} allows {spoken(what, most)}; its checkpoint is kept: "
-            f"`ratchet set {setting}={hours:g}` (or 0: no limit), and the same command continues there"
+            f"{setting}={most / 3600:g} allows {spoken(what, most)}; "
+            f"{'its checkpoint is kept: ' if kept is None else ''}"
+            f"`ratchet set {setting}={hours:g}` (or 0: no limit; if the command sets it, change it there), and "
+            f"{_continues(kept)}"
         )
+
+
+def _continues(kept: int | None) -> str:
+    """Where the same command continues."""
+    if kept is None:
+        return "the same command continues there"
+    where = f"at step {kept:,}, its newest checkpoint" if kept else "from the beginning, because there is no checkpoint"
+    return f"the checkpoint of this step could not be written, so the same command continues {where}"
 
 
 @contextlib.contextmanager

@@ -1,15 +1,18 @@
 """What a run ends by saying: what was made, where it is, what to do next."""
 
+from ratchet.errors import RegistryError
 from ratchet.params import Params
 from ratchet.registry.journal import Journal
+from ratchet.registry.ledger import Ledger
 from ratchet.registry.runs import spent
+from ratchet.registry.standing import standing
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.train import TrainedModel
 
-__all__ = ["summary"]
+__all__ = ["model_line", "newest_checkpoint", "summary"]
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:
@@ -19,12 +22,7 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
     if registration.version is None:
         model = f"{registration.model}: not registered, the gate refused it"
     else:
-        aliases = ", ".join(registration.aliases) or "no alias"
-        version = f"{registration.model}/{registration.version}"
-        model = f"{registration.model} version {registration.version} ({aliases})"
-        if "challenger" in registration.aliases:
-            model += f"; it waits for `ratchet approve {version} --promote --why ...`, or approve-flow/local"
-    newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=workspace.checkpoints)
+        model = model_line(params, workspace, registration.model, registration.version)
     return {
         "model": model,
         "data": dataset.words,
@@ -34,9 +32,33 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         "gate": registration.words,
         "report": str(workspace.report),
         **({"card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
-        "checkpoint": str(newest),
+        "checkpoint": newest_checkpoint(workspace),
         "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
     }
+
+
+def model_line(params: Params, workspace: Workspace, name: str, number: str) -> str:
+    """The version and its aliases now, by the ledger: after a rollback they are not those of registering."""
+    called = f"{name} version {number}"
+    ledger = Ledger.of(workspace, params)
+    try:
+        ledger.require_whole()
+        now = standing(ledger.entries(model=name), name)
+    except RegistryError as error:
+        return f"{called} (its aliases are unknown: {error})"
+    aliases = sorted(alias for alias, its in now.aliases.items() if its == number)
+    line = f"{called} ({', '.join(aliases) or 'no alias'})"
+    if "challenger" in aliases:
+        line += f"; it waits for `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
+    if now.champion and now.champion != number:
+        line += f"; champion is version {now.champion}"
+    return line
+
+
+def newest_checkpoint(workspace: Workspace) -> str:
+    """Where the newest checkpoint of the finished training is, or that there is none."""
+    newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=None)
+    return str(newest) if newest else f"none in {workspace.checkpoints}: none could be written, or `dvc pull` brings it"
 
 
 def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ratchet.params import Params
 from ratchet.workspace import Workspace
 from tasks.course import Course
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
+from tasks.unfinished import note, unfinished
 from tasks.watch import Watch
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     manifest = Manifest.read(workspace.packed)
     course = Course.of(params, workspace, manifest)
     train_split, validation_split = (
-        training.open_split(workspace.packed, name, workers=course.plan.workers) for name in ("train", "validation")
+        training.open_split(
+            workspace.packed, name, workers=course.plan.workers, sample_timeout=course.plan.sample_timeout
+        )
+        for name in ("train", "validation")
     )
     store = training.CheckpointStore(
         workspace.running / course.key, keep_last=course.plan.keep_last, keep_best=course.plan.keep_best
@@ -87,6 +91,9 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     ):
         budget = Budget(params.budget, spent(run.journal), meter)
         _refuse_if_spent(budget, run, store, course, rows=len(train_split))
+        for sentence in unfinished(workspace, course):
+            watch.say(sentence)
+        note(store.folder, course, total=training.run_steps(len(train_split), course.plan)[0])
         tell_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
         # By the checkpoints' writer: training does not wait for the disk.
         store.before_write = run.journal.sync
@@ -127,12 +134,11 @@ def _refuse_if_spent(
     budget: Budget, run: "Run", store: "training.CheckpointStore", course: Course, *, rows: int
 ) -> None:
     """Before anything is begun that could not be ended."""
-    from ratchet.training.batches import run_steps
+    from ratchet.training import run_steps
 
-    newest = max((path.stem for path in store.paths()), default="step-0")
     total, _ = run_steps(rows, course.plan)
     try:
-        budget.require_some(int(newest.removeprefix("step-")), total)
+        budget.require_some(store.newest_step(), total)
     except BudgetSpent as refusal:
         _tell_stop(run, refusal)  # the attempt before may have been killed, and said nothing
         raise
@@ -239,7 +245,7 @@ def _follow(
                 run.trouble(event.step, event.kind, event.text)
                 watch.say(event.text)
             case training.Stopped():
-                raise budget.stopped(event.step, total)
+                raise budget.stopped(event.step, total, kept=event.kept)
             case training.Finished():
                 return event
     raise AssertionError("training ended without a last word")

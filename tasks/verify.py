@@ -18,6 +18,7 @@ from ratchet import files, provenance, settings
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingAway, TrainingError
 from ratchet.params import Params
+from ratchet.run_settings import restore_if_idle
 from ratchet.workspace import Workspace, disk_errors
 from tasks.course import Course
 from tasks.difference import differences
@@ -169,6 +170,7 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
 def _prove(steps: int | None, kills: int) -> bool:
     """What the command does; whether the two trainings were the same."""
     workspace = Workspace.find()
+    restore_if_idle(workspace)
     params = settings.load(workspace.params)
     key = Course.of(params, workspace, Manifest.read(workspace.packed)).key
     with (

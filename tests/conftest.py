@@ -8,10 +8,12 @@ import os
 import pickle
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +44,8 @@ SMALL: Mapping[str, object] = MappingProxyType(
 )  # fmt: skip
 
 
-KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TMPDIR")  # of the environment, for the commands that are run
+SESSION = "RATCHET_TEST_SESSION"  # by which tests/reaper.py knows what this session started
+KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TMPDIR", SESSION)  # of the environment, for the commands that are run
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,42 @@ class Project:
 def pytest_configure(config: pytest.Config) -> None:
     for warning in WARNINGS:
         config.addinivalue_line("filterwarnings", warning)
+    _begin_reaper()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let SIGTERM and a closed terminal end the session as Ctrl-C does: fixtures are torn down."""
+    own = os.getpid()
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        if os.getpid() != own:  # a process that a test has forked
+            os.kill(os.getpid(), number)
+            return
+        session.shouldstop = signal.Signals(number).name
+        raise KeyboardInterrupt(session.shouldstop)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
+                signal.signal(number, leave)
+
+
+def _begin_reaper() -> None:
+    """Start the process that ends what this session leaves behind, even if the session is killed."""
+    token = uuid.uuid4().hex
+    outer = os.environ.get(SESSION)  # of a session that runs this one as a test
+    os.environ[SESSION] = f"{outer}:{token}" if outer else token
+    script = Path(__file__).with_name("reaper.py")
+    # Without the token it looks for; in a session of its own, which a closed terminal does not end.
+    reaper = subprocess.Popen(
+        [sys.executable, "-I", str(script), str(os.getpid()), token],
+        env={name: value for name, value in os.environ.items() if name != SESSION},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    reaper.returncode = 0  # it outlives this process: not to be waited for
 
 
 def make_project(root: Path, home: Path) -> Project:

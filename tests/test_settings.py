@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ratchet import settings
+from ratchet import settings, source_names
 from ratchet.errors import SettingsError
 from ratchet.params import (
     GateSettings,
@@ -79,6 +79,15 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
     assert settings.load(file).training.learning_rate == 1e-3
 
 
+@pytest.mark.parametrize("seed", [2**64, 10**30, -1])
+def test_a_seed_that_has_not_64_bits_is_refused(file: Path, seed: int) -> None:
+    assert settings.load(change(file, "seed: 0  #", f"seed: {2**64 - 1}  #")).seed == 2**64 - 1
+    assert refusal(change(file, f"seed: {2**64 - 1}  #", f"seed: {seed}  #"))[-1].endswith(
+        f"seed: found {seed}; allowed: a whole number, at least 0 and at most 18446744073709551615 "
+        "(decides order, augmentation and initial weights, never the splits)"
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -134,9 +143,15 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
         ),
         (
             "formats: [jpeg, png, webp, bmp, tiff]",
-            "formats: [jpeg, gif]",
-            "data.formats: found 'gif'; allowed: a list, not empty, of jpeg, png, webp, bmp, tiff or ppm "
-            "(image formats let in)",
+            "formats: [jpeg, tga]",
+            "data.formats: found 'tga'; allowed: a list, not empty, of jpeg, png, webp, bmp, tiff, ppm, gif, avif or "
+            "heif (image formats let in; also gif (its first frame), avif, heif (needs pillow-heif), ppm)",
+        ),
+        (
+            "allowed_hosts: []",
+            "allowed_hosts: [a b]",
+            "platform.allowed_hosts: found 'a b'; allowed: a list of text (further names that requests may use for the "
+            "servers: HOST or HOST:PORT)",
         ),
         (
             "image_size: auto",
@@ -232,6 +247,7 @@ def test_an_unknown_key_is_told_with_the_nearest(file: Path, key: str, way_out: 
         ("- seed", "holds a list; allowed: groups of settings; restore it with `git checkout params.yaml`"),
         ("", "holds nothing; allowed: groups of settings"),
         ("digits", "holds only 'digits'; allowed: groups of settings"),
+        ("seed: 2026-13-45", "not YAML (month must be in 1..12)"),
     ],
 )
 def test_what_is_not_a_settings_file_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
@@ -284,7 +300,9 @@ def test_assignments_are_read_as_the_file_is() -> None:
     assert read == {"a.b": 0.001, "c": "off", "d": True, "e": "7", "f": ["x", "y"], "g": "h=i"}
 
 
-@pytest.mark.parametrize("assignment", ["training.epochs", "=3", "training.epochs='", "data.formats=[png"])
+@pytest.mark.parametrize(
+    "assignment", ["training.epochs", "=3", "training.epochs='", "data.formats=[png", "seed=2026-13-45"]
+)
 def test_an_assignment_that_cannot_be_read_is_shown_with_an_example(assignment: str) -> None:
     with pytest.raises(SettingsError) as caught:
         settings.parse_assignments([assignment])
@@ -308,6 +326,9 @@ def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
             chosen(**bad)
 
 
+LEDGER = ("ledger", "ledger_keys", "ledger_signed_from", "promotion")  # not for a caller of a flow
+
+
 def test_every_override_has_the_setting_s_meaning() -> None:
     def described(schema: dict[str, Any]) -> set[str]:
         groups = [
@@ -315,7 +336,7 @@ def test_every_override_has_the_setting_s_meaning() -> None:
             for name, group in schema["$defs"].items()
             if name not in ("AccessSettings", "AlertSettings", "PlatformSettings")
         ]
-        withheld = {RegistrySettings.model_fields[name].description for name in ("ledger", "promotion")}
+        withheld = {RegistrySettings.model_fields[name].description for name in LEDGER}
         return {
             f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
         } - withheld
@@ -329,6 +350,8 @@ def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
         {"access": {"admins": ("me",)}},
         {"registry": {"promotion": "automatic"}},
         {"registry": {"ledger": "x"}},
+        {"registry": {"ledger_keys": []}},
+        {"registry": {"ledger_signed_from": 9}},
         {"alerts": {"webhook": "none"}},
         {"platform": {"person_runs": 9}},
     ):
@@ -383,6 +406,12 @@ def test_equal_settings_have_equal_digests_and_others_do_not(file: Path) -> None
     assert settings.override(file, {"training.epochs": 29}).digest != Params().digest
 
 
+@pytest.mark.parametrize("hosts", [["gpu.lan:8080", "[::1]:4200"], ["gpu.lan"], []])
+def test_a_list_of_addresses_is_written_and_read_back(file: Path, hosts: list[str]) -> None:
+    assert settings.override(file, {"platform.allowed_hosts": hosts}).platform.allowed_hosts == tuple(hosts)
+    assert settings.load(file).platform.allowed_hosts == tuple(hosts)
+
+
 def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(settings.template())
@@ -410,3 +439,28 @@ def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Pa
         },
     )
     assert path.read_text() == settings.template()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "CIFAR01", "imagefolder", "wrap_dataset_for_transforms_v2"])
+def test_a_source_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
+    """With all that exist in the message, and without importing torch, which takes seconds."""
+    path = tmp_path / "params.yaml"
+    path.write_text(settings.template())
+    with pytest.raises(SettingsError) as refused:
+        settings.override(path, {"data.source": name})
+    assert path.read_text() == settings.template()
+    assert f"data.source: found {name!r}, which is no source" in str(refused.value)
+    assert set(source_names.OWN) | set(source_names.torchvision_names()) <= set(
+        re.findall(r"[\w-]+", str(refused.value))
+    )
+
+
+def test_every_source_there_is_can_be_set(tmp_path: Path) -> None:
+    import torchvision.datasets as sets
+
+    classes = {name for name in sets.__all__ if isinstance(getattr(sets, name), type)}
+    assert set(source_names.torchvision_names()) == classes
+    path = tmp_path / "params.yaml"
+    path.write_text(settings.template())
+    for name in (*source_names.OWN, "MNIST", "Flowers102"):
+        assert settings.override(path, {"data.source": name}).data.source == name

@@ -10,6 +10,7 @@
     │   └── NotFinite          the loss is infinite or not a number, and going back did not help
     ├── RegistryError      MLflow or the ledger refuses, or a registered model does not load
     │   ├── ChampionMoved      another model became champion meanwhile
+    │   ├── LedgerBroken       the ledger is not what was written
     │   └── NotAllowed         this user may not do that
     ├── TrackingAway       MLflow does not answer: what was recorded waits in the journal
     └── PlatformError      a local server does not start or does not stop
@@ -22,6 +23,7 @@ __all__ = [
     "ChampionMoved",
     "CheckpointError",
     "DataError",
+    "LedgerBroken",
     "NotAllowed",
     "NotFinite",
     "PlatformError",
@@ -78,6 +80,10 @@ class RegistryError(RatchetError):
 
 class ChampionMoved(RegistryError):
     """Another model became champion since this one was compared with the one before."""
+
+
+class LedgerBroken(RegistryError):
+    """The ledger is not what was written: entries were edited, removed, inserted or replaced."""
 
 
 class NotAllowed(RegistryError):

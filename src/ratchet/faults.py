@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ratchet import urls
+
 __all__ = ["dotted_keys", "explain", "missing", "spell", "unknown"]
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -130,9 +132,12 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     ]
     bounds = f", {' and '.join(limits)}" if limits else ""
     if origin is tuple:
-        length = "not empty," if Ellipsis in arguments else f"{len(arguments)} long,"
-        return f"a list, {length} of {_allowed(arguments[0])}"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text, not empty"}
+        if Ellipsis not in arguments:
+            return f"a list, {len(arguments)} long, of {_allowed(arguments[0])}"
+        filled = any(getattr(mark, "min_length", 0) for mark in metadata)
+        return f"a list{', not empty,' if filled else ''} of {_allowed(arguments[0])}"
+    text = "text" if any(getattr(mark, "pattern", None) for mark in metadata) else "text, not empty"
+    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: text}
     return names[annotation] + bounds
 
 
@@ -178,7 +183,7 @@ def _nearest_whole(key: str, among: list[str]) -> str | None:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, str | dict) else spell(value)
+    text = urls.redacted(repr(value) if isinstance(value, str | dict) else spell(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -72,8 +72,12 @@ def parse_yaml(text: str) -> Any:
         ruamel.yaml.error.YAMLError: it is not YAML.
     """
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
-    return YAML(typ="safe").load(text)
+    try:
+        return YAML(typ="safe").load(text)
+    except ValueError as error:  # the form of a date or a number, but there is none such
+        raise YAMLError(str(error)) from error
 
 
 def read_yaml(path: Path) -> Any:

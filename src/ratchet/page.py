@@ -1,6 +1,5 @@
 """The pieces a report page is made of: escaped HTML, and the one style sheet. No script, no address, nothing loaded."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -16,10 +15,7 @@ __all__ = [
     "section",
     "table",
     "text",
-    "without_password",
 ]
-
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")
 
 
 class Cell(str):
@@ -126,11 +122,6 @@ def points(lines: Iterable[object]) -> str:
 def code(content: str) -> str:
     """Lines to copy; one that is too long for the screen scrolls sideways."""
     return f'<pre class="scroll"><code>{text(content)}</code></pre>'
-
-
-def without_password(value: str) -> str:
-    """A text whose addresses, as tracking.uri may hold one, have no password: a page is shared."""
-    return _PASSWORD.sub(r"\1:***@", value)
 
 
 _STYLE = """

@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ratchet import files
 
@@ -36,6 +46,9 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+_HOST = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$"
+_PUBLIC = r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$"
+PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 _MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 
 
@@ -43,6 +56,7 @@ class DataSettings(Section):
     """Where the data comes from and what is let in."""
 
     captions: ClassVar[dict[str, str]] = {
+        "label_level": "A folder of images",
         "manifest": "A table that lists pictures",
         "image_size": "What is packed, and what is let in",
         "validation_fraction": "Splits",
@@ -56,7 +70,12 @@ class DataSettings(Section):
     path: str = Field("data/raw", min_length=1, description="folder or URL it is read from, or downloaded to")
     download: bool = Field(True, description="may a torchvision set be downloaded when it is not in data.path")
 
-    manifest: str = Field("none", min_length=1, description="CSV or Parquet file in data.path, of image-manifest")
+    label_level: Literal["auto"] | Annotated[int, Field(ge=1, le=8)] = Field(
+        "auto",
+        description="level of image-folder's folders that is the class, 1: the top one; auto: 1 if that is clear",
+    )
+
+    manifest: str = Field("none", min_length=1, description="CSV, JSON or Parquet file in data.path, of image-manifest")
     path_column: str = Field("path", min_length=1, description="its column with each picture's path in data.path")
     label_column: str = Field("label", min_length=1, description="its column with the class")
     split_column: str = Field("split", min_length=1, description="its column with train, validation or test, if any")
@@ -70,8 +89,15 @@ class DataSettings(Section):
         "auto", description="side of the packed square images, pixels; auto: as they are if alike and <= 64, else 64"
     )
     channels: Literal["auto", 1, 3] = Field("auto", description="1 grey, 3 colour; auto: as the images are")
-    formats: Annotated[tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm"], ...], Field(strict=False)] = Field(
-        ("jpeg", "png", "webp", "bmp", "tiff"), min_length=1, description="image formats let in"
+    depth: Literal["auto"] | Annotated[int, Field(ge=8, le=16)] = Field(
+        "auto", description="bits of 16-bit grey images: 12 scales 0..4095 to 0..255; auto: of the largest value"
+    )
+    formats: Annotated[
+        tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm", "gif", "avif", "heif"], ...], Field(strict=False)
+    ] = Field(
+        ("jpeg", "png", "webp", "bmp", "tiff"),
+        min_length=1,
+        description="image formats let in; also gif (its first frame), avif, heif (needs pillow-heif), ppm",
     )
     min_side: Positive = Field(4, description="shortest side let in, pixels")
     max_pixels: Positive = Field(50_000_000, description="largest image let in, pixels; bigger ones are not decoded")
@@ -148,7 +174,7 @@ class TrainingSettings(Section):
     ignore_index: int = Field(-100, description="label number whose rows count nothing in the loss")
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = Field(
-        "adamw", description="sgd, adam, adamw, or muon (adamw for norms and biases)"
+        "adamw", description="sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
     )
     learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
     momentum: Fraction = Field(0.9, description="of sgd and muon")
@@ -202,6 +228,9 @@ class TrainingSettings(Section):
     gradient_checkpointing: bool = Field(False, description="compute activations twice, to save memory")
     deterministic: bool = Field(True, description="refuse operations that differ from run to run")
     workers: Count = Field(0, description="processes that load the samples of data.factory; 0: none but this one")
+    sample_timeout: float = Field(
+        300.0, ge=0.0, description="seconds that data.factory may take for one sample; 0: no limit"
+    )
 
     best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = Field(
         "validation/accuracy", description="what the kept model is best at"
@@ -262,7 +291,22 @@ class GateSettings(Section):
         "better", description="what to show against the champion, same rows"
     )
     tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
-    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of the comparison with the champion")
+    confidence: float = Field(
+        0.95,
+        gt=0.5,
+        lt=1.0,
+        description="confidence of all comparisons with one champion on the same test rows together",
+    )
+    classes: Literal["same", "may-grow", "may-change"] = Field(
+        "same",
+        description="may the classes differ from the champion's? may-grow: more classes; may-change: other classes",
+    )
+    minimum_rows: int = Field(
+        100, ge=1, description="fewest unseen test rows to compare on; or half of the test rows, if that is less"
+    )
+    reserved_fraction: Fraction = Field(
+        0.0, description="share of the test rows kept out of every comparison; the model card has the accuracy on them"
+    )
     slice_tolerance: Fraction = Field(0.0, description="accuracy by which a slice may be worse than the champion's")
     calibration_error: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.25, description="largest calibration error, beyond chance; 1: no rule"
@@ -286,6 +330,10 @@ class RegistrySettings(Section):
     ledger: str = Field(
         "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."
     )
+    ledger_keys: Annotated[tuple[PublicKey, ...], Field(strict=False)] = Field(
+        (), description="Ed25519 public keys (base64), one of which must sign each ledger entry; empty: no signatures"
+    )
+    ledger_signed_from: int = Field(1, ge=1, description="number of the first ledger entry that must be signed")
 
 
 People = Literal["everyone"] | Names
@@ -296,7 +344,7 @@ class AccessSettings(Section):
 
     runners: People = Field("everyone", description="may register models, as train-flow does")
     approvers: People = Field("everyone", description="may approve a version")
-    admins: People = Field("everyone", description="may promote, roll back and repair")
+    admins: People = Field("everyone", description="may promote, roll back, repair, adopt and recover")
     four_eyes: bool = Field(False, description="nobody approves what they ran; needs registry.promotion: manual")
 
 
@@ -321,7 +369,22 @@ class PlatformSettings(Section):
         "worker_runs": "How much at once; `ratchet up` tells Prefect's server, docs/deploy.md explains",
     }
 
-    host: str = Field("127.0.0.1", min_length=1, description="address the servers listen on")
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="address the servers listen on; beyond loopback they need passwords"
+    )
+    public_url: str = Field(
+        "auto",
+        pattern=_PUBLIC,
+        description="Prefect's address for browsers and other machines: https://HOST; auto: host and port",
+    )
+    mlflow_public_url: str = Field(
+        "auto",
+        pattern=_PUBLIC,
+        description="the same for MLflow; auto: the host of public_url, or of host, and mlflow_port",
+    )
+    allowed_hosts: Annotated[tuple[Annotated[str, Field(pattern=_HOST)], ...], Field(strict=False)] = Field(
+        (), description="further names that requests may use for the servers: HOST or HOST:PORT"
+    )
     prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
     prefect_database: str = Field(
         "auto",
@@ -391,7 +454,9 @@ class AlertSettings(Section):
 class Params(Section):
     """Every setting."""
 
-    seed: Count = Field(0, description="decides order, augmentation and initial weights, never the splits")
+    seed: int = Field(
+        0, ge=0, le=2**64 - 1, description="decides order, augmentation and initial weights, never the splits"
+    )
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
@@ -414,7 +479,62 @@ BESIDE = frozenset({"access", "alerts", "budget", "platform"})
 """Sections that decide nothing that a stage makes: dvc.yaml names them nowhere, and they may change meanwhile."""
 
 
-def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[Section]:
+class _Partial(Section):
+    """Some settings of a section. What is None or left out has the file's value."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema for a form and its checks: each field is optional, and none is `T or null`.
+
+        A check then names the field and the bound that was missed, and not all that was allowed instead.
+        """
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, field in properties.items():
+            properties[name] = _flattened(field)
+        return schema
+
+
+_BOUNDS = {
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+}
+
+
+def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
+    """A field's schema without null; choices of all alternatives in one list, and their bounds on the field itself."""
+    about = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
+    allowed = [one for one in field.get("anyOf", ()) if one != {"type": "null"}]
+    choices: list[Any] = []
+    others: list[JsonSchemaValue] = []
+    for one in allowed:
+        if one.get("type") == "boolean":
+            choices += [True, False]  # a switch that nobody has touched would be sent as false
+        elif "const" in one:
+            choices.append(one["const"])
+        elif "enum" in one:
+            choices += one["enum"]
+        else:
+            about |= {key: value for key, value in one.items() if key in _BOUNDS}  # each is for one type only
+            others.append({key: value for key, value in one.items() if key not in _BOUNDS})
+    if not others:
+        return {**about, "enum": choices} if choices else about
+    if choices:
+        others.insert(0, {"enum": choices})
+    return {**about, **others[0]} if len(others) == 1 else {**about, "anyOf": others}
+
+
+def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[_Partial]:
     """The same section with every key optional, `without` these dotted ones: None leaves the file's value."""
     fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
@@ -428,11 +548,20 @@ def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: st
         constrained = Annotated[annotation, *field.metadata] if field.metadata else annotation
         fields[name] = (constrained | None, Field(None, title=name, description=field.description))
     name = section.__name__.removesuffix("Settings") + "Overrides"
-    return create_model(name, __base__=Section, __doc__=section.__doc__, **fields)
+    return create_model(name, __base__=_Partial, __doc__=section.__doc__, **fields)
 
 
-Overrides: type[Section] = _partial(
-    Params, without=("access", "platform", "alerts", "registry.ledger", "registry.promotion")
+Overrides: type[_Partial] = _partial(
+    Params,
+    without=(
+        "access",
+        "platform",
+        "alerts",
+        "registry.ledger",
+        "registry.ledger_keys",
+        "registry.ledger_signed_from",
+        "registry.promotion",
+    ),
 )
 """What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
 

@@ -2,13 +2,11 @@
 
 import importlib.metadata
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from ratchet import files, uncommitted
+from ratchet import files, uncommitted, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.params import Params
 from ratchet.workspace import Workspace
@@ -94,10 +92,11 @@ def _begun(
     flow_run: str | None,
     inputs: Mapping[str, str] | None,
 ) -> dict[str, Any]:
+    origin = uncommitted.git_line(workspace.root, "remote", "get-url", "origin")
     return _sealed(
         {
             "git_commit": uncommitted.git_line(workspace.root, "rev-parse", "HEAD"),
-            "git_origin": _without_password(uncommitted.git_line(workspace.root, "remote", "get-url", "origin")),
+            "git_origin": urls.bare(origin) if origin else None,
             "git_uncommitted": changes.digest if changes else None,
             "git_left_out": list(changes.left_out) if changes else [],
             "dvc": dvc_hashes(workspace.root, "ingest"),
@@ -121,16 +120,6 @@ def _begun(
 def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     covered = {name: value for name, value in content.items() if name != "id"}
     return {"id": files.digest_json(covered)[:16], **covered}
-
-
-def _without_password(url: str | None) -> str | None:
-    """An address that may be shown: over HTTP without its user, too, which may be a token."""
-    if url is None or "://" not in url:
-        return url  # a folder, or user@host:path, which holds no password
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    kept = "" if parts.scheme in ("http", "https") else re.sub(":.*", "", user)
-    return urlunsplit((parts.scheme, f"{kept}{at if kept else ''}{host}", parts.path, "", ""))
 
 
 def _lock_digest(path: Path) -> str | None:

@@ -4,7 +4,9 @@ A key that is missing is refused as one that is unknown is: the file holds every
 keys, sees everything that decides a result.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,25 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ratchet import faults, files
+from ratchet import faults, files, source_names, urls
 from ratchet.errors import SettingsError
-from ratchet.page import without_password
 from ratchet.params import AlertSettings, Params, Section
 
-__all__ = ["changed", "dotted", "flatten", "load", "override", "parse_assignments", "template"]
+__all__ = [
+    "Edit",
+    "changed",
+    "differences",
+    "dotted",
+    "flatten",
+    "load",
+    "override",
+    "parse_assignments",
+    "plan",
+    "read_text",
+    "take_back",
+    "template",
+    "write_text",
+]
 
 # Whose webhook addresses hold the right to write: Slack's, Discord's, Microsoft's and Google's.
 _SECRET_ADDRESSES = (
@@ -59,35 +74,110 @@ def load(path: Path) -> Params:
     return _check(_read(path), path)
 
 
+@dataclass(frozen=True)
+class Edit:
+    """A checked change of params.yaml that is not yet written."""
+
+    path: Path
+    before: str
+    after: str
+    params: Params
+
+    def write(self) -> None:
+        """Write it, if it changes anything."""
+        if self.after != self.before:
+            write_text(self.path, self.after)
+
+
 def override(path: Path, changes: Mapping[str, object]) -> Params:
     """Set dotted keys in the file, comments kept, and return the result; a bad change leaves the file as it is.
 
     This is what `dvc exp run -S` does, so that the file, dvc.lock and MLflow agree on what ran.
+    """
+    edit = plan(path, changes)
+    edit.write()
+    return edit.params
+
+
+def plan(path: Path, changes: Mapping[str, object]) -> Edit:
+    """Check a change of dotted keys, and return what it would make of the file.
+
+    Raises:
+        SettingsError: it is not allowed.
     """
     document = _read(path)
     known = faults.dotted_keys(Params)
     told = [faults.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known]
     if told:
         raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
+    before = read_text(path)
     if not changes or not all(_holds(document, key) for key in changes):
-        return _check(document, path)  # says what is missing
-    before = path.read_text(encoding="utf-8")
-    after = _edited(before, changes)
-    params = _check(files.parse_yaml(after), path)
-    if after != before:
-        files.write_text(path, after)
-    return params
+        return Edit(path, before, before, _check(document, path))  # says what is missing
+    after = _edited(before, {key: _spelled(value) for key, value in changes.items()})
+    return Edit(path, before, after, _check(files.parse_yaml(after), path))
 
 
-def _edited(text: str, changes: Mapping[str, object]) -> str:
+def read_text(path: Path) -> str:
+    """The file's text with the line ends that it has."""
+    return path.read_bytes().decode("utf-8")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file."""
+    files.write_bytes(path, text.encode("utf-8"))
+
+
+def differences(text: str, other: str, keys: Iterable[str]) -> dict[str, object]:
+    """The dotted keys whose values differ in the two texts, with the values that they have in `other`."""
+    here, there = files.parse_yaml(text), files.parse_yaml(other)
+    values = {key: (_value(here, key), _value(there, key)) for key in keys}
+    return {key: theirs for key, (ours, theirs) in values.items() if ours != theirs}
+
+
+def take_back(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
+    """Give the keys that `text` still has as in `after` the values of `before`; all else in `text` stays.
+
+    Return the new text and the values. None: it is not YAML.
+    """
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        now, then = files.parse_yaml(text), files.parse_yaml(after)
+    except YAMLError:
+        return None
+    if not isinstance(now, Mapping):
+        return None
+    unedited = [key for key in keys if _holds(now, key) and _value(now, key) == _value(then, key)]
+    restored = differences(text, before, unedited)
+    return _edited(text, {key: _as_written(before, key, value) for key, value in restored.items()}), restored
+
+
+def _value(document: Any, key: str) -> object:
+    for part in key.split("."):
+        document = document.get(part) if isinstance(document, Mapping) else None
+    return document
+
+
+def _as_written(text: str, key: str, value: object) -> str:
+    """A value as this text spells it; a list of several lines as one."""
+    start, end = _place(_yaml().compose(text), key)
+    written = text[start:end].strip()
+    return _spelled(value) if "\n" in written else written
+
+
+def _place(node: Any, key: str) -> tuple[int, int]:
+    """Where the value of a dotted key begins and ends in the text."""
+    for part in key.split("."):
+        node = next(child for name, child in node.value if name.value == part)
+    return node.start_mark.index, node.end_mark.index
+
+
+def _edited(text: str, changes: Mapping[str, str]) -> str:
     """The file's text with those values put in the place of the old ones, and not a space elsewhere changed."""
     places, root = [], _yaml().compose(text)
     for key, value in changes.items():
-        node = root
-        for part in key.split("."):
-            node = next(child for name, child in node.value if name.value == part)
-        start, end = node.start_mark.index, node.end_mark.index
-        spelled = " " * (text[start - 1] == ":") + _spelled(value) + "\n" * text[start:end].endswith("\n")
+        start, end = _place(root, key)
+        spelled = " " * (text[start - 1] == ":") + value + "\n" * text[start:end].endswith("\n")
         places.append((start, end, spelled))
     for start, end, spelled in sorted(places, reverse=True):
         text = text[:start] + spelled + text[end:]
@@ -96,11 +186,20 @@ def _edited(text: str, changes: Mapping[str, object]) -> str:
 
 def _spelled(value: object) -> str:
     """A value as YAML writes it on one line."""
+    from ruamel.yaml.error import YAMLError
+
     yaml, line = _yaml(), StringIO()
     yaml.default_flow_style = True
     yaml.width = 100_000
-    yaml.dump({"": list(value) if isinstance(value, tuple) else value}, line)
-    return line.getvalue().strip()[1:-1].partition(":")[2].strip()
+    value = list(value) if isinstance(value, tuple) else value
+    yaml.dump({"": value}, line)
+    spelled = line.getvalue().strip()[1:-1].partition(":")[2].strip()
+    try:  # ruamel writes addresses in a list without quotes, which libyaml does not read
+        if files.parse_yaml(f"value: {spelled}") == {"value": value}:
+            return spelled
+    except YAMLError:
+        pass
+    return json.dumps(_plain(value), ensure_ascii=False)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
@@ -111,14 +210,14 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
-            raise SettingsError(f"{assignment}: write KEY=VALUE, for example training.epochs=3")
+            raise SettingsError(f"{urls.redacted(assignment)}: write KEY=VALUE, for example training.epochs=3")
         try:
             changes[key.strip()] = _yaml().load(value)  # a number as it was written
-        except YAMLError as error:
+        except (YAMLError, ValueError) as error:  # ValueError: a date or a number of which there is none such
             problem = getattr(error, "problem", None) or str(error)
             raise SettingsError(
-                f"{assignment}: the value is not YAML ({problem}); write it as params.yaml would, for example "
-                "training.epochs=3 or 'data.formats=[jpeg, png]'"
+                f"{urls.redacted(assignment)}: the value is not YAML ({problem}); write it as params.yaml would, for "
+                "example training.epochs=3 or 'data.formats=[jpeg, png]'"
             ) from None
     return changes
 
@@ -169,7 +268,8 @@ def _read(path: Path) -> Any:
         problem = getattr(error, "problem", None) or str(error)
         raise SettingsError(f"{path}{where}: not YAML ({problem}); mend that line") from None
     if not isinstance(document, Mapping):
-        found = "nothing" if document is None else "a list" if isinstance(document, list) else f"only {document!r}"
+        only = f"only {urls.redacted(repr(document))}"
+        found = "nothing" if document is None else "a list" if isinstance(document, list) else only
         raise SettingsError(
             f"{path}: holds {found}; allowed: groups of settings; restore it with `git checkout params.yaml`"
         )
@@ -205,7 +305,10 @@ def _contradictions(params: Params) -> Iterator[str]:
         yield "data.folds: found 1; allowed: 0, for none, or 2 and more"
     elif data.fold >= max(1, data.folds):
         yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
+    if unknown := source_names.refusal(data.source):
+        yield unknown
     yield from _passwords(params)
+    yield from _unusable(params)
     yield from _secrets(params.alerts)
     if params.access.four_eyes and params.registry.promotion == "automatic":
         yield (
@@ -215,27 +318,34 @@ def _contradictions(params: Params) -> Iterator[str]:
 
 
 def _passwords(params: Params) -> Iterator[str]:
-    """Addresses with a password in them: the file is committed, and every run notes its settings."""
-    for section, ways in (
-        (
-            "tracking",
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or for PostgreSQL PGPASSWORD or ~/.pgpass",
-        ),
-        ("registry", "PGPASSWORD or ~/.pgpass"),
-        ("platform", "PGPASSWORD or ~/.pgpass"),
-        ("alerts", "alerts.webhook=environment and RATCHET_ALERTS_WEBHOOK"),
-    ):
-        for name, value in getattr(params, section).model_dump().items():
-            if isinstance(value, str) and (shown := without_password(value)) != value:
+    """Addresses with a secret in them: the file is committed, and every run records its settings."""
+    for key, value in dotted(params.model_dump(mode="json")).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (kind := urls.secret_in(text)):
                 yield (
-                    f"{section}.{name}: found {shown}, whose password would be committed and noted by every run; "
-                    f"allowed: an address without one; give it by the environment: {ways}"
+                    f"{key}: found {urls.redacted(text)}, whose {kind} would be committed and recorded with every run. "
+                    f"Allowed: an address without it. Fix: {urls.where_instead(key, text)}"
                 )
+
+
+def _unusable(params: Params) -> Iterator[str]:
+    """Addresses that no client can use: a port above 65535, or brackets around what is no IPv6 address."""
+    platform = params.platform
+    given = [
+        ("platform.public_url", platform.public_url),
+        ("platform.mlflow_public_url", platform.mlflow_public_url),
+        ("platform.prefect_api", platform.prefect_api),
+        *(("platform.allowed_hosts", f"http://{host}") for host in platform.allowed_hosts),
+        ("alerts.webhook", params.alerts.webhook),
+    ]
+    for key, url in given:
+        if not urls.is_usable(url) and not urls.secret_in(url):
+            yield f"{key}: found {url}, which no client can use. Allowed: a port from 1 to 65535, IPv6 as [::1]"
 
 
 def _secrets(alerts: AlertSettings) -> Iterator[str]:
     """What of the alerts would let anybody write in a team's name, or be read on its way."""
-    host = urlsplit(alerts.webhook).hostname or ""
+    host = (urlsplit(alerts.webhook).hostname or "") if urls.is_usable(alerts.webhook) else ""
     if any(host == known or host.endswith(f".{known}") for known in _SECRET_ADDRESSES):
         yield (
             f"alerts.webhook: found an address of {host}, which is itself a secret: whoever knows it can write there; "

@@ -15,7 +15,7 @@ __all__ = ["LARGEST", "Changes", "changes", "git_line"]
 
 LARGEST = 1 << 20  # bytes of an untracked file that is taken into the patch
 _LISTED = 50  # left-out names that are told one by one
-_MADE = ("dvc.lock",)  # tells what was made, not of what; kept by itself
+_MADE = ("dvc.lock", "data/ledger.heads")  # say what was made, not of what; kept by themselves
 
 
 @dataclass(frozen=True)

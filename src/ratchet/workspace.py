@@ -147,11 +147,17 @@ class Workspace:
         """What this machine alone needs: locks, pid files, server logs and databases. Never committed."""
         return self.root / ".ratchet"
 
+    @property
+    def overrides(self) -> Path:
+        """Note of what the settings of a run under way have replaced in params.yaml: ratchet.run_settings."""
+        return self.state / "overrides.json"
+
     @contextmanager
-    def hold(self, purpose: str, *, wait: float = 0.0) -> Iterator[None]:
+    def hold(self, purpose: str, *, wait: float = 0.0) -> Iterator[str | None]:
         """Be the only run in this workspace; the lock dies with the process.
 
         Holding is inherited: a process started by the holder (RATCHET_HOLDER in its environment) may enter.
+        Settings that a killed run has left in params.yaml are taken back first. Yield a sentence about that, or None.
 
         Raises:
             WorkspaceBusy: another run holds it after `wait` seconds; the message says which.
@@ -160,7 +166,7 @@ class Workspace:
         from filelock import FileLock, Timeout
 
         if os.environ.get("RATCHET_HOLDER") == str(self.root):
-            yield
+            yield None
             return
         holder = self.state / "holder.json"
         with disk_errors(self.root):
@@ -174,11 +180,19 @@ class Workspace:
             with disk_errors(self.root):
                 holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
             os.environ["RATCHET_HOLDER"] = str(self.root)
-            yield
+            yield self._restored()
         finally:
             os.environ.pop("RATCHET_HOLDER", None)
             holder.unlink(missing_ok=True)
             lock.release()
+
+    def _restored(self) -> str | None:
+        if not self.overrides.exists():
+            return None
+        from ratchet import run_settings
+
+        with disk_errors(self.root):
+            return run_settings.restore(self)
 
     def _busy(self, holder: Path) -> str:
         try:

@@ -1,5 +1,7 @@
 """A table that lists pictures: what its rows mean, and what is wrong with them."""
 
+import json
+import unicodedata
 from pathlib import Path
 
 import polars as pl
@@ -70,7 +72,17 @@ def test_a_group_is_in_one_split_and_stays_there(place) -> None:
 @pytest.mark.parametrize(
     ("row", "rule", "source", "value"),
     [
-        ("flat/0000.png,dog", "duplicate-id", "flat/0000.png", "again in train, kept in train"),
+        (
+            "flat/0000.png,dog",
+            "duplicate-id",
+            "flat/0000.png",
+            "line 82 lists it again, kept is line 2; label dog, kept cat",
+        ),
+        ("flat/more.png,NaN", "unknown-label", "flat/more.png", "NaN, which means that there is none"),
+        ("flat/more.png,None", "unknown-label", "flat/more.png", "None, which means that there is none"),
+        ("nan,cat", "no-path", "row 81", ""),
+        ("flat/more.png,cat,7", "ragged-row", "labels.csv", "line 82 has 3 fields, the header has 2"),
+        ("flat/more.png", "ragged-row", "labels.csv", "line 82 has 1 field, the header has 2"),
         (",cat", "no-path", "row 81", ""),
         ("../secret.png,cat", "outside-folder", "../secret.png", "../secret.png"),
         ("flat/../../secret.png,cat", "outside-folder", "flat/../../secret.png", "flat/../../secret.png"),
@@ -142,8 +154,10 @@ def test_dates_in_two_formats_as_a_real_table_has_them_are_told_apart(place, sha
     [
         ("file,label\na.png,cat\n", r"no column 'path'; it has file, label: set data.path_column"),
         ("path,lable\na.png,cat\n", r"no column 'label'; .* set data.label_column \(to lable\?\)"),
-        ("path,label,label\na.png,cat,dog\n", "column 'label' stands there twice"),
-        ("path,label\na.png,cat,7\n", "no readable table"),
+        ("path,label,label\na.png,cat,dog\n", "column 'label' is in the header twice"),
+        ("path,label,label\na.png,cat\n", "column 'label' is in the header twice"),
+        ("path,label\na.png,cat,7\n", "holds no labels"),
+        ('path,label\na.png,cat\n"b.png,cat\nc.png,dog\n', "no readable table: line 3 or one after it is no CSV"),
         ("path,label,width\na.png,cat,7\n", "column 'width' has a name that the index uses itself"),
         ("path,label\na.png,cat\n", "holds one class only"),
         ("path,label\n", "holds no labels"),
@@ -242,3 +256,185 @@ def test_a_path_with_backslashes_and_dots_is_the_same_file(place) -> None:
     (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label", *lines]))
     place.ingest(source="image-manifest", manifest="t.csv")
     assert place.index()["id"].str.starts_with("flat/").all()
+
+
+def write_table(place, table: pl.DataFrame, name: str) -> None:
+    path = place.root / "pictures" / name
+    csv = table.write_csv()
+    contents = {
+        "semicolon.csv": csv.replace(",", ";").encode(),
+        "excel.csv": ("sep=;\n" + csv.replace(",", ";")).encode(),
+        "tab.csv": csv.replace(",", "\t").encode(),
+        "bar.txt": csv.replace(",", "|").encode(),
+        "marked.csv": csv.encode("utf-8-sig"),
+        "utf16.csv": csv.encode("utf-16"),
+        "utf16-unmarked.csv": csv.encode("utf-16-le"),
+        "utf32.csv": csv.encode("utf-32"),
+        "windows.csv": csv.replace("\n", "\r\n").encode(),
+        "old-mac.csv": csv.replace("\n", "\r").encode(),
+        "list.json": table.write_json().encode(),
+        "lines.jsonl": table.write_ndjson().encode(),
+    }
+    path.write_bytes(contents[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["semicolon.csv", "excel.csv", "tab.csv", "bar.txt", "marked.csv", "utf16.csv", "utf16-unmarked.csv", "utf32.csv",
+     "windows.csv", "old-mac.csv", "list.json", "lines.jsonl"],
+)  # fmt: skip
+def test_tables_of_every_common_form_are_read_alike(place, name: str) -> None:
+    place.fill("flat", 80)
+    labels = ["cat" if number < 40 else "dög" for number in range(80)]
+    table = pl.DataFrame({"path": [f"flat/{n:04d}.png" for n in range(80)], "label": labels})
+    write_table(place, table, name)
+    manifest = place.ingest(source="image-manifest", manifest=name)
+    assert manifest.classes == ("cat", "dög")
+    assert place.index().height == 80
+
+
+@pytest.mark.parametrize("name", ["list.json", "lines.jsonl"])
+def test_a_key_of_late_objects_only_is_read(place, name: str) -> None:
+    """Split, a label that is a text, and a line end inside a text, all after the first hundred objects."""
+    place.fill("flat", 140)
+    objects = [{"path": f"flat/{n:04d}.png", "label": n % 2} for n in range(139)]
+    objects.append({"path": "flat/0139.png", "label": "1", "split": "test", "note": "one\u2028two"})
+    texts = [json.dumps(each, ensure_ascii=False) for each in objects]
+    text = "\n".join(texts) if name == "lines.jsonl" else f"[{','.join(texts)}]"
+    (place.root / "pictures" / name).write_text(text)
+    manifest = place.ingest(source="image-manifest", manifest=name)
+    assert manifest.classes == ("0", "1")
+    assert place.index().filter(pl.col("split") == "test")["id"].to_list() == ["flat/0139.png"]
+
+
+@pytest.mark.parametrize("last", ["", "x"])
+def test_a_cell_of_any_length_is_read(place, last: str) -> None:
+    """Beyond the limit of Python's csv module, where it reads the table and where it counts lines."""
+    long = "wrod " * 40_000
+    listed(place, [f"flat/0000.png,cat,{long},{last}"], header="path,label,note,more")
+    told = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
+    assert told == [("flat/0000.png", "duplicate-id", "line 82 lists it again, kept is line 2")]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"PK\x03\x04\x14\0\x06\0\x08\0\0\0!\0[Content_Types].xml", "an Excel workbook, not a table"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "an old Excel or Office document, not a table"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git LFS pointer.*`git lfs pull`"),
+        (b"outs:\n- md5: 0\n  size: 9\n  hash: md5\n  path: labels.csv\n", "a DVC pointer.*`dvc pull`"),
+        (b"\x1f\x8b\x08\0", "a gzip archive, not a table"),
+        (b'{"images": [\n1], "annotations": []}', "one JSON object, not a table"),
+        (b"PAR1 and no more", "damaged Parquet"),
+        (b"path,label\na.png,caf\xe9\n", "line 2 is not UTF-8 .byte 0xe9.: save it as UTF-8 CSV"),
+        (bytes(100), "only zero bytes"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_table_is_named_for_what_it_is(place, content: bytes, told: str) -> None:
+    (place.root / "pictures").mkdir()
+    (place.root / "pictures" / "labels.csv").write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        place.ingest(source="image-manifest", manifest="labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [("label", "'label' holds lists.*one text or number"), ("boxes", r"'boxes' holds lists.*data\.drop=")],
+)
+def test_columns_of_lists_are_refused_by_name(place, column: str, told: str) -> None:
+    place.fill("flat", 4)
+    table = {
+        "path": [f"flat/{n:04d}.png" for n in range(4)],
+        "label": ["cat", "dog"] * 2,
+        column: [["cat"], ["dog"]] * 2,
+    }
+    pl.DataFrame(table).write_parquet(place.root / "pictures" / "t.parquet")
+    with pytest.raises(DataError, match=told):
+        place.ingest(source="image-manifest", manifest="t.parquet")
+
+
+def test_nan_is_no_group_and_no_class(place) -> None:
+    place.fill("flat", 120)
+    path, groups = [f"flat/{n:04d}.png" for n in range(120)], ["NaN", "None", "nan"] * 40
+    labels = [float("nan") if n < 3 else n % 2 for n in range(120)]
+    pl.DataFrame({"path": path, "label": labels, "group": groups}, strict=False).write_parquet(
+        place.root / "pictures" / "t.parquet"
+    )
+    manifest = place.ingest(source="image-manifest", manifest="t.parquet")
+    assert manifest.classes == ("0.0", "1.0")
+    assert place.bad() == {f"flat/{n:04d}.png": {"unknown-label"} for n in range(3)}
+    assert "group" not in place.index().columns
+    assert {split: files.rows > 0 for split, files in manifest.splits.items()} == dict.fromkeys(manifest.splits, True)
+
+
+def test_a_class_called_none_can_be_named(place) -> None:
+    place.fill("flat", 80)
+    lines = [f"flat/{n:04d}.png,{'None' if n < 40 else 'scratch'}" for n in range(80)]
+    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label", *lines]))
+    manifest = place.ingest(source="image-manifest", manifest="t.csv", classes=("scratch", "None"))
+    assert (manifest.classes, place.bad()) == (("scratch", "None"), {})
+
+
+@pytest.fixture
+def remembered(place, monkeypatch):
+    """80 pictures that are settled on disk, and an ingest that remembers; called with more rows of the table."""
+    monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
+    place.memo = place.root / "memo.parquet"
+    place.fill("flat", 80)
+    lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'}" for n in range(80)]
+
+    def again(*rows: str) -> dict[str, str]:
+        (place.root / "pictures" / "labels.csv").write_text("\n".join(["path,label", *lines, *rows]))
+        place.ingest(source="image-manifest", manifest="labels.csv")
+        return place.bytes()
+
+    return again
+
+
+def test_a_path_listed_twice_breaks_no_later_run(place, remembered) -> None:
+    """The cache is joined by id: a sample in it twice would make every later ingest fail, until it is deleted."""
+    twice = ("flat/0000.png,cat", ".\\flat\\0001.png,cat")
+    expected = remembered(*twice)
+    told = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
+    assert told == [
+        ("flat/0000.png", "duplicate-id", "line 82 lists it again, kept is line 2"),
+        ("flat/0001.png", "duplicate-id", "line 83 lists it again, kept is line 3"),
+    ]
+    remembered(twice[0])
+    remembered()
+    assert place.bad() == {}
+    assert remembered(*twice) == expected
+
+
+def test_a_cache_that_already_holds_a_sample_twice_is_harmless(place, remembered) -> None:
+    expected = remembered()
+    damaged, told = pl.read_parquet(place.memo), pl.read_parquet_metadata(place.memo)["ratchet"]
+    pl.concat([damaged, damaged.head(5)]).write_parquet(place.memo, metadata={"ratchet": told})
+    (place.packed / "profile.json").write_text("{}")  # so that the packed set is made again
+    assert remembered() == expected
+
+
+@pytest.mark.parametrize(("stored", "written"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_paths_and_labels_in_another_unicode_form_are_found(place, stored: str, written: str) -> None:
+    folder = place.fill(unicodedata.normalize(stored, "größe-é"), 80)
+    lines = [
+        unicodedata.normalize(written, f"größe-é/{path.name},{'café' if n < 40 else 'thé'}")
+        for n, path in enumerate(sorted(folder.iterdir()))
+    ]
+    lines[5:20] = [unicodedata.normalize(stored, line) for line in lines[5:20]]
+    (place.root / "pictures" / unicodedata.normalize(stored, "é.csv")).write_text("\n".join(["path,label", *lines]))
+    manifest = place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"))
+    assert place.bad() == {}
+    assert manifest.classes == tuple(unicodedata.normalize(written, name) for name in ("café", "thé"))
+    assert place.index()["id"].str.starts_with(folder.name).all()
+    place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"), classes=("thé", "café"))
+    assert place.bad() == {}
+
+
+def test_a_group_in_two_unicode_forms_is_named_in_both(place) -> None:
+    groups = [unicodedata.normalize("NFC" if n % 2 else "NFD", "José") for n in range(80)]
+    lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'},{group}" for n, group in enumerate(groups)]
+    place.fill("flat", 80)
+    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
+    with pytest.raises(DataError, match=r"2 Unicode forms \('Jose\\u0301', 'Jos\\xe9'\)"):
+        place.ingest(source="image-manifest", manifest="t.csv")

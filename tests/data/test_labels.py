@@ -1,35 +1,78 @@
-"""Confident learning by hand, and on digits some of whose labels were changed on purpose."""
+"""Likely wrong labels: planted ones are ranked first, and where models are weak nothing is called wrong."""
 
 import numpy as np
 import pytest
 
-from ratchet.data.trouble.labels import fold_of, suspects
+from ratchet.data.trouble.labels import fold_of, judge
+
+CLASSES = [f"class {number}" for number in range(10)]
 
 
-def test_the_published_rule_by_hand() -> None:
-    """Thresholds: the mean probability of a class among the samples labelled so, here .7 and .65."""
-    probabilities = np.array([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.1, 0.9], [0.75, 0.25], [0.2, 0.8]], np.float32)
-    labels = np.array([0, 0, 1, 1, 1, 1])
-    probabilities[1] = [0.2, 0.8]
-    found = suspects(probabilities, labels)
-    # class 0: (.9 + .2) / 2 = .55; class 1: (.7 + .9 + .25 + .8) / 4 = .6625
-    assert found.select("row", "label", "likely").rows() == [(1, 0, 1), (4, 1, 0)]
-    assert found["doubt"].to_list() == pytest.approx([0.6, 0.5])
-    assert found["given"].to_list() == pytest.approx([0.2, 0.25])
+def predicted(rows: int, *, strength: float, wrong: float = 0.0, confidence: float = 1.0, seed: int = 0):
+    """Probabilities of a model, the labels, and which of these were replaced by another class.
+
+    Args:
+        rows: how many.
+        strength: of the model; 1 hardly better than chance, 8 mostly right.
+        wrong: share of labels that are replaced.
+        confidence: above 1 the model is surer than it should be.
+        seed: of all of it.
+    """
+    drawn = np.random.default_rng(seed)
+    logits = strength * drawn.gumbel(size=(rows, 10))
+    true = (logits + drawn.gumbel(size=logits.shape)).argmax(axis=1)  # a draw from the softmax
+    flipped = drawn.random(rows) < wrong
+    labels = np.where(flipped, (true + drawn.integers(1, 10, rows)) % 10, true)
+    shown = np.exp(confidence * (logits - logits.max(axis=1, keepdims=True)))
+    return (shown / shown.sum(axis=1, keepdims=True)).astype(np.float32), labels, flipped
 
 
-def test_an_unsure_answer_is_no_suspicion() -> None:
-    probabilities = np.array([[0.4, 0.6], [0.95, 0.05], [0.05, 0.95], [0.1, 0.9]], np.float32)
-    assert suspects(probabilities, np.array([0, 0, 1, 1])).is_empty()
+@pytest.mark.parametrize("confidence", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("strength", [3.0, 8.0])
+def test_the_expected_precision_is_about_the_true_one(strength: float, confidence: float) -> None:
+    probabilities, labels, flipped = predicted(6000, strength=strength, wrong=0.055, confidence=confidence)
+    found = judge(probabilities, labels, classes=CLASSES)
+    assert found.flagged > 30
+    rows = found.samples.filter("flagged")["row"].to_numpy()
+    assert flipped[rows].mean() == pytest.approx(found.precision, abs=0.12)
+    assert found.wrong == pytest.approx(0.055, abs=0.02)
 
 
-def test_a_class_without_samples_is_never_meant() -> None:
-    probabilities = np.array([[0.1, 0.1, 0.8], [0.2, 0.7, 0.1]], np.float32)
-    assert suspects(probabilities, np.array([0, 1])).is_empty()
+@pytest.mark.parametrize("strength", [0.3, 0.7, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("confidence", [0.5, 1.0, 3.0])
+def test_right_labels_are_not_called_wrong(strength: float, confidence: float) -> None:
+    """However many of them a weak model denies."""
+    for seed in range(3):
+        probabilities, labels, _ = predicted(3000, strength=strength, confidence=confidence, seed=seed)
+        assert judge(probabilities, labels, classes=CLASSES).flagged <= 3
 
 
-def test_copies_are_held_out_together() -> None:
-    contents = [f"{number:064x}" for number in range(100)]
-    folds = fold_of([*contents, *contents], 4)
+def test_a_model_at_chance_calls_nothing_wrong() -> None:
+    probabilities, labels, _ = predicted(2000, strength=8.0, wrong=0.1)
+    found = judge(probabilities[::-1].copy(), labels, classes=CLASSES)
+    assert (found.useful, found.flagged, found.precision, found.wrong) == (False, 0, 0.0, 0.0)
+    assert found.accuracy == pytest.approx(0.1, abs=0.03)
+    assert found.samples.height == 2000
+
+
+def test_all_samples_are_ranked_by_doubt() -> None:
+    probabilities, labels, flipped = predicted(4000, strength=8.0, wrong=0.05)
+    samples = judge(probabilities, labels, classes=CLASSES).samples
+    assert sorted(samples["row"].to_list()) == list(range(4000))
+    assert (samples["doubt"].diff().drop_nulls() <= 1e-12).all()
+    assert (samples["likely"] != samples["label"]).all()
+    assert flipped[samples["row"].head(100).to_numpy()].mean() > 0.8
+
+
+def test_accuracy_is_given_per_class() -> None:
+    probabilities = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.3, 0.7, 0.0]], np.float32)
+    found = judge(probabilities, np.array([0, 0, 1]), classes=["a", "b", "c"])
+    assert found.classes.rows() == [("a", 2, 0.5), ("b", 1, 1.0), ("c", 0, None)]
+    assert (found.accuracy, found.chance) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+def test_samples_of_one_key_are_held_out_together() -> None:
+    keys = [f"{number:064x}" for number in range(100)]
+    folds = fold_of([*keys, *keys], 4)
     assert (folds[:100] == folds[100:]).all()
-    assert set(folds) <= set(range(4))
+    assert set(folds) == set(range(4))

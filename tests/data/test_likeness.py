@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from ratchet.data.trouble.likeness import Likeness, fingerprints, pairs
+from ratchet import files
+from ratchet.data.reading.pictures import to_pixels
+from ratchet.data.trouble.likeness import Likeness, fingerprints, look, pairs
+from ratchet.data.trouble.transformed import transformed_pairs
 
 
 def drawn(count: int, side: int = 32) -> np.ndarray:
@@ -74,10 +77,11 @@ def test_pairs_are_told_by_id_and_split_and_exact_copies_are_not_among_them() ->
         }
     )
     alike = Likeness()
-    alike.add(*fingerprints(np.stack([pictures[0], pictures[1], pictures[1]])))
-    alike.add(*fingerprints(np.stack([pictures[2], near])))
-    assert alike.pairs(index).to_dicts() == [
-        {"one_id": "a", "one_split": "train", "other_id": "near", "other_split": "test"}
+    pixels = np.stack([pictures[0], pictures[1], pictures[1], pictures[2], near])
+    alike.add(look(pixels[:3]))
+    alike.add(look(pixels[3:]))
+    assert alike.pairs(index, lambda rows: pixels[rows]).to_dicts() == [
+        {"one_id": "a", "one_split": "train", "other_id": "near", "other_split": "test", "change": "none"}
     ]
 
 
@@ -98,3 +102,106 @@ def test_the_pairs_known_of_cifar_are_found(shared) -> None:
     left, right = (images[found[name].to_numpy()].astype(float) for name in ("one", "other"))
     alike = [np.corrcoef(one.ravel(), other.ravel())[0, 1] for one, other in zip(left, right, strict=True)]
     assert np.median(alike) > 0.9
+
+
+def cut(share: float, across: float = 0.5, down: float = 0.5):
+    """Crop to this share of both sides; `across` and `down` say where, 0 to 1."""
+
+    def crop(image: Image.Image) -> Image.Image:
+        width, height = (round(share * side) for side in image.size)
+        left, top = round(across * (image.width - width)), round(down * (image.height - height))
+        return image.crop((left, top, left + width, top + height))
+
+    return crop
+
+
+TURNS = {
+    "mirrored": ImageOps.mirror,
+    "upside down": ImageOps.flip,
+    "turned by 90": lambda image: image.transpose(Image.Transpose.ROTATE_90),
+    "turned by 180": lambda image: image.transpose(Image.Transpose.ROTATE_180),
+    "turned by 270": lambda image: image.transpose(Image.Transpose.ROTATE_270),
+}
+CROPS = {"to 90 %": cut(0.9), "to 90 % in a corner": cut(0.9, 0.0, 1.0), "to 80 %": cut(0.8)}
+LEAST = dict.fromkeys(TURNS, 0.95) | {"to 90 %": 0.85, "to 90 % in a corner": 0.6, "to 80 %": 0.5}
+
+
+def photos(shared, count: int) -> list[Image.Image]:
+    folder: Path = shared("hymenoptera") / "hymenoptera" / "train"
+    return [Image.open(path).convert("RGB") for path in sorted(folder.rglob("*.jpg"))[:count]]
+
+
+def cifar(shared, count: int) -> np.ndarray:
+    import pickle
+
+    path = shared("cifar-10-batches-py") / "cifar-10-batches-py" / "data_batch_1"
+    content = pickle.loads(path.read_bytes(), encoding="bytes")[b"data"]
+    return np.ascontiguousarray(content.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)[:count])
+
+
+def found_in(pixels: np.ndarray) -> dict[tuple[int, int], str]:
+    looks = look(pixels)
+    rows = np.arange(len(pixels))
+    found = transformed_pairs(looks.statistics, looks.thumbnails, lambda some: pixels[some], rows=rows)
+    return {(one, other): change for one, other, change in found.rows()}
+
+
+@pytest.mark.parametrize("change", LEAST)
+def test_mirrored_turned_and_cropped_photos_are_found(change: str, shared) -> None:
+    """Each photo and its changed copy, saved as JPEG again, among 1,000 others; no other pair is reported."""
+    images = photos(shared, 60)
+    act = (TURNS | CROPS)[change]
+    before, after = (
+        np.stack([to_pixels(image, size=64, channels=3) for image in some])
+        for some in (images, [saved(act(image)) for image in images])
+    )
+    others = np.stack([np.asarray(Image.fromarray(one).resize((64, 64))) for one in cifar(shared, 1000)])
+    found = found_in(np.concatenate([before, after, others]))
+    right = {(number, 60 + number) for number in range(60)}
+    assert len(found.keys() & right) >= LEAST[change] * 60
+    assert not found.keys() - right
+    assert set(found.values()) == {"turned" if change in TURNS else "cropped"}
+
+
+def test_different_photos_are_not_paired(shared) -> None:
+    assert found_in(cifar(shared, 2000)) == {}
+
+
+def test_flat_and_few_images_are_not_paired() -> None:
+    flat = np.stack([np.full((16, 16, 3), value, np.uint8) for value in range(0, 200, 10)])
+    assert found_in(flat) == {}
+    assert found_in(drawn(1)) == {}
+
+
+def test_small_images_are_compared_as_they_are_only() -> None:
+    looks = look(drawn(4, 8))
+    assert len(looks.marks) == 4
+    assert len(looks.thumbnails) == len(looks.statistics) == 0
+
+
+def test_grey_images_are_found_mirrored() -> None:
+    before = drawn(200, 40)[..., :1]
+    found = found_in(np.concatenate([before, before[:, :, ::-1]]))
+    assert set(found) == {(number, 200 + number) for number in range(200)}
+
+
+def test_ingest_names_mirrored_copies_in_other_splits(place) -> None:
+    for split, count in (("train", 30), ("val", 12), ("test", 12)):
+        for number in range(count):
+            for label in ("cat", "dog"):
+                path = place.root / "pictures" / split / label / f"{number:02d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                seed = ["train", "val", "test"].index(split) * 1000 + number + 500 * (label == "dog")
+                noise = np.random.default_rng(seed).integers(0, 256, (7, 7, 3), dtype=np.uint8)
+                Image.fromarray(noise).resize((48, 48), Image.Resampling.BICUBIC).save(path)
+    for number in range(5):
+        copy = ImageOps.mirror(Image.open(place.root / "pictures" / "train" / "cat" / f"{number:02d}.png"))
+        copy.save(place.root / "pictures" / "test" / "cat" / f"mirrored-{number:02d}.png")
+    place.ingest()
+    near = files.read_json(place.packed / "profile.json")["near_duplicates"]
+    assert (near["pairs"], near["across_splits"], near["changes"]) == (5, 5, {"turned": 5})
+    assert near["first"][0] == {
+        "ids": ["train/cat/00.png", "test/cat/mirrored-00.png"],
+        "splits": ["train", "test"],
+        "change": "turned",
+    }

@@ -118,7 +118,7 @@ def test_any_edits_give_the_bytes_of_an_ingest_from_nothing_and_move_no_sample(c
             assert places.setdefault(content, name) == name  # where it was in any version before
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "other decoders", "other shape"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "other decoders", "other scaling", "other shape"])
 def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str) -> None:
     expected = counted.bytes()
     if damage == "gone":
@@ -127,6 +127,8 @@ def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str)
         counted.memo.write_bytes(counted.memo.read_bytes()[:200])
     elif damage == "other decoders":
         monkeypatch.setattr("ratchet.data.reading.memo.version", lambda name: "0")
+    elif damage == "other scaling":
+        monkeypatch.setattr("ratchet.data.reading.memo.depth.__file__", __file__)
     else:
         counted.ingest(image_size=16)
         counted.counts.clear()

@@ -76,6 +76,55 @@ def test_absent_set_says_where_it_looked_and_the_way_out(place) -> None:
     assert not place.packed.exists()
 
 
+def test_cut_cifar_batches_are_named_with_their_sizes(place) -> None:
+    folder = place.root / "cifar" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    (folder / "data_batch_3").write_bytes(bytes(1_000))
+    (folder / "batches.meta").write_bytes(bytes(158))
+    with pytest.raises(DataError) as refusal:
+        place.ingest(source="CIFAR10", path="cifar", download=False)
+    told = str(refusal.value)
+    assert f"the copy of CIFAR10 in {place.root / 'cifar'} is damaged: " in told
+    assert f"{folder / 'data_batch_3'} is cut off: 1,000 bytes, 31,035,999 expected" in told
+    assert f"{folder / 'data_batch_1'} is missing" in told
+    assert "Fix: copy these files again, or delete them and run again with data.download: true" in told
+
+
+def test_one_cut_batch_of_a_whole_cifar_is_the_only_one_named(place, shared: Shared) -> None:
+    """The real files, of which one is cut: torchvision says `not found or corrupted`, and not which."""
+    real = shared("cifar-10-batches-py") / "cifar-10-batches-py"
+    folder = place.root / "cifar" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for path in real.iterdir():
+        if path.name != "test_batch":
+            (folder / path.name).symlink_to(path)
+    (folder / "test_batch").write_bytes((real / "test_batch").read_bytes()[:20_000_000])
+    with pytest.raises(DataError) as refusal:
+        place.ingest(source="CIFAR10", path="cifar", download=False)
+    told = str(refusal.value)
+    assert f"is damaged: {folder / 'test_batch'} is cut off: 20,000,000 bytes, 31,035,526 expected. Fix:" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1c" + bytes(900), "is cut off: 916 bytes, 3,936 expected"),
+        (b"", "is damaged: 0 bytes, which do not begin as those of an IDX file"),
+        (b"<html>", "is damaged: 6 bytes, which do not begin"),
+    ],
+)
+def test_cut_mnist_files_are_named_with_their_sizes(place, content: bytes, told: str) -> None:
+    folder = place.root / "sets" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name in ("train", "t10k"):
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(content)
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x05" + bytes(5))
+    with pytest.raises(DataError) as refusal:
+        place.ingest(source="MNIST", path="sets", download=False)
+    assert f"{folder / 't10k-images-idx3-ubyte'} {told}" in str(refusal.value)
+    assert "labels" not in str(refusal.value)
+
+
 def test_unknown_source_lists_the_nearest_names(place) -> None:
     with pytest.raises(SettingsError, match=r"'CIFAR01'.*CIFAR10"):
         place.ingest(source="CIFAR01")

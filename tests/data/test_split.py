@@ -1,17 +1,25 @@
 """A sample's split depends on the sample alone."""
 
 import hashlib
+import io
+import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
 
 from ratchet.data import split
+from ratchet.data.reading import pictures
+from ratchet.data.reading.pictures import full_digest
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
+DIGITS = [1251, 259, 287]  # rows of train, validation and test
+DIGITS_DIGEST = "9349e36a725ec132"
 NAMES = st.lists(st.text(max_size=12), max_size=40)
 FRACTION = st.floats(0.0, 0.49)
 
@@ -124,3 +132,118 @@ def test_ingesting_again_writes_the_same_bytes(two_classes) -> None:
     two_classes.ingest(workers=3)
     assert two_classes.bytes() == first
     assert pl.read_parquet(two_classes.quarantine).height == 0
+
+
+def _smooth(number: int, size: tuple[int, int]) -> Image.Image:
+    """An image of large shapes, as photos have."""
+    small = np.random.default_rng(number).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def _save_copies(folder: Path, number: int) -> None:
+    """One image as a JPEG that packing decodes at a smaller scale, and the same pixels in ten other files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = str(folder / f"{number:03d}")
+    content = io.BytesIO()
+    image = _smooth(number, (260, 200))
+    if number % 3 == 0:
+        image = image.convert("L")
+    image.save(content, "JPEG", quality=90)
+    Path(f"{name}.jpg").write_bytes(content.getvalue())
+    comment = b"\xff\xfe\x00\x07hello"
+    Path(f"{name}-comment.jpg").write_bytes(content.getvalue()[:2] + comment + content.getvalue()[2:])
+    pixels = Image.open(content)
+    pixels.load()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("author", "somebody")
+    pixels.save(f"{name}.png", pnginfo=text)
+    pixels.save(f"{name}-plain.png", compress_level=0)
+    pixels.save(f"{name}.bmp")
+    pixels.save(f"{name}.tiff", compression="tiff_lzw")
+    pixels.save(f"{name}.webp", lossless=True)
+    pixels.convert("RGB").save(f"{name}-colour.png")
+    pixels.convert("RGBA").save(f"{name}-opaque.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    pixels.transpose(Image.Transpose.ROTATE_90).save(f"{name}-turned.png", exif=turned)
+
+
+def test_copies_in_other_formats_share_a_split(place) -> None:
+    for number in range(24):
+        _save_copies(place.root / "pictures" / "cat", number)
+        _save_copies(place.root / "pictures" / "dog", 100 + number)
+    place.ingest(image_size=32)
+    assert place.bad() == {}
+    index = place.index().with_columns(image=pl.col("id").str.extract(r"/(\d+)"))
+    assert index.height == 2 * 24 * 10
+    assert index.group_by("image").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 48
+    assert set(index["split"]) == set(split.SPLITS)
+
+
+def test_another_image_size_moves_no_sample(place) -> None:
+    for number in range(40):
+        _save_copies(place.root / "pictures" / "ab"[number % 2], number)
+    seen = []
+    for size in (16, 48, 128):
+        place.ingest(image_size=size)
+        seen.append(dict(place.index().select("id", "split").rows()))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_new_metadata_moves_no_sample(two_classes) -> None:
+    two_classes.memo = two_classes.root / "memo.parquet"
+    two_classes.ingest()
+    before = dict(two_classes.index().select("id", "split").rows())
+    for path in (two_classes.root / "pictures").rglob("*.png"):
+        text = PngImagePlugin.PngInfo()
+        text.add_text("edited", "today")
+        Image.open(path).save(path, pnginfo=text)
+    two_classes.ingest()
+    assert dict(two_classes.index().select("id", "split").rows()) == before
+
+
+def test_given_splits_need_no_image_at_full_size(place, monkeypatch) -> None:
+    """And splits that are drawn later go by the digests at full size, not by what was remembered without them."""
+    monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
+    digested = []
+    original = pictures.full_digest
+    monkeypatch.setattr(pictures, "full_digest", lambda image: digested.append(image.size) or original(image))
+    for number, split_folder in enumerate(("train", "val", "test")):
+        for name in ("cat", "dog"):
+            place.fill(f"{split_folder}/{name}", 12, first=100 * number + 50 * (name == "dog"))
+    place.memo = place.root / "memo.parquet"
+    place.ingest()
+    assert digested == []
+    for folder in ("val", "test"):
+        shutil.rmtree(place.root / "pictures" / folder)
+    place.ingest()
+    drawn = place.bytes()
+    assert len(digested) == 24
+    place.memo.unlink()
+    place.ingest()
+    assert place.bytes() == drawn
+
+
+def test_files_of_one_depth_share_a_digest_and_others_do_not(place) -> None:
+    """16-bit images go by their values: two that become equal with 8 bits are two images."""
+    folder = place.fill("cat", 20)
+    values = np.arange(24 * 20, dtype=np.uint16).reshape(20, 24) * 100
+    for name, pixels in (("deep", values), ("deeper", values + 1)):
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+        Image.fromarray(pixels).save(folder / f"{name}.tiff")
+    digests = {name: full_digest(Image.open(folder / name)) for name in ("deep.png", "deep.tiff", "deeper.png")}
+    assert digests["deep.png"] == digests["deep.tiff"] != digests["deeper.png"]
+
+
+def test_a_large_image_has_the_digest_of_all_its_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1030, 1100, 3), dtype=np.uint8)
+    whole = hashlib.sha256(b"1100 1030 " + pixels.tobytes()).hexdigest()
+    assert full_digest(Image.fromarray(pixels)) == whole
+
+
+def test_the_digits_stay_in_their_splits(place) -> None:
+    """Sources of arrays are split by the digest of their pixels; these digests must never change."""
+    place.ingest(source="digits")
+    splits = place.index().sort("id")["split"].to_list()
+    assert [splits.count(name) for name in split.SPLITS] == DIGITS
+    assert hashlib.sha256("".join(splits).encode()).hexdigest()[:16] == DIGITS_DIGEST

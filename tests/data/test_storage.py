@@ -62,9 +62,46 @@ def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3,
         place.ingest(path="http://127.0.0.1:9/set", source="image-manifest", manifest="labels.csv")
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("ssh://127.0.0.1:9/set", "ConnectionRefusedError: the connection is refused: .* start the server, or correct"),
+        ("ssh://no-such-host.invalid/set", "its host name is not known: .* check the address in data.path"),
+        ("s3://bucket/set", "no usable credentials: .* AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
+    ],
+)
+def test_a_source_that_cannot_be_reached_is_one_sentence(place, monkeypatch, tmp_path, url: str, told: str) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(storage, "_TRIES", 1)
+    with pytest.raises(DataError, match=told) as refused:
+        place.ingest(path=url)
+    assert url in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_wrong_s3_credentials_and_a_missing_bucket_are_named(place, s3, monkeypatch) -> None:
+    with pytest.raises(
+        DataError, match=r"s3://nowhere/set does not answer .*bucket does not exist\): create the bucket"
+    ):
+        place.ingest(path="s3://nowhere/set")
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError("Access Denied")
+
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "find", forbidden)  # the test's server lets everybody in
+    with pytest.raises(DataError, match="access is denied: Access Denied"):
+        place.ingest(path="s3://nowhere/set")
+
+
 @pytest.mark.parametrize("url", ["https://me:secret@example.org/set", "s3://me@bucket/set"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(place, url: str) -> None:
-    with pytest.raises(DataError, match="give credentials by the environment") as refused:
+    with pytest.raises(DataError, match="would be committed and recorded with every run") as refused:
         place.ingest(path=url)
     assert "secret" not in str(refused.value)
 

@@ -1,16 +1,59 @@
 """Cost: truth comes from calls that are known to differ, and from the weights counted by hand."""
 
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from ratchet.evaluation import latency
 from ratchet.evaluation.latency import compare, side_by_side
 
 
-def test_calls_take_turns_in_going_first_and_the_first_of_each_is_not_counted() -> None:
+def test_blocks_alternate_and_the_first_calls_are_not_counted() -> None:
     order: list[str] = []
     side_by_side(lambda: order.append("a"), lambda: order.append("b"))
-    assert order[:6] == ["a", "b", "a", "b", "b", "a"]
-    assert order.count("a") == order.count("b") >= 8
+    blocks = [(name, len(list(calls))) for name, calls in itertools.groupby(order[2:])]
+    assert order[:2] == ["a", "b"]
+    assert [name for name, _ in blocks[:4]] == ["a", "b", "a", "b"]
+    assert [count for _, count in blocks[:4]] == [8, 16, 16, 16]  # of two blocks side by side each, as turns alternate
+    assert order.count("a") == order.count("b") >= 11
+
+
+def disturbed(monkeypatch: pytest.MonkeyPatch, *, ours: Callable[[int], float], theirs: Callable[[int], float]) -> Any:
+    """Two calls that take as many seconds as the functions of the call's number say, on a clock of the test's own."""
+    now, numbers = [0.0], [0, 0]
+
+    def call(which: int, seconds: Callable[[int], float]) -> None:
+        now[0] += seconds(numbers[which])
+        numbers[which] += 1
+
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
+    return partial(call, 0, ours), partial(call, 1, theirs)
+
+
+def test_bursts_of_load_do_not_refuse_an_identical_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of four calls of one model are disturbed, which moves its median tenfold."""
+    calls = disturbed(monkeypatch, ours=lambda number: 0.1 if number % 4 else 0.01, theirs=lambda number: 0.01)
+    ours, theirs = side_by_side(*calls, limit=4.0)
+    assert ours == pytest.approx(theirs)
+
+
+def test_a_slow_first_measurement_is_repeated_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = disturbed(monkeypatch, ours=lambda number: 0.1 if number < 100 else 0.01, theirs=lambda number: 0.01)
+    ours, theirs = side_by_side(*calls, limit=4.0)
+    assert ours == pytest.approx(theirs)
+
+
+def test_a_model_that_is_six_times_slower_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).exponential(0.05, 100_000)
+    calls = disturbed(monkeypatch, ours=lambda number: 0.06 + noise[number], theirs=lambda number: 0.01)
+    ours, theirs = side_by_side(*calls, limit=4.0)
+    assert ours > 4 * theirs
 
 
 def test_a_call_that_does_much_more_takes_longer() -> None:
@@ -33,3 +76,15 @@ def test_models_are_weighed_by_their_bytes_and_timed_on_one_row_and_all() -> Non
     assert (found.candidate.weights, found.champion.weights, found.rows) == (4 * (60 + 5), 4 * 24, 7)
     assert set(seen) == {1, 7}
     assert min(found.candidate.one, found.candidate.batch, found.champion.one, found.champion.batch) > 0
+
+
+def test_a_champion_of_another_input_size_is_timed_on_its_own() -> None:
+    sizes: list[int] = []
+
+    class Watched(nn.Flatten):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            sizes.append(images.shape[-1])
+            return super().forward(images)
+
+    compare(Watched(), Watched(), torch.zeros(3, 1, 8, 8), champion_images=torch.zeros(3, 1, 4, 4))
+    assert set(sizes[:2]) == {8, 4}

@@ -66,6 +66,23 @@ def test_other_parquet_file_is_refused(tmp_path: Path) -> None:
         read_predictions(tmp_path / "index.parquet")
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"label": ["x"]}, "is damaged"),
+        ({"label": [2]}, "none of its 2 classes"),
+        ({"logits": [1.0]}, "is damaged"),
+        ({"logits": [[1.0]]}, "is damaged"),
+    ],
+)
+def test_columns_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, list[object]], words: str) -> None:
+    columns = {"id": ["a"], "label": [1], "predicted": [1], "probability": [0.5], "logits": [[0.0, 1.0]], **changed}
+    table = pa.table(columns).replace_schema_metadata({"ratchet.classes": '["x", "y"]'})
+    pq.write_table(table, tmp_path / "predictions.parquet")
+    with pytest.raises(DataError, match=words):
+        read_predictions(tmp_path / "predictions.parquet")
+
+
 def test_id_that_stands_twice_is_refused() -> None:
     with pytest.raises(DataError, match="stand twice"):
         Predictions(("a", "a"), np.zeros(2, np.int64), np.zeros((2, 2), np.float32), ("x", "y"))

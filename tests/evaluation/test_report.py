@@ -66,8 +66,9 @@ def predictions() -> Predictions:
 def content(predictions: Predictions) -> ReportContent:
     figures = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
     asking = CandidateFigures(
-        figures.accuracy, predictions.ids, predictions.correct, predictions.classes, (1, 8, 8), figures.ece
-    )
+        figures.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
+        figures.ece,
+    )  # fmt: skip
     answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
     epochs = [

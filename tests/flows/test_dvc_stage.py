@@ -157,6 +157,42 @@ def test_what_is_recorded_is_stored_in_the_remote(root: Path) -> None:
     assert text(root) == "abcabc"
 
 
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
+def test_raw_data_is_stored_in_the_remote_with_the_stage(root: Path) -> None:
+    """So `dvc pull` works in another clone: its first stage's input comes from the remote."""
+    state = random.getstate()  # DVC draws from it
+    config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../../remote\n"
+    (root / ".dvc" / "config").write_text(config)
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "source.txt"))
+    run(root)
+    shutil.rmtree(root / ".dvc" / "cache")
+    (root / "source.txt").unlink()
+    with Repo(str(root)) as repo:
+        repo.pull()
+    assert (root / "source.txt").read_text() == "abc"
+    random.setstate(state)
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
+def test_raw_data_that_cannot_be_stored_is_named(root: Path, tmp_path: Path) -> None:
+    state = random.getstate()  # DVC draws from it
+    config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../../remote\n"
+    (root / ".dvc" / "config").write_text(config)
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "source.txt"))
+    double(root)
+    (content,) = (root / ".dvc" / "cache" / "files" / "md5").glob("*/*")
+    (tmp_path / "remote" / "files" / "md5").mkdir(parents=True)
+    (tmp_path / "remote" / "files" / "md5" / content.parent.name).touch()  # a file where its folder belongs
+    told: list[str] = []
+    dvc_stage.record(root, "double", say=told.append)
+    assert len(told) == 1
+    assert told[0].startswith("source.txt.dvc: not stored in DVC's remote (")
+    assert told[0].endswith("so `dvc pull` fails in another clone. Fix: `dvc push`")
+    random.setstate(state)
+
+
 def test_a_remote_that_cannot_be_reached_is_told_and_the_record_stands(root: Path) -> None:
     (root / "file").touch()
     config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../file/inside\n"

@@ -102,3 +102,8 @@ def test_the_page_shows_every_link_and_nothing_of_it_becomes_markup() -> None:
     shown = html.unescape(page)
     assert all(line in shown for title, found in lines(chain).items() for line in (title, *found))
     assert nasty in shown
+
+
+def test_a_doubt_is_shown_with_its_run() -> None:
+    doubted = replace(WHOLE, doubts=("MLflow has metric test/accuracy = 0.9",))
+    assert lines(data_link([doubted], kept="x"))["run run"][-1] == "! MLflow has metric test/accuracy = 0.9"

@@ -460,6 +460,32 @@ def test_a_persons_own_prefect_toml_stays(project: Workspace) -> None:
     assert "elsewhere" in own.read_text()
 
 
+def test_a_second_folder_joins_the_server_that_its_settings_name(running: Running, project: Workspace) -> None:
+    """Two clones on one machine with the same platform.prefect_api and the same port."""
+    api, said = running.addresses.prefect_api, list[str]()
+    settings = running.settings.model_copy(update={"prefect_api": api})
+    override(project.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
+    addresses = up(project, settings, tracking_uri="http://127.0.0.1:9", artifacts="", say=said.append)
+    try:
+        assert addresses.prefect_api == api
+        assert f"Prefect server: {api} (platform.prefect_api; not ours to start)" in said
+        assert list(Record.read(project).parts) == ["worker"]
+        known = {worker["name"] for worker in ask(f"{api}/work_pools/local/workers/filter", {})}
+        assert {servers.worker_name(project), servers.worker_name(running.workspace)} <= known
+    finally:
+        down(project, say=said.append)
+    assert ask(f"{api}/health") is True
+
+
+def test_a_second_folder_is_told_how_to_share_the_server(running: Running, project: Workspace) -> None:
+    with pytest.raises(PlatformError, match=r"platform\.prefect_port: \d+ is taken by") as told:
+        begin(project, running.settings)
+    assert str(told.value).endswith(
+        f"or share that server: `ratchet set platform.prefect_api={running.addresses.prefect_api}`"
+    )
+    assert not (project.state / "servers.json").exists()
+
+
 def test_zz_down_leaves_no_process_and_no_settings_file(running: Running) -> None:
     """Last on purpose: it ends what the tests above share."""
     belonging, said = tokens(running.workspace), list[str]()

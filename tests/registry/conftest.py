@@ -72,6 +72,7 @@ class Server:
         program = [
             *(sys.executable, "-m", "ratchet.platform.mlflow_server", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--backend", f"sqlite:///{self.root / 'mlflow.db'}", "--artifacts", (self.root / "artifacts").as_uri()),
+            *("--origins", self.uri),
         ]
         with (self.root / "server.log").open("ab") as log:
             environment = {**os.environ, "PYTHONPATH": str(SOURCE), "HOME": str(self.root)}

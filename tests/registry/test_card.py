@@ -12,7 +12,7 @@ from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.robustness import Robustness
-from ratchet.evaluation.verdict import RuleResult, Verdict
+from ratchet.evaluation.verdict import RuleResult, Unused, Verdict
 from ratchet.params import EvaluationSettings
 from ratchet.registry.card import CardContent, description, render_html, render_markdown
 
@@ -93,6 +93,15 @@ def test_it_says_what_a_person_decides_by(content: CardContent) -> None:
         "commit",
     ):
         assert wanted in said, wanted
+
+
+def test_it_gives_the_accuracy_on_rows_that_chose_nothing(content: CardContent) -> None:
+    """Or it says that there are none, and how to have some."""
+    assert "No test rows are left that took no part in choosing" in render_markdown(content)
+    kept = replace(content, verdict=replace(content.verdict, unused=Unused(rows=60, right=60)))
+    for page in (render_markdown(kept), render_html(kept)):
+        assert "On the 60 test rows that took no part in choosing among models its accuracy is 100.00%" in page
+        assert "(95% CI 93.98% to 100.00%)" in page
 
 
 def test_no_password_stands_in_it(content: CardContent) -> None:

@@ -5,6 +5,7 @@ Everything is read back from MLflow itself: a SQLite database as shipped, and a 
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from ratchet.cost import Cost
 from ratchet.errors import TrackingAway, TrainingError
-from ratchet.params import Params, TrackingSettings
-from ratchet.registry.mlflow_store import connect
+from ratchet.params import ModelSettings, Params, TrackingSettings
+from ratchet.registry.mlflow_store import VIEW, connect, experiment_id
 from ratchet.registry.runs import Run, send_all, spent
 from ratchet.workspace import Workspace
 
@@ -69,6 +70,76 @@ def test_everything_that_was_told_stands_in_mlflow(place: Any, key: str) -> None
     [data] = found.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest) == ("digits", "0123abcd.dir")
     assert data.tags[0].value == "training"
+
+
+def test_another_evaluation_replaces_what_was_measured(place: Any, key: str) -> None:
+    """MLflow has the last values, also after a return to the first ones; the same values again are no new point."""
+    for value in (0.5, 0.6, 0.6, 0.5):
+        run = Run(place.workspace, place.params, key)
+        run.measured({"test/accuracy": value})
+        run_id = run.send()
+        closed(run)
+        [found] = place.runs(run.journal.uid)
+        assert found.data.metrics == {"test/accuracy": value}
+        time.sleep(0.002)  # MLflow orders points of one step by their millisecond
+    assert sorted(place.points(run_id, "test/accuracy")) == [(0, 0.5), (0, 0.5), (0, 0.6)]
+
+
+def test_a_run_that_fails_at_once_has_a_duration(place: Any, key: str) -> None:
+    """MLflow hears of it when it is over: it begins when it began, and its points lie within."""
+    run = Run(place.workspace, place.params, key)
+    run.status("RUNNING")
+    run.status("FAILED")
+    began, ended = (entry.time for entry in run.journal.entries(0))
+    time.sleep(0.05)
+    run.send()
+    closed(run)
+    [found] = place.runs(run.journal.uid)
+    assert (found.info.start_time, found.info.end_time) == (began, ended)
+
+
+def test_a_clock_set_back_makes_no_negative_duration(place: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(place.workspace, place.params, key)
+    run.status("RUNNING")
+    monkeypatch.setattr("ratchet.registry.journal.time.time_ns", lambda: 1_000_000_000_000_000_000)  # in 2001
+    run.status("FAILED")
+    monkeypatch.undo()
+    run.send()
+    closed(run)
+    [found] = place.runs(run.journal.uid)
+    assert found.info.end_time == found.info.start_time > 1_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ({"name": "convnet"}, "convnet"),
+        ({"name": "efficientnet_v2_s"}, "efficientnet_v"),
+        ({"factory": "my.package.nets:small_residual_net"}, "small_residual"),
+    ],
+)
+def test_a_run_s_name_fits_its_column(model: dict[str, str], shown: str, database: Any, key: str) -> None:
+    params = database.params.model_copy(update={"model": ModelSettings(**model)})
+    run = Run(database.workspace, params, key)
+    run.status("RUNNING")
+    run.send()
+    closed(run)
+    [found] = database.runs(run.journal.uid)
+    assert found.info.run_name == f"{shown}-{run.journal.uid[:6]}"
+    assert len(found.info.run_name) <= 21
+
+
+def test_the_runs_page_has_a_view_with_accuracy_first(place: Any, key: str) -> None:
+    """Also in an experiment that is older than the view."""
+    tag = f"mlflow.sharedViewState.{VIEW}"
+    for experiment in (place.params.tracking.experiment, f"older-{key}"):
+        settings = place.params.tracking.model_copy(update={"experiment": experiment})
+        if experiment != place.params.tracking.experiment:
+            place.client.create_experiment(experiment)
+        identity = experiment_id(place.client, place.workspace, settings)
+        saved = json.loads(place.client.get_experiment(identity).tags[tag])
+        assert saved["name"] == "Accuracy"
+        assert json.loads(saved["state"])["selectedColumns"][0] == "metrics.`test/accuracy`"
 
 
 def test_sending_twice_changes_nothing(place: Any, key: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
+from ratchet.errors import ChampionMoved, LedgerBroken, NotAllowed, RegistryError
 from ratchet.params import AccessSettings, Params, RegistrySettings
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
@@ -145,6 +145,15 @@ def test_rollback_goes_to_the_last_good_one_and_on_from_there(line: Line) -> Non
     assert line.amiss() == []
 
 
+def test_rollback_without_any_champion_says_so(line: Line) -> None:
+    """The ledger can know a model by a refused candidate alone."""
+    line.succession.ledger.append("judge", model=line.name, version=None, why="refused")
+    with pytest.raises(RegistryError, match="the ledger names no champion: nothing to go back to"):
+        line.succession.rollback(None, why="x")
+    with pytest.raises(RegistryError, match="never was champion: allowed are none"):
+        line.succession.rollback("1", why="x")
+
+
 def test_rollback_goes_to_a_time(line: Line) -> None:
     line.champion()
     at = line.succession.entries()[-1].at
@@ -275,8 +284,9 @@ def test_a_ledger_whose_end_was_cut_off_is_found(line: Line) -> None:
         connection.execute("DROP TRIGGER ledger_no_delete")
         connection.execute("DELETE FROM ledger WHERE number > 2")
     connection.close()
-    assert line.amiss()[0].startswith(f"{line.name}: the ledger lacks the entry ")
-    with pytest.raises(RegistryError, match="the ledger lacks the entry"):
+    assert line.amiss()[0].startswith("ledger entry 3 is gone, which .ratchet/ledger-")
+    assert any(one.startswith(f"{line.name}: the ledger lacks the entry ") for one in line.amiss())
+    with pytest.raises(LedgerBroken, match=r"ledger entry 3 is gone.*`ratchet recover`"):
         line.succession.settle()
 
 
@@ -386,7 +396,7 @@ def test_on_a_ledger_that_was_cut_off_nobody_acts(line: Line) -> None:
         lambda: line.succession.repair(why="x"),
     ]
     for act in acts:
-        with pytest.raises(RegistryError, match=r"the ledger lacks the entry .* `ratchet adopt"):
+        with pytest.raises(LedgerBroken, match=r"ledger entry 3 is gone.*`ratchet recover`"):
             act()
     assert line.aliases() == {"champion": "3"}
 

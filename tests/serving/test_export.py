@@ -188,3 +188,15 @@ def test_a_model_stored_without_a_program_has_none(tmp_path: Path) -> None:
     one = spec("convnet", 8, 1)
     assert Program.of(tmp_path) is None
     assert compare(tmp_path, *asked(drawn(one), one)) is None
+
+
+def test_a_program_of_a_model_of_16_bit_images_takes_raw_values(tmp_path: Path) -> None:
+    from ratchet.registry.pyfunc import ServedClassifier
+
+    deep = spec("convnet", 8, 1, depth=12)
+    model = drawn(deep)
+    export(model, deep, tmp_path)
+    raw = np.random.default_rng(0).integers(0, 5_000, (9, 8, 8, 1), dtype=np.uint16)  # some beyond 12 bits
+    found = compare(tmp_path, raw, ServedClassifier(model, deep).predict(raw))
+    assert isinstance(found, Parity), found
+    assert found.largest_difference < 1e-5

@@ -126,20 +126,41 @@ def test_outside_a_project_the_way_in_is_told(tmp_path: Path, shared_project: An
 
 
 def test_an_unknown_source_is_refused_with_those_there_are(fresh: Any) -> None:
-    fresh.good("ratchet", "set", "data.source=digts")
     with nothing_written(fresh):
-        told = fresh.refused(*fresh.stage("ingest"))
-    assert "digts" in told
-    assert "digits" in told.replace("digts", "")
+        told = [
+            fresh.refused("ratchet", "set", "data.source=digts"),
+            fresh.refused("ratchet", "train", "--set", "data.source=digts"),
+        ]
+    path = fresh.workspace.params
+    path.write_text(path.read_text().replace("source: digits", "source: digts"))
+    with nothing_written(fresh):
+        told.append(fresh.refused(*fresh.stage("ingest")))
+    for output in told:
+        assert "data.source: found 'digts', which is no source; did you mean digits" in output
+        assert "allowed: digits, image-folder, image-manifest, factory, or a set of torchvision.datasets: " in output
+        assert "CIFAR10, CIFAR100" in output
 
 
 def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     folder = use_pictures(fresh)
     with nothing_written(fresh):
-        for command in (fresh.stage("ingest"), ("ratchet", "train")):
+        for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
             told = fresh.refused(*command)
-            assert f"data.path: {folder} is not there: name a folder with your pictures" in told
+            assert f"data.path: {folder} is not there: name a folder with your images" in told
     assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
+
+
+@pytest.mark.parametrize("address", ["ssh://127.0.0.1:9/set", "s3://bucket/set"])
+def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any, address: str) -> None:
+    """DVC looks at the source before the stage does, and lets a storage's errors through as they are."""
+    fresh.good("ratchet", "set", "data.source=image-folder", f"data.path={address}")
+    with nothing_written(fresh):
+        told = fresh.refused(
+            "ratchet", "train", AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_EC2_METADATA_DISABLED="true"
+        )
+    (sentence,) = [line for line in told.splitlines() if line.startswith("ratchet: data.path")]
+    assert f"{address} does not answer" in sentence
+    assert len(told.splitlines()) < 8
 
 
 def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
@@ -258,13 +279,16 @@ def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
 
 def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:
     with Workspace(fresh.root).hold("a long training"), nothing_written(fresh):
-        for command in (fresh.stage("ingest"), ("ratchet", "train")):
+        for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
             told = fresh.refused(*command)
             assert f"held by a long training (process {os.getpid()})" in told
 
 
 def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any) -> None:
+    before = fresh.workspace.params.read_bytes()
     told = fresh.refused("ratchet", "train", "--set", f"tracking.uri={DEAD}")
+    assert fresh.workspace.params.read_bytes() == before
+    assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in told
     assert f"MLflow at {DEAD} does not take what it is sent" in told
     assert "`ratchet sync`" in told
     state, tasks = task_states(fresh)
@@ -273,6 +297,7 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any
         ("ingest", "train", "evaluate"), "Completed"
     )
     model = fresh.digests("data/model", "data/checkpoints", "data/reports")
+    fresh.good("ratchet", "set", f"tracking.uri={DEAD}")
     assert f"MLflow at {DEAD}" in fresh.refused("ratchet", "sync")
 
     fresh.good("ratchet", "train", "--set", "tracking.uri=sqlite:///mlruns/mlflow.db")

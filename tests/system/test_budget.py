@@ -27,7 +27,7 @@ SETTINGS = {
 SENTENCE = re.compile(
     r"(stopped|not continued) at step ([\d,]+) of ([\d,]+), for its budget is spent: it took [\d.,]+ [\w -]+, and "
     r"budget\.(\w+)=\S+ allows [\d.,]+ [\w -]+; its checkpoint is kept: `ratchet set budget\.\w+=(\S+)` "
-    r"\(or 0: no limit\), and the same command continues there"
+    r"\(or 0: no limit; if the command sets it, change it there\), and the same command continues there"
 )
 TRAIN = ("dvc", "repro", "--single-item", "train")
 

@@ -28,6 +28,7 @@ HOST = "127.0.0.1"
 STAGES = ["ingest", "version", "train", "evaluate", "register"]
 LOG_EVERY = 5  # steps, as conftest.py shrinks it
 EPOCHS = 25  # of the training whose worker is killed
+OVER = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,15 @@ class Served:
         """The same, waiting for the run's end."""
         return self.deploy("--watch", "--watch-interval", "1", **overrides)
 
+    def retried(self, run: dict[str, Any]) -> dict[str, Any]:
+        """`prefect flow-run retry`; the run when it is over again."""
+        told = self.shell("flow-run", "retry", run["id"])
+        assert "scheduled for retry" in told
+        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["run_count"] > run["run_count"])
+        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in OVER)
+        again: dict[str, Any] = self.prefect(f"/flow_runs/{run['id']}")
+        return again
+
     def approve(self, **parameters: object) -> dict[str, Any]:
         """What the page of approve-flow/local does with its form; the run as it ended."""
         deployment = self.prefect("/deployments/name/approve-flow/local")
@@ -103,8 +113,7 @@ class Served:
         """The runs of a deployment that are over, or all that were made, the newest first."""
         found = self.prefect(f"/deployments/name/{deployment}")
         body = {"deployments": {"id": {"any_": [found["id"]]}}, "sort": "EXPECTED_START_TIME_DESC"}
-        over = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        return [run for run in self.prefect("/flow_runs/filter", body) if not ended or run["state"]["type"] in over]
+        return [run for run in self.prefect("/flow_runs/filter", body) if not ended or run["state"]["type"] in OVER]
 
     def settled(self, run: dict[str, Any]) -> dict[str, str]:
         """The state of each of the run's tasks, by name."""
@@ -188,18 +197,20 @@ def test_the_links_to_mlflow_lead_to_the_run_and_its_report(served: Served, firs
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "reason"),
     [
-        {"training": {"epochs": 0}},
-        {"training": {"epoch": 3}},
-        {"training": {"optimizer": "adagrad"}},
-        {"model": "convnet"},
+        ({"training": {"epochs": 0}}, "'overrides.training.epochs'. Failure reason: 0 is less than the minimum of 1"),
+        ({"training": {"epoch": 3}}, r"'overrides.training'. .*\('epoch' was unexpected\)"),
+        ({"training": {"optimizer": "adagrad"}}, "'overrides.training.optimizer'. .* is not one of"),
+        ({"model": "convnet"}, "'overrides.model'. .* is not of type 'object'"),
     ],
 )
-def test_nonsense_in_the_run_form_is_refused_before_a_run_exists(served: Served, overrides: dict[str, Any]) -> None:
+def test_nonsense_in_the_run_form_is_refused_before_a_run_exists(
+    served: Served, overrides: dict[str, Any], reason: str
+) -> None:
     deployment = served.prefect("/deployments/name/train-flow/local")
     before = len(served.runs())
-    with pytest.raises(PlatformError, match=r"\(4(09|22)\).*overrides"):
+    with pytest.raises(PlatformError, match=rf"\(409\).*{reason}"):
         served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"overrides": overrides}})
     assert len(served.runs()) == before
 
@@ -207,8 +218,10 @@ def test_nonsense_in_the_run_form_is_refused_before_a_run_exists(served: Served,
 def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     served: Served, first: dict[str, Any]
 ) -> None:
+    before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS})
     until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    assert served.project.workspace.params.read_bytes() != before
     worker = served.parts()["worker"]
     # The worker itself; its keeper ends what it left and starts it again, and what it then does first is to settle.
     psutil.Process(worker["pid"]).children()[0].kill()
@@ -219,8 +232,9 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     assert served.parts()["worker"] == worker
     cut_off = served.runs()[0]
     assert cut_off["state"]["type"] in ("CRASHED", "FAILED"), cut_off["state"]
+    until(lambda: served.project.workspace.params.read_bytes() == before)  # by the worker, before anything runs
 
-    again = served.train()
+    again = served.train(training={"epochs": EPOCHS})
     assert again["state"]["type"] == "COMPLETED", served.log(again)
     assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
     assert not folder.exists()
@@ -232,9 +246,9 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     assert _points(served, run, "validation/accuracy") == list(range(1, EPOCHS + 1))
 
 
-def test_a_cancelled_training_stops_at_a_checkpoint_and_goes_on_when_it_is_asked_for_again(
-    served: Served, first: dict[str, Any]
-) -> None:
+def test_a_cancelled_run_says_where_it_stopped_and_a_retry_continues(served: Served, first: dict[str, Any]) -> None:
+    """Read when Prefect's worker has written its own message over the run's state."""
+    before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS}, seed=2)
     until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
     run = served.runs()[0]
@@ -242,18 +256,23 @@ def test_a_cancelled_training_stops_at_a_checkpoint_and_goes_on_when_it_is_asked
     processes = worker.children(recursive=True)
     served.shell("flow-run", "cancel", run["id"])
     psutil.wait_procs(processes)
-    until(lambda: served.runs()[0]["state"]["type"] not in ("RUNNING", "CANCELLING"))
+    until(lambda: "successfully" in (served.prefect(f"/flow_runs/{run['id']}")["state"]["message"] or ""))
     cancelled = served.runs()[0]
     assert (cancelled["id"], cancelled["state"]["type"]) == (run["id"], "CANCELLED")
-    assert re.fullmatch(
-        r"stopped at step \d+ of [\d,]+: the same command continues there", cancelled["state"]["message"]
-    )
-    assert served.settled(cancelled)["train"] == "Cancelled"
+    stopped = re.compile(r"stopped at step \d+ of [\d,]+: the same command continues there")
+    [artifact] = [found["data"] for found in served.of_run("artifacts", cancelled) if found["key"] == "stopped"]
+    assert stopped.search(artifact)
+    assert f"`prefect flow-run retry {run['id']}`" in artifact
+    assert any(stopped.match(line) for line in served.log(cancelled)), served.log(cancelled)
+    [task] = [found for found in served.of_run("task_runs", cancelled) if found["name"] == "train"]
+    assert task["state"]["name"] == "Cancelled"
+    assert stopped.fullmatch(task["state"]["message"])
+    assert served.project.workspace.params.read_bytes() == before
     assert not [line for line in served.log(cancelled) if "Traceback" in line]
     [folder] = (served.root / "data" / "running").iterdir()
     assert _run_of(served, folder.name)["info"]["status"] == "KILLED"
 
-    again = served.train()
+    again = served.retried(cancelled)
     assert again["state"]["type"] == "COMPLETED", served.log(again)
     assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
     assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"
@@ -276,18 +295,19 @@ def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: 
 def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
     served: Served, first: dict[str, Any]
 ) -> None:
+    before = served.project.workspace.params.read_bytes()
     run = served.train(data={"source": "image-folder", "path": "data/nowhere"})
     assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
     assert run["state"]["message"].startswith("data.path: ")
     assert "data/nowhere" in run["state"]["message"]
+    assert served.project.workspace.params.read_bytes() == before
     assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]
 
 
 def test_a_person_approves_in_the_run_form_and_the_ledger_keeps_it(served: Served, first: dict[str, Any]) -> None:
     served.project.good("ratchet", "set", "registry.promotion=manual", "access.approvers=[ann]")
     gate = {"champion": "not-worse", "tolerance": 0.99, "slice_tolerance": 0.99, "latency_factor": 0.0}
-    data = {"source": "digits", "path": "data/raw"}  # which a test before this one has changed
-    trained = served.train(seed=1, data=data, gate=gate)
+    trained = served.train(seed=1, gate=gate)
     assert trained["state"]["type"] == "COMPLETED", served.log(trained)
     registration = files.read_json(served.root / "data" / "registration.json")
     number = registration["version"]
@@ -328,7 +348,7 @@ def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) 
         assert set(fields) == {"overrides", "revision"}
         assert "empty" in fields["overrides"]["description"]
         assert "A branch, tag or commit" in fields["revision"]["description"]
-        for nonsense in ({"revision": ""}, {"revision": 3}, {"revision": ["main"]}):
+        for nonsense in ({"revision": None}, {"revision": 3}, {"revision": ["main"]}):
             with pytest.raises(PlatformError, match=r"\(4(09|22)\).*revis"):
                 served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
     assert [one["parameters"] for one in deployments] == [{}, {"revision": "HEAD"}, {"revision": "HEAD"}]
@@ -415,10 +435,7 @@ def test_a_night_whose_worker_was_killed_continues_when_prefect_tries_it_again(s
     assert served.runs()[0]["state"]["type"] == "CRASHED", served.runs()[0]["state"]
     [folder] = running.iterdir()
 
-    told = served.shell("flow-run", "retry", run["id"])
-    assert "scheduled for retry" in told
-    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"))
-    again = served.prefect(f"/flow_runs/{run['id']}")
+    again = served.retried(served.prefect(f"/flow_runs/{run['id']}"))
     assert (again["state"]["type"], again["run_count"]) == ("COMPLETED", 2), served.log(again)
     assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
     assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"

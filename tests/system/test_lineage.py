@@ -3,13 +3,14 @@
 The model's code is never committed: what rebuilds it is the recorded patch.
 """
 
+import hashlib
 import json
 import random
 import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_the_record_is_whole_and_the_same_in_all_its_places(lineage: Lineage) ->
         for place in (tags, run.data.tags):
             assert (place["ratchet.provenance"], json.loads(place["ratchet.provenance_record"])) == (told["id"], told)
         stored = {file.path for file in lineage.client.list_artifacts(told["mlflow_run"], "provenance")}
-        names = ("dvc.lock", "params.yaml", "provenance.json", "uncommitted.patch")
+        names = ("dvc.lock", "params.yaml", "provenance.json", "training_rows.parquet", "uncommitted.patch")
         assert stored == {f"provenance/{name}" for name in names}
 
 
@@ -127,22 +128,58 @@ def test_a_version_is_rebuilt_bit_for_bit_and_nothing_is_left_behind(
     assert outside(lineage) == before
 
 
+def stored_weights(lineage: Lineage) -> Path:
+    source = Path(lineage.client.get_model_version_download_uri("pets", "1").removeprefix("file://"))
+    return next(source.rglob("model.safetensors"))
+
+
+@contextmanager
+def unsealed(lineage: Lineage) -> Iterator[None]:
+    """An empty ledger for a while, which vouches for nothing."""
+    path = lineage.project.workspace.params
+    kept = path.read_bytes()
+    settings.override(path, {"registry.ledger": "sqlite:///mlruns/empty.db"})
+    try:
+        yield
+    finally:
+        path.write_bytes(kept)
+
+
+def test_a_flipped_bit_is_named_before_anything_is_rebuilt(lineage: Lineage, tmp_path: Path) -> None:
+    path = stored_weights(lineage)
+    kept = path.read_bytes()
+    flipped = bytearray(kept)
+    flipped[-1] ^= 1
+    path.write_bytes(flipped)
+    try:
+        told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
+    finally:
+        path.write_bytes(kept)
+    expected, found = (hashlib.sha256(content).hexdigest() for content in (kept, flipped))
+    assert f"model/data/model/model.safetensors: expected SHA-256 {expected}, found {found}" in told
+    assert "Nothing was rebuilt" in told
+    assert len(told.strip().splitlines()) == 1
+    assert not (tmp_path / "again").exists()
+
+
 def test_other_weights_are_told_with_the_largest_difference_and_the_rebuild_is_kept_where_asked(
     lineage: Lineage, tmp_path: Path
 ) -> None:
+    """Of a version that the ledger does not know: of another one the evidence names the file first."""
     from safetensors.torch import load_file, save_file
 
-    source = Path(lineage.client.get_model_version_download_uri("pets", "1").removeprefix("file://"))
-    path = next(source.rglob("model.safetensors"))
+    path = stored_weights(lineage)
     kept = path.read_bytes()
     tensors = load_file(path)
     name = next(name for name, tensor in tensors.items() if tensor.ndim == 4 and name.endswith("weight"))
     tensors[name].view(-1)[3] += 0.5
     save_file(tensors, path)
     try:
-        told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
+        with unsealed(lineage):
+            told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
     finally:
         path.write_bytes(kept)
+    assert "the ledger does not know this version" in told
     assert f"numbers differ, by up to 0.5, in {name}" in told
     assert "no reason is known" in told
     assert (tmp_path / "again" / "data" / "model" / "model.safetensors").exists()
@@ -151,14 +188,40 @@ def test_other_weights_are_told_with_the_largest_difference_and_the_rebuild_is_k
     assert "is not empty" in told
 
 
+def test_edited_metrics_are_warnings_and_never_figures(lineage: Lineage) -> None:
+    run, database = lineage.second["mlflow_run"], lineage.project.root / "mlruns" / "mlflow.db"
+    assert "warnings" not in lineage.project.good("ratchet", "compare", "pets/1", "pets/2")
+    edit = "UPDATE {} SET value = ? WHERE run_uuid = ? AND key = 'test/accuracy'"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        (kept,) = connection.execute(
+            "SELECT value FROM latest_metrics WHERE run_uuid = ? AND key = 'test/accuracy'", [run]
+        ).fetchone()
+        for table in ("metrics", "latest_metrics"):
+            connection.execute(edit.format(table), [0.9999, run])
+    try:
+        for command in (("compare", "pets/1", "pets/2"), ("trace", "pets/2")):
+            told = lineage.project.good("ratchet", *command)
+            shown = [line for line in told.splitlines() if ".9999" in line]
+            assert len(shown) == 1, told
+            assert f"MLflow has metric test/accuracy = 0.9999, and the sealed value is {kept}" in shown[0]
+        audit = lineage.project.refused("ratchet", "audit")
+        assert f"pets version 2: MLflow has metric test/accuracy = 0.9999, and the sealed value is {kept}" in audit
+    finally:
+        with closing(sqlite3.connect(database)) as connection, connection:
+            for table in ("metrics", "latest_metrics"):
+                connection.execute(edit.format(table), [kept, run])
+    lineage.project.good("ratchet", "audit")
+
+
 @contextmanager
 def retold(lineage: Lineage, **changed: Any) -> Iterator[None]:
-    """The first version's record says something else for a while; None: there is no record."""
+    """The first version's record says something else for a while, and no ledger knows the right one."""
     tags = lineage.client.get_model_version("pets", "1").tags
     name = "ratchet.provenance_record"
     lineage.client.set_model_version_tag("pets", "1", name, json.dumps({**lineage.first, **changed}))
     try:
-        yield
+        with unsealed(lineage):
+            yield
     finally:
         lineage.client.set_model_version_tag("pets", "1", name, tags[name])
 
@@ -277,7 +340,13 @@ def test_trace_reaches_the_version_and_the_data_from_each_kind_of_name(lineage: 
         "pets/2": ["pets version 2 (champion)"],
         "pets@champion": ["pets version 2 (champion)"],
         told["mlflow_run"]: [f"the MLflow run {told['mlflow_run']}"],
+        f"run {told['mlflow_run'][:8]}": [f"the MLflow run {told['mlflow_run']}"],
         told["id"]: [f"the provenance record {told['id']}"],
+        told["weights"]: [f"the SHA-256 of the weights {told['weights']}"],
+        told["settings"]: [f"the digest of the settings {told['settings']}"],
+        told["git_commit"]: [f"the commit {told['git_commit']}"],
+        told["prefect_flow_run"]: [f"the Prefect flow run {told['prefect_flow_run']}"],
+        "dog/1003.png": None,
         told["dvc"]["data/packed"]: [f"{told['dvc']['data/packed']} is data/packed"],
         told["dvc"]["data/reports/metrics.json"]: [
             f"{told['dvc']['data/reports/metrics.json']} is data/reports/metrics.json"

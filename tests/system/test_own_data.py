@@ -27,6 +27,7 @@ MODULE = '''
 
 import hashlib
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,8 @@ class Photos(Dataset):
         return len(self.ids)
 
     def __getitem__(self, index):
+        while (FOLDER.parent / "hang").exists():  # a test's wish
+            time.sleep(0.1)
         path = FOLDER / self.ids[index]
         picture = Image.open(path).convert("RGB").resize((SIDE + 8, SIDE + 8))
         top, left = (random.randrange(9), random.randrange(9)) if self.split == "train" else (4, 4)
@@ -183,6 +186,38 @@ def test_told_to_go_as_a_whole_group_it_leaves_in_good_order(own: Any, moment: s
     assert not left
     own.good(*own.stage("train"))
     assert own.digests("data/model", "data/checkpoints") == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_while_a_sample_hangs_a_request_to_stop_is_answered_and_the_time_is_limited(own: Any, workers: int) -> None:
+    expected = own.digests("data/model")
+    running, hang = own.root / "data" / "running", own.root / "data" / "raw" / "hang"
+    own.good("ratchet", "set", f"training.workers={workers}")
+    process = subprocess.Popen(
+        own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    family = psutil.Process(process.pid)
+    while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
+        time.sleep(0.001)
+    hang.touch()
+    time.sleep(1)
+    family_of_workers = family.children(recursive=True)
+    process.terminate()
+    said, _ = process.communicate()
+    assert process.returncode == 1, said
+    assert "train: stopped at step" in said
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(family_of_workers)[1]
+    own.good("ratchet", "set", "training.sample_timeout=2.0")
+    refused = own.refused(*own.stage("train"))
+    assert ".jpg of split train was not read within 2 s (" in refused
+    assert ("(worker process" in refused) == (workers > 0)
+    assert ("line 3" in refused and "of photo_set.py" in refused) == (workers == 0)
+    hang.unlink()
+    own.good("ratchet", "set", "training.sample_timeout=300.0", "training.workers=2")
+    assert "continues at step" in own.good(*own.stage("train"))
+    assert own.digests("data/model") == expected
 
 
 def test_a_change_of_the_users_code_ingests_and_trains_again(own: Any) -> None:

@@ -154,7 +154,7 @@ def test_who_is_not_let_in_is_told_and_keeps_the_training(
     assert len(server.runs()) == before
 
     history = (project.root / "data" / "model" / "history.json").stat()
-    project.good("ratchet", "train", **server.environment("trainer", TRAINER))
+    project.good("ratchet", "train", "--set", f"seed={seed}", **server.environment("trainer", TRAINER))
     assert (project.root / "data" / "model" / "history.json").stat().st_ino == history.st_ino
     assert len(server.runs()) == before + 1
 

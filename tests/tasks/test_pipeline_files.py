@@ -8,6 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ratchet.params import BESIDE, Params
+from ratchet.training import Plan
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,7 +39,12 @@ def test_a_stage_depends_on_its_own_code_and_on_files_that_exist_or_are_made(nam
 def test_every_group_of_settings_decides_some_stage_or_none_by_intent() -> None:
     used = [group for stage in STAGES.values() for group in stage["params"]]
     assert len(used) == len(set(used))
-    assert set(used) == Params.model_fields.keys() - BESIDE
+    assert {name.partition(".")[0] for name in used} == Params.model_fields.keys() - BESIDE
+
+
+def test_training_depends_on_the_settings_that_decide_a_weight() -> None:
+    named = [name for name in STAGES["train"]["params"] if name.startswith("training.")]
+    assert sorted(named) == sorted(f"training.{name}" for name in Plan().deciding() if name != "seed")
 
 
 def test_every_output_has_one_owner_and_the_workspace_knows_where_it_lies() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2
 
 from ratchet.training import Plan
 from ratchet.training.augment import augment, epoch_order, sample_bits
@@ -181,3 +182,40 @@ def test_what_is_made_ahead_ends_with_its_taker_and_passes_errors_on() -> None:
 
     with pytest.raises(ValueError, match="third shelf"):
         list(ahead(failing()))
+
+
+def centres(side: int, count: int, *, epoch: int = 0) -> np.ndarray:
+    """Where the squares of one pixel are on images of `side` x 1 pixels."""
+    keys = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    plan = Plan(flip="none", crop_padding=0, cutout=1)
+    images = np.ones((1, side, 1, 1), np.uint8)
+    parts = [torch.from_numpy(images.repeat(len(part), 0)) for part in np.array_split(keys, max(1, count * side >> 26))]
+    shown = [
+        augment(part, mine, plan, epoch=epoch)
+        for part, mine in zip(parts, np.array_split(keys, len(parts)), strict=True)
+    ]
+    return torch.cat([(one == 0).flatten(1).int().argmax(1) for one in shown]).numpy()
+
+
+@pytest.mark.parametrize("side", [7, 28, 96, 224])
+def test_a_cutout_is_as_likely_at_each_pixel(side: int) -> None:
+    """Chi squared over many draws: below the 99.99 % quantile, which twelve bits exceed many times over at 224."""
+    count = 2000 * side
+    observed = np.bincount(centres(side, count), minlength=side)
+    assert ((observed - 2000) ** 2 / 2000).sum() < chi2.ppf(0.9999, side - 1)
+
+
+def test_a_cutout_reaches_every_part_of_a_large_image() -> None:
+    found = centres(6000, 3000)
+    assert found.max() > 5900
+    assert (found >= 4096).mean() == pytest.approx(1 - 4096 / 6000, abs=0.04)
+
+
+def test_cutouts_of_sides_that_are_powers_of_two_stay_where_they_were() -> None:
+    """32 pixels, as CIFAR-10's: twelve of the sample's own bits, by hand."""
+    keys = np.arange(500, dtype=np.uint64)
+    bits = sample_bits(keys, seed=3, epoch=2)
+    images = torch.ones(500, 32, 32, 1, dtype=torch.uint8)
+    blank = augment(images, keys, Plan(seed=3, flip="none", crop_padding=0, cutout=1), epoch=2)[..., 0] == 0
+    expected = (bits >> np.uint64(40) & np.uint64(31)) * np.uint64(32) + (bits >> np.uint64(52) & np.uint64(31))
+    assert blank.flatten(1).int().argmax(1).tolist() == expected.tolist()

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ratchet.errors import CheckpointError
-from ratchet.training import CheckpointStore, Finished, Notice
+from ratchet.training import CheckpointStore, Finished, Notice, Started, Stopped
 from ratchet.training.checkpoint import Snapshot, encode, read_checkpoint
 
 
@@ -199,6 +200,30 @@ def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -
         lab.assert_same(lab.run(plan, name="roomy").weights, events[-1].weights)
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.parametrize("step", [2, 7])
+def test_a_stop_without_room_for_its_checkpoint_says_where_it_continues(lab, step: int) -> None:
+    """A limit on file size makes the system refuse a checkpoint, as a full disk does."""
+    plan, asked = lab.plan(), iter(range(100))
+    store = lab.store(plan)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def stop() -> bool:
+        if next(asked) < step:
+            return False
+        store.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        return True
+
+    try:
+        events = list(lab.events(plan, stop=stop, store=store))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept = {2: 0, 7: 6}[step]
+    assert events[-1] == Stopped(step, kept=kept)
+    assert f"checkpoint of step {step} was not written" in lab.every(events, Notice)[-1].text
+    assert lab.every(lab.events(plan), Started)[0].step == kept
 
 
 def test_what_a_checkpoint_has_behind_it_is_on_disk_before_the_checkpoint(tmp_path) -> None:

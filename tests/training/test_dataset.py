@@ -6,9 +6,11 @@ The truth is the Dataset itself, called by hand after seeding by hand.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ import torch
 from ratchet.data.ingest import ingest
 from ratchet.errors import TrainingError
 from ratchet.params import DataSettings
-from ratchet.training import CheckpointStore, Finished, Plan, Stopped, fit
+from ratchet.training import CheckpointStore, Finished, Plan, Started, Stopped, Trouble, fit
 from ratchet.training.augment import sample_bits
 from ratchet.training.dataset import DatasetSplit
+from ratchet.training.interrupt import Interrupted
 
 CPU = torch.device("cpu")
 ROWS = {"train": 30, "validation": 12, "test": 12}
@@ -74,9 +77,9 @@ class Home:
         self.packed = root / "data" / "packed"
         self.opened: list[DatasetSplit] = []
 
-    def ingest(self, source: str) -> "Home":
+    def ingest(self, source: str, *, workers: int = 1, sample_timeout: float = 0.0) -> "Home":
         self.write(source)
-        own = {"source": "factory", "factory": "own:photos", "code": "own.py", "workers": 1}
+        own = {"source": "factory", "factory": "own:photos", "code": "own.py", "workers": workers}
         defaults = {name: field.default for name, field in DataSettings.model_fields.items()}
         settings = DataSettings(**{**defaults, **own})
         ingest(
@@ -85,6 +88,7 @@ class Home:
             quarantine=self.root / "data" / "quarantine.parquet",
             root=self.root,
             report=lambda done, total: None,
+            sample_timeout=sample_timeout,
         )
         (self.root / "read.txt").unlink(missing_ok=True)
         return self
@@ -92,10 +96,17 @@ class Home:
     def write(self, source: str) -> None:
         (self.root / "own.py").write_text(source)
 
-    def open(self, split: str = "train", *, workers: int = 0) -> DatasetSplit:
+    def open(self, split: str = "train", *, workers: int = 0, sample_timeout: float = 0.0) -> DatasetSplit:
         manifest = json.loads((self.packed / "manifest.json").read_text())
-        self.opened.append(DatasetSplit.open_rows(self.packed, split, manifest, workers=workers))
+        self.opened.append(
+            DatasetSplit.open_rows(self.packed, split, manifest, workers=workers, sample_timeout=sample_timeout)
+        )
         return self.opened[-1]
+
+    def change(self, line: str, *, split: str = "train") -> None:
+        """Let sample 7 of a split do `line` instead, as if it had been so at ingest."""
+        self.write(MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + later(line, split=split)))
+        self.pretend_ingested()
 
     def pretend_ingested(self) -> None:
         """Let the manifest name the code as it stands, as if only the data had changed."""
@@ -247,6 +258,14 @@ def test_of_channels_that_no_picture_has_the_first_are_shown(home: Home, channel
 NO_LONGER_GOOD = [
     ('raise OSError("gone")', r"sample train-7 of split train cannot be used \(raised: OSError: gone \(line"),
     ("return image[:, 1:], label", r"train-7 .*other-shape: float32 1 x 7 x 8, where all others are .* 8 x 8"),
+    ('raise SystemExit("no licence")', r"sample train-7 of split train .* \(raised: SystemExit: no licence \(line"),
+    ('return image / float("nan"), label', r"train-7 .*not-finite: 64 of its 64 values are infinite or not a number"),
+    ("return image.to_sparse(), label", r"train-7 .*not-a-sample: an image that is a torch.sparse_coo tensor\)"),
+    ('return image.to("meta"), label', r"train-7 .*not-a-sample: an image without values \(device meta\)"),
+    (
+        "return torch.nested.nested_tensor([image[0]], layout=torch.jagged), label",
+        r"train-7 .*not-a-sample: an image that is a nested tensor",
+    ),
     ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
 ]
 DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*: the same command continues")
@@ -259,19 +278,17 @@ DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*: the sa
 def test_a_sample_that_is_no_longer_good_ends_training_in_words(
     home: Home, line: str, words: str, workers: int
 ) -> None:
-    home.ingest(MODULE)
-    home.write(MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + later(line)))
-    home.pretend_ingested()
+    home.ingest(MODULE).change(line)
     split = home.open(workers=workers)
     with pytest.raises(TrainingError, match=words) as refusal:
         together(split, 4)
     assert "\n" not in str(refusal.value)
 
 
-def later(line: str) -> str:
-    """The line, for one sample of the training split."""
+def later(line: str, *, split: str = "train") -> str:
+    """The line, for one sample of a split."""
     image = "        image = torch.rand(1, 8, 8)\n"
-    return f'{image}        if self.split == "train" and row == 7:\n            {line}\n'
+    return f'{image}        if self.split == "{split}" and row == 7:\n            {line}\n'
 
 
 def test_data_or_code_that_changed_since_ingest_is_refused_before_anything_is_read(home: Home) -> None:
@@ -332,6 +349,7 @@ import json, signal, sys
 from pathlib import Path
 import numpy as np, torch
 from ratchet.training.dataset import DatasetSplit
+from ratchet.training.interrupt import Interrupted
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
@@ -374,3 +392,220 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_their_parent(home: Ho
         os.kill(process, signal.SIGINT)
         os.kill(process, signal.SIGTERM)
     assert torch.equal(together(split, 3), expected)
+
+
+REUSED = MODULE.replace("        return image, label", "        return self.fill(image), label").replace(
+    "    def __len__(self)",
+    """    def fill(self, image):
+        self.memory = getattr(self, "memory", image)
+        return self.memory.copy_(image)
+
+    def __len__(self)""",
+)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_may_fill_one_buffer_again_and_again(home: Home, workers: int) -> None:
+    """Each row of a batch is the sample that was asked for, and at ingest no two look like copies of each other."""
+    for source, reused in (
+        (MODULE, REUSED),
+        (UINT8, REUSED.replace("fill(image)", "fill((image * 100).to(torch.uint8))")),
+    ):
+        expected = together(home.ingest(source).open(), 7)
+        split = home.ingest(reused, workers=1 + workers).open(workers=workers)
+        assert torch.equal(together(split, 7), expected)
+
+
+def fitted(home: Home, lab: Any, name: str, *, workers: int = 0, timeout: float = 0.0, **how: Any) -> Any:
+    """The events of a training on the Dataset, checkpoints in folder `name`."""
+    lab.spec = lab.make_spec(classes=3)
+    train, validation = (home.open(split, workers=workers, sample_timeout=timeout) for split in ("train", "validation"))
+    store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
+    return fit(train, validation, lab.spec, lab.plan(epochs=2), store=store, identity={"data": "d"}, **how)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_sample_that_is_not_finite_is_named_and_nothing_is_rolled_back(home: Home, lab: Any, split: str) -> None:
+    home.ingest(MODULE).change("image[0, 0, 0] = torch.inf", split=split)
+    home.write((home.root / "own.py").read_text().replace("image = torch.rand(1, 8, 8) *", "image = image *"))
+    home.pretend_ingested()
+    events = []
+    with pytest.raises(TrainingError, match=rf"sample {split}-7 of split {split} .*not-finite: 1 of its 64 values"):
+        events.extend(fitted(home, lab, "run"))
+    assert not lab.every(events, Trouble)
+
+
+HANG = "(HERE / 'hangs').touch() or (HERE / 'go').exists() or __import__('time').sleep(3600)"
+HANGS = {
+    "sleep": HANG,
+    "loop": "while True: pass",
+    "lock": "lock = __import__('threading').Lock(); lock.acquire(); lock.acquire()",
+    "catches": "exec('try:\\n  __import__(\\'time\\').sleep(3600)\\nexcept Exception: pass')",
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("line", HANGS.values(), ids=HANGS.keys())
+def test_a_sample_that_hangs_is_named_after_its_time(home: Home, line: str, workers: int) -> None:
+    home.ingest(MODULE).change(line)
+    split = home.open(workers=workers, sample_timeout=2.0)
+    with pytest.raises(
+        TrainingError, match=r"sample train-7 of split train was not read within 2 s .*sample_timeout"
+    ) as refusal:
+        together(split, 4)
+    if workers:
+        hung_worker = re.search(r"worker process (\d+)", str(refusal.value))
+        assert hung_worker is not None
+        assert not psutil.pid_exists(int(hung_worker[1]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sample_that_hangs_ends_ingest_with_its_name(home: Home, workers: int) -> None:
+    line = later("import time; time.sleep(3600)")
+    source = MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + line)
+    with pytest.raises(TrainingError, match=r"sample train-7 of split train was not read within 2 s"):
+        home.ingest(source, workers=workers, sample_timeout=2.0)
+    assert not home.packed.exists()
+
+
+@pytest.mark.parametrize(("workers", "split"), [(0, "train"), (2, "train"), (0, "validation")])
+def test_a_request_to_stop_is_answered_while_a_sample_hangs(home: Home, lab: Any, workers: int, split: str) -> None:
+    home.ingest(MODULE).change(HANG, split=split)
+    (home.root / "go").touch()
+    expected = list(fitted(home, lab, "whole", workers=workers))[-1]
+    (home.root / "go").unlink()
+    (home.root / "hangs").unlink()
+    stopped = list(fitted(home, lab, "run", workers=workers, stop=(home.root / "hangs").exists))[-1]
+    assert isinstance(stopped, Stopped)
+    assert stopped.kept is None
+    (home.root / "go").touch()
+    resumed = list(fitted(home, lab, "run", workers=workers))
+    assert lab.every(resumed, Started)[0].step == stopped.step
+    lab.assert_same(resumed[-1].weights, expected.weights)
+    assert resumed[-1].history == expected.history
+
+
+HUNG = """
+import json, sys
+from pathlib import Path
+import numpy as np, torch
+from ratchet.training import interrupt
+from ratchet.training.dataset import DatasetSplit
+from ratchet.training.interrupt import Interrupted
+from ratchet.training.interrupt import Interrupted
+from tasks.stopping import on_request
+
+interrupt._LAST = 0.5
+packed = Path(sys.argv[1])
+manifest = json.loads((packed / "manifest.json").read_text())
+split = DatasetSplit.open_rows(packed, "train", manifest, sample_timeout=float(sys.argv[2]))
+with on_request() as stop:
+    split.answer(stop)
+    try:
+        split.batch(np.arange(30), torch.device("cpu"))
+    except Interrupted:
+        sys.exit("left in good order")
+"""
+
+
+def hung(home: Home, timeout: float) -> "subprocess.Popen[str]":
+    (home.root / "hung.py").write_text(HUNG)
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, str(home.root / "hung.py"), str(home.packed), str(timeout)],
+        env=os.environ | {"PYTHONPATH": str(root)}, cwd=home.root, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_sigterm_is_answered_while_this_process_reads_a_sample_that_hangs(home: Home) -> None:
+    home.ingest(MODULE).change(HANG)
+    process = hung(home, 0.0)
+    while process.poll() is None and not (home.root / "hangs").exists():
+        time.sleep(0.01)
+    process.terminate()
+    _, said = process.communicate()
+    assert (process.returncode, said) == (1, "left in good order\n")
+
+
+DEADLOCK = """
+        libc, mutex = __import__("ctypes").CDLL(None), __import__("ctypes").create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex), libc.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks a mutex of glibc's twice")
+def test_code_that_no_signal_interrupts_ends_the_process_with_the_samples_name(home: Home) -> None:
+    home.ingest(MODULE)
+    home.write(MODULE.replace("        label = row % 3\n", DEADLOCK + "        label = row % 3\n"))
+    home.pretend_ingested()
+    process = hung(home, 2.0)
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert "sample train-0 of split train was not read within 2 s" in said
+    assert "its code cannot be interrupted: this process ends now" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("place", ["def photos(split):\n", "import torch\n"])
+def test_a_dataset_that_exits_when_it_is_opened_says_so(home: Home, place: str) -> None:
+    exits = f'{place}{"    " * ("def" in place)}raise SystemExit("no licence")\n'
+    with pytest.raises(TrainingError, match="SystemExit: no licence"):
+        home.ingest(MODULE.replace(place, exits))
+
+
+STOPPED = """
+import json, os, sys
+from pathlib import Path
+import numpy as np, torch
+from ratchet.training.dataset import DatasetSplit
+from ratchet.training.interrupt import Interrupted
+
+if __name__ == "__main__":
+    packed, workers = Path(sys.argv[1]), int(sys.argv[2])
+    manifest = json.loads((packed / "manifest.json").read_text())
+    split = DatasetSplit.open_rows(packed, "train", manifest, workers=workers, sample_timeout=1.5)
+    print(sum(len(labels) for _, labels in split.feed([np.arange(30)], torch.device("cpu"))))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_time_that_a_run_is_suspended_does_not_count(home: Home, tmp_path: Path, workers: int) -> None:
+    """All its processes are stopped inside a sample, for longer than the limit, as a scheduler's preemption does."""
+    home.ingest(MODULE).change("(HERE / 'hangs').touch() or __import__('time').sleep(0.7)")
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "stopped.py"), str(home.packed), str(workers)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    while process.poll() is None and not (home.root / "hangs").exists():
+        time.sleep(0.01)
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in family:
+        one.suspend()
+    time.sleep(4)
+    for one in family:
+        one.resume()
+    said, _ = process.communicate()
+    assert (process.returncode, said) == (0, "30\n")
+
+
+def test_worker_that_dies_after_a_request_to_stop_is_no_error(home: Home) -> None:
+    """A signal to the whole process group may end a worker whose Dataset sets its own handlers."""
+    home.ingest(MODULE).change("os._exit(3)")
+    split = home.open(workers=1)
+    split.answer(lambda: True)
+    with pytest.raises(Interrupted):
+        together(split, 4)
+
+
+def test_watchdog_interrupts_although_a_dataset_took_its_signal(home: Home) -> None:
+    """The handler is installed again before the next batch."""
+    home.ingest(MODULE).change("__import__('time').sleep(600)")
+    split = home.open(sample_timeout=0.5)
+    split.batch(np.arange(4), CPU)
+    before = signal.signal(signal.SIGURG, signal.SIG_IGN)
+    try:
+        with pytest.raises(TrainingError, match=r"sample train-7 of split train was not read within 0\.5 s"):
+            together(split, 4)
+    finally:
+        signal.signal(signal.SIGURG, before)

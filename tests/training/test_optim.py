@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.training import build
+from ratchet.training import build, models
 from ratchet.training.muon import Muon, orthogonal
-from ratchet.training.optim import build_optimizer, move_average, set_rate
+from ratchet.training.optim import build_optimizer, inputs_and_outputs, move_average, set_rate
 
 CPU = torch.device("cpu")
 
@@ -126,3 +126,65 @@ def test_with_an_average_it_is_the_average_that_is_judged_and_kept(lab) -> None:
     lab.assert_same(finished.weights, kept)
     moving = [name for name in kept if "weight" in name]
     assert not any(torch.equal(kept[name], snapshot.tensors[f"model/{name}"]) for name in moving)
+
+
+class Words(nn.Module):
+    """Pixels as words: embeddings of three sorts, a hidden layer, a head that is declared first and runs last."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, classes)
+        self.words = nn.Embedding(256, 8)
+        self.pos_embedding = nn.Parameter(torch.zeros(channels * height * width, 8))
+        self.summary = nn.Parameter(torch.zeros(1, 1, 8))
+        self.hidden = nn.Linear(8, 8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        words = self.words(images.flatten(1).clamp(0, 255).long()) + self.pos_embedding
+        return self.head(torch.relu(self.hidden(torch.cat([self.summary.expand(len(words), 1, 8), words], 1))).mean(1))
+
+
+HEADS = {
+    "words": {"head.weight", "head.bias", "words.weight", "pos_embedding", "summary"},
+    "convnet": None,
+    "fastnet": {"head.weight"},
+    "resnet18": {"fc.weight", "fc.bias"},
+    "squeezenet1_1": {"classifier.1.weight", "classifier.1.bias"},
+    "vit_b_16": {"class_token", "encoder.pos_embedding", "heads.head.weight", "heads.head.bias"},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_muon_leaves_embeddings_and_the_head_to_adamw(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(models._OWN, "words", Words)
+    model = build(lab.make_spec(name, size=224 if name == "vit_b_16" else 32, channels=3))
+    optimizer = build_optimizer(model, lab.plan(optimizer="muon"), CPU)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    by_adamw = {
+        names[id(one)].removeprefix("network.")
+        for group in optimizer.param_groups
+        if not group["matrices"]
+        for one in group["params"]
+        if one.dim() > 1
+    }
+    last = [one for one, layer in model.network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
+    expected = HEADS[name] or {f"{last}.weight"}
+    assert by_adamw == {one for one in expected if not one.endswith("bias")}
+    assert expected <= {one.removeprefix("network.") for one in inputs_and_outputs(model)} | {f"{last}.bias"}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+
+
+def test_the_heads_step_of_muon_is_adamws(lab) -> None:
+    torch.manual_seed(0)
+    model = build(lab.make_spec("fastnet"))
+    other = copy.deepcopy(model)
+    plan = lab.plan(optimizer="muon", weight_decay=0.3, betas=(0.9, 0.95))
+    theirs = torch.optim.AdamW(other.network.head.parameters(), lr=0.02, betas=plan.betas, weight_decay=0.3)
+    ours = build_optimizer(model, plan, CPU)
+    set_rate(ours, 0.02)
+    for step in range(3):
+        with_gradients(model, step)
+        for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+            its.grad = mine.grad.clone()
+        ours.step(), theirs.step()
+    torch.testing.assert_close(model.network.head.weight, other.network.head.weight, rtol=1e-6, atol=1e-7)

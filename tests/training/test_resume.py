@@ -169,6 +169,13 @@ def test_two_runs_with_one_seed_are_bit_identical_and_another_seed_differs(lab) 
     assert one.history != other.history
 
 
+def test_the_largest_seed_trains_and_resumes(lab) -> None:
+    plan = lab.plan(seed=2**64 - 1, cutout=3)
+    finished = lab.run(plan, name="undisturbed")
+    lab.stop_at(5, plan)
+    lab.assert_same(lab.run(plan).weights, finished.weights)
+
+
 def test_how_many_shards_hold_the_rows_changes_nothing(lab) -> None:
     one = lab.run(lab.plan(), name="one")
     lab.train = lab.split("train", 30, shards=3)

@@ -5,13 +5,15 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ratchet.training import Points, Split, build
+from ratchet.errors import TrainingError
+from ratchet.training import Checkpointed, Notice, Points, Split, build, models
 from ratchet.training.augment import epoch_order
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
-from ratchet.training.step import Figures
+from ratchet.training.step import Figures, micro_batches
 
 
 def start(lab, plan, *, spec=None) -> _Training:
@@ -154,3 +156,103 @@ def test_figures_of_an_epoch_are_means_over_its_samples(lab) -> None:
         loss, accuracy = measured(split)
         assert history[f"{name}/loss"] == pytest.approx(loss, rel=1e-5)
         assert history[f"{name}/accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize(("clip_norm", "clip_value"), [(1.0, 0.5), (3.0, 3.5), (100.0, 3.5), (0.2, 0.001)])
+def test_the_norm_is_clipped_after_the_elements(lab, clip_norm: float, clip_value: float) -> None:
+    """Against both by hand: the norm that is left is the one that was asked for, unless the elements have less."""
+    given = [[3.0, -4.0], [12.0]]
+    model = gradients(given)
+    norm = clip_gradients(model, lab.plan(clip_norm=clip_norm, clip_value=clip_value))
+    assert norm.item() == pytest.approx(13.0)
+    cut = np.clip(np.concatenate(given), -clip_value, clip_value)
+    left = np.linalg.norm(cut)
+    found = torch.cat([parameter.grad for parameter in model]).numpy()
+    np.testing.assert_allclose(found, cut * min(1.0, clip_norm / left), rtol=1e-4)
+    assert np.linalg.norm(found) == pytest.approx(min(clip_norm, left), rel=1e-4)
+
+
+@pytest.mark.parametrize("pieces", range(1, 12))
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("least", [1, 2])
+def test_micro_batches_have_the_least_rows_that_are_allowed(rows: int, pieces: int, least: int) -> None:
+    parts = micro_batches(np.arange(rows), pieces, least=least)
+    sizes = [len(part) for part in parts]
+    assert np.concatenate(parts).tolist() == list(range(rows))
+    assert min(sizes) >= min(least, rows)
+    assert max(sizes) - min(sizes) <= 1
+    assert len(parts) <= pieces
+    assert len(parts) == pieces or len(parts) == max(1, rows // least)
+
+
+class Normed(nn.Module):
+    """Ends in a batch norm of one value for each channel and sample."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 4, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(4),
+            nn.Linear(4, classes),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+@pytest.fixture
+def normed(lab, monkeypatch: pytest.MonkeyPatch):
+    """The lab with a net whose batch norms cannot learn from one sample."""
+    monkeypatch.setitem(models._OWN, "normed", Normed)
+    lab.spec = lab.make_spec("normed")
+    return lab
+
+
+def test_no_micro_batch_has_one_sample_where_batch_norm_needs_two(normed) -> None:
+    """Steps of 8 and 6 rows: eight pieces of one become four pairs, as if four had been asked for; said once."""
+    events = list(normed.events(normed.plan(accumulation=8)))
+    (notice,) = [one.text for one in normed.every(events, Notice) if "batch norm" in one.text]
+    assert notice == "a batch norm of the model cannot learn from one sample alone: micro-batches have two or more"
+    asked = normed.run(normed.plan(accumulation=4), name="four")  # of the last six rows it makes 2, 2, 1 and 1: pairs
+    normed.assert_same(events[-1].weights, asked.weights)
+
+
+@pytest.mark.parametrize("accumulation", [3, 5])
+def test_a_run_with_pairs_resumed_anywhere_equals_the_undisturbed_one(normed, accumulation: int) -> None:
+    plan = normed.plan(batch_size=5, accumulation=accumulation, checkpoint_steps=1)
+    expected = normed.run(plan, name="undisturbed")
+    for cut in range(1, expected.step, 3):
+        before = normed.events(plan, name=f"cut after {cut}")
+        for _ in range(cut):
+            next(event for event in before if isinstance(event, Checkpointed))
+        before.close()
+        normed.assert_same(normed.run(plan, name=f"cut after {cut}").weights, expected.weights)
+
+
+def test_memory_for_one_sample_alone_ends_in_words_where_batch_norm_needs_two(normed, monkeypatch) -> None:
+    """Halved as far as pairs, and then no further: it ends."""
+    forward = Normed.forward
+
+    def scarce(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training and len(images) > 1:
+            raise torch.OutOfMemoryError("no memory")
+        return forward(self, images)
+
+    monkeypatch.setattr(Normed, "forward", scarce)
+    with pytest.raises(TrainingError, match="memory does not suffice for two samples, the fewest that its batch norm"):
+        normed.run(normed.plan())
+
+
+def test_a_batch_of_one_sample_is_refused_where_batch_norm_needs_two(normed) -> None:
+    with pytest.raises(TrainingError, match=r"cannot learn from one sample .*: set training.batch_size to 2 or more"):
+        normed.run(normed.plan(batch_size=1))
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_split_of_which_no_row_counts_is_refused_before_the_first_step(lab, split: str) -> None:
+    getattr(lab, split).labels[:] = 1
+    events = []
+    with pytest.raises(
+        TrainingError, match=rf"all \d+ rows of split {split} have label 1, which training.ignore_index"
+    ):
+        events.extend(lab.events(lab.plan(ignore_index=1)))
+    assert events == []

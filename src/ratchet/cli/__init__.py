@@ -18,7 +18,7 @@ __all__ = ["main"]
 app = typer.Typer(help="Train, judge and register models; the champion only ever moves forward.", **PLAIN)
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting in params.yaml first. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of this run; stays if it completes. Repeatable."),
 ]
 
 
@@ -36,7 +36,17 @@ def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE..."
     """Change settings in params.yaml, comments kept."""
     from ratchet import settings
 
-    settings.override(Workspace.find().params, settings.parse_assignments(assignments))
+    workspace = Workspace.find()
+    _take_back(workspace)
+    settings.override(workspace.params, settings.parse_assignments(assignments))
+
+
+def _take_back(workspace: Workspace) -> None:
+    """Take back the settings of a killed run before params.yaml is changed."""
+    from ratchet.run_settings import restore_if_idle
+
+    if restored := restore_if_idle(workspace):
+        typer.echo(restored, err=True)
 
 
 @app.command()
@@ -52,6 +62,7 @@ def use(
         for example in examples.listed(workspace):
             typer.echo(f"{example.name:15} {example.about}")
         return
+    _take_back(workspace)
     for key, (before, after) in examples.use(workspace, name, force=force).items():
         typer.echo(f"{key}: {faults.spell(before)} -> {faults.spell(after)}")
     typer.echo("next: ratchet train")
@@ -60,11 +71,7 @@ def use(
 @app.command()
 def train(assignments: Assignments = None) -> None:
     """Run train-flow here and now: ingest, version, train, evaluate, register. What is up to date is skipped."""
-    from ratchet import settings
-
-    workspace = Workspace.find()
-    settings.override(workspace.params, settings.parse_assignments(assignments or []))
-    become("flows.local")
+    become("flows.local", *(assignments or []))
 
 
 @app.command()

@@ -57,9 +57,9 @@ def release(
 @data.command()
 def labels(
     folds: Annotated[int, typer.Option(min=2, help="Models to train, each without its part of the samples.")] = 4,
-    epochs: Annotated[int, typer.Option(min=0, help="For so long; 0: as training.epochs says.")] = 0,
+    epochs: Annotated[int, typer.Option(min=0, help="Of each model; 0: chosen by the number of samples.")] = 0,
 ) -> None:
-    """List training labels that are likely wrong, by models that never saw the samples they speak of."""
+    """Rank training labels by how likely they are wrong, by models that never saw the samples they judge."""
     become("tasks.labels", str(folds), str(epochs))
 
 

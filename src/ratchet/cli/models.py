@@ -1,6 +1,8 @@
 """What is done with registered models: approved, promoted, taken back, audited, compared, rebuilt, traced."""
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ from ratchet.cli.plain import PLAIN, become
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
+    from ratchet.registry.recovery import Damage
     from ratchet.registry.standing import Standing
     from ratchet.registry.succession import Succession
     from ratchet.registry.versions import Version as FoundVersion
@@ -74,11 +77,75 @@ def ledger(
     from ratchet.registry.ledger import Ledger
 
     workspace = Workspace.find()
-    kept = Ledger(workspace, settings.load(workspace.params).registry.ledger)
-    for entry in kept.entries(model=model):
+    chain = Ledger.of(workspace, settings.load(workspace.params)).read()
+    valid = {entry.number for entry in chain.valid}
+    for entry in chain.entries:
+        if model not in (None, entry.model) and entry.what != "recover":
+            continue
         version = f" version {entry.version}" if entry.version else ""
+        aside = "" if entry.number in valid else " (set aside by a recovery)"
         why = shorten(entry.why, 120, placeholder=" ...")
-        typer.echo(f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}: {why}")
+        typer.echo(
+            f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}{aside}: {why}"
+        )
+
+
+@models.command()
+def recover(
+    why: Annotated[str | None, typer.Option(help="The reason; the ledger keeps it.")] = None,
+    champion: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME/VERSION", help="Confirm a model's champion; NAME/none: without one."),
+    ] = None,
+    challenger: Annotated[
+        list[str] | None, typer.Option(metavar="NAME/VERSION", help="Confirm a challenger, if a model has one.")
+    ] = None,
+) -> None:
+    """Set the broken part of the ledger aside as evidence, and go on with champions that you confirm."""
+    from ratchet import settings
+    from ratchet.errors import SettingsError
+    from ratchet.registry import recovery
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    if why is None or not champion:
+        damage = recovery.examine(workspace, params)
+        for line in _damage(damage):
+            typer.echo(line)
+        sys.exit(1 if damage.faults else 0)
+    confirmed: dict[str, dict[str, str | None]] = {}
+    for alias, given in (("champion", champion), ("challenger", challenger or [])):
+        for one in given:
+            name, slash, number = one.removeprefix("models:/").rpartition("/")
+            if not slash or not (number == "none" or number.isdecimal()):
+                raise SettingsError(
+                    f"--{alias}: found {one}; allowed: NAME/VERSION, digits/3 for example, or NAME/none"
+                )
+            if alias in confirmed.setdefault(name, {}):
+                raise SettingsError(f"--{alias}: {name} is named twice; allowed: once for each model")
+            confirmed[name][alias] = None if number == "none" else number
+    entry = recovery.recover(workspace, params, confirmed, why=why)
+    aside, intact = entry.content["aside"], entry.content["intact"]
+    typer.echo(f"recovered with entry {entry.number}: entries up to {intact} count, {aside} are set aside as evidence")
+
+
+def _damage(damage: "Damage") -> Iterator[str]:
+    """The state of a broken ledger, and the command that would recover it."""
+    if not damage.faults:
+        yield "the ledger has no fault: there is nothing to recover"
+        return
+    yield from damage.faults
+    yield (
+        f"\nentries 1 to {damage.intact} of {damage.entries} can be trusted"
+        if damage.intact
+        else "\nno entry is trusted"
+    )
+    command = ["ratchet recover --why WHY"]
+    for model in damage.models:
+        known, there = model.by_ledger.get("champion"), model.in_mlflow.get("champion")
+        yield f"{model.name}: champion is version {known or '-'} by these entries, version {there or '-'} in MLflow"
+        command.append(f"--champion {model.name}/{'VERSION' if known != there else known or 'none'}")
+    yield "\nNothing was changed. Decide on each champion, then confirm it:\n  " + " ".join(command)
 
 
 @models.command()
@@ -87,7 +154,7 @@ def audit(
     store: Annotated[bool, typer.Option("--store", help="Look for pickles in everything that MLflow keeps.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
 ) -> None:
-    """Verify the ledger's chain, the aliases and every version's files; exit code 1 if anything is amiss."""
+    """Verify the ledger, the aliases, every version's files and what MLflow says; exit code 1 if anything is wrong."""
     from itertools import chain
 
     from ratchet import settings
@@ -102,9 +169,11 @@ def audit(
     for line in chain(auditing.audit(workspace, params, model), auditing.pickles(workspace, params) if store else ()):
         typer.echo(line)
         amiss += 1
+    for line in auditing.notes(workspace, params):
+        typer.echo(f"note: {line}")
     if amiss:
         sys.exit(1)
-    typer.echo("all is as the ledger says: its chain, the aliases, and every version's files")
+    typer.echo("all is as the ledger says: its chain, the aliases, every version's files, and what MLflow says of it")
     if store:
         typer.echo("no pickle in anything that MLflow keeps")
 
@@ -144,7 +213,7 @@ def trace(
 ) -> None:
     """Print where X came from and what was made of it: data, run, evaluation, verdict, versions and their aliases."""
     # A path is meant from here, and the working folder changes.
-    asked = str(Path(name).resolve()) if Path(name).exists() else name
+    asked = str(Path(name).resolve()) if os.path.exists(name) else name
     become("tasks.trace", asked, *([f"--html={Path(html).resolve()}"] if html else []))
 
 

@@ -91,7 +91,7 @@ def _line(server: "platform.ServerStatus") -> str:
         "restarting": f"; `ratchet logs {server.name}` says why it died",
         "down": "; `ratchet up` starts it",
     }
-    return f"{server.title}: {server.state}{up_for} at {server.address}{who}{again}{ways_out.get(server.state, '')}"
+    return f"{server.title}: {server.state}{up_for} at {server.shown}{who}{again}{ways_out.get(server.state, '')}"
 
 
 def _span(seconds: float) -> str:

@@ -5,6 +5,7 @@ reading/           files and pictures, read by workers, and what is remembered o
 contract.py        what is allowed in (pandera), and what of it holds for serving and for watching
 table_contract.py  what is allowed in a table that lists samples; privacy.py: columns that must not be kept
 quarantine.py      what was kept out, and why; releases.py: what was let in by hand all the same
+depth.py           how values of more than 8 bits become 0..255
 split.py           which split a sample belongs to
 pack.py            typed arrays in shards
 profile.py         what the packed set looks like

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ratchet import files
+from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
@@ -144,6 +145,8 @@ def _telling(found: Mapping[str, Any]) -> list[str]:
 def _pair(one: _Set, found: Mapping[str, Any]) -> str:
     drawn = "".join(_picture(one.by_id(name)) for name in found["ids"])
     splits = text(" and ".join(dict.fromkeys(found["splits"])))
+    if (change := found.get("change", "none")) != "none":
+        splits += f" ({text({'turned': 'mirrored or turned'}.get(change, change))})"
     return (
         f'<div><div class="strip two">{drawn}</div><p>{splits}</p><small>{text(", ".join(found["ids"]))}</small></div>'
     )
@@ -172,7 +175,17 @@ def _pictures(one: _Set) -> str:
 
 def _values(one: _Set) -> str:
     manifest, profile = one.manifest, one.profile
+    scaled = {}
+    if manifest.depth is not None:
+        deep, limit = profile["depth"]["samples"], largest(manifest.depth)
+        over = sum(count for bits, count in deep.items() if int(bits) > manifest.depth)
+        cut = f"; {over:,} of them hold larger values, which became 255 too" if over else ""
+        scaled["16-bit images"] = (
+            f"{sum(deep.values()):,}: values 0..{limit:,} ({manifest.depth} bits) became 0..255{cut}; by bits of the "
+            f"largest value: {', '.join(f'{bits} bits {count:,}' for bits, count in deep.items())}"
+        )
     told = {
+        **scaled,
         "packed as": f"{manifest.width} x {manifest.height} pixels, {manifest.channels} channels, {manifest.dtype}",
         "mean of the training pixels": _numbers(manifest.mean),
         "their standard deviation": _numbers(manifest.std),

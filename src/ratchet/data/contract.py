@@ -6,6 +6,7 @@ mistake of ours can break, then the values with every failure collected.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -13,6 +14,7 @@ from pandera import polars as pa
 from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
+from ratchet.data.reading.identify import fix_for_format, fix_for_problem
 from ratchet.data.reading.pictures import ARRAY, claimed
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
@@ -28,6 +30,7 @@ __all__ = [
     "duplicate_ids",
     "facts_frame",
     "failures",
+    "kept_out",
     "label_conflicts",
     "must",
     "picture_terms",
@@ -37,7 +40,8 @@ __all__ = [
 FACTS: dict[str, Any] = {
     "bytes": pl.Int64, "permitted": pl.Boolean, "readable": pl.Boolean, "problem": pl.String, "content": pl.String,
     "format": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64, "grey": pl.Boolean,
-    "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
+    "depth": pl.Int64, "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
+    "full_pixels": pl.String,
 }  # fmt: skip
 
 
@@ -168,8 +172,27 @@ def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Pa
     )
 
 
-def check_index(index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str]) -> None:
+def kept_out(facts: pl.DataFrame, bad: pl.DataFrame) -> dict[int, dict[str, int]]:
+    """By label the samples that were kept out, by rule; a sample that breaks several counts in each."""
+    rows = facts.select("row", "label").join(bad.select("row", "rule"), on="row").drop_nulls("label")
+    found: dict[int, dict[str, int]] = {}
+    for label, rule, count in rows.group_by("label", "rule").len().sort("label", "rule").rows():
+        found.setdefault(label, {})[rule] = count
+    return found
+
+
+def check_index(
+    index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
+    kept_out: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
+) -> None:  # fmt: skip
     """The rules about the whole set.
+
+    Args:
+        index: the good samples.
+        settings: the `data` section.
+        classes: names, by label.
+        kept_out: by label the samples that are not among them, by rule.
+        table: where each of those is listed.
 
     Raises:
         DataError: a duplicate id, an empty split, or a class with too few training examples.
@@ -190,17 +213,24 @@ def check_index(index: pl.DataFrame, settings: DataSettings, *, classes: Sequenc
                 f"split {split} is empty ({index.height} good samples in all): add samples to the source{fraction}"
             )
     trained = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
-    few = [
-        f"{name!r} has {trained.get(label, 0)}"
-        for label, name in enumerate(classes)
-        if trained.get(label, 0) < settings.min_per_class
-    ]
-    if few:
-        more = f" and {len(few) - 8} more classes" if len(few) > 8 else ""
+    labels = [label for label in range(len(classes)) if trained.get(label, 0) < settings.min_per_class]
+    if labels:
+        few = [
+            f"{classes[label]!r} has {trained.get(label, 0)}{_refused(kept_out.get(label, {}))}" for label in labels[:8]
+        ]
+        more = f" and {len(labels) - 8} more classes" if len(labels) > 8 else ""
+        fix = "add images, remove the class, or lower it"
+        if any(kept_out.get(label) for label in labels):
+            fix = f"correct the files that were kept out, each is listed with its fix in {table}; or {fix}"
         raise DataError(
-            f"too few training examples: class {', '.join(few[:8])}{more}; data.min_per_class asks for "
-            f"{settings.min_per_class}: add pictures, remove the class, or lower it"
+            f"too few training examples: class {', '.join(few)}{more}; data.min_per_class asks for "
+            f"{settings.min_per_class}: {fix}"
         )
+
+
+def _refused(rules: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{rule} {count:,}" for rule, count in rules.items())
+    return f" (kept out: {counts})" if rules else ""
 
 
 def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
@@ -226,6 +256,7 @@ def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
         "area": column(pl.Int64, check.le(settings.max_pixels, error="too-large")),
         "aspect": column(pl.Float64, check.le(settings.max_aspect, error="bad-aspect")),
         "grey": column(pl.Boolean),
+        "depth": column(pl.Int64),
         "label": column(pl.Int64, check.in_range(0, classes - 1, error="unknown-label")),
     }
 
@@ -283,10 +314,24 @@ def failures(
         content = [name for name in ("content",) if name in frame.columns]
         groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
         return pl.concat(
-            quarantine.table(frame[places].select(*content, source=source, row="row", value=value(rule, column)), rule)
+            _with_fixes(
+                quarantine.table(
+                    frame[places].select(*content, source=source, row="row", value=value(rule, column)), rule
+                )
+            )
             for rule, column, places in groups.agg("index").rows()
         ).sort("row", "rule", "value")
     return quarantine.rows([])
+
+
+def _with_fixes(bad: pl.DataFrame) -> pl.DataFrame:
+    """With the fix that belongs to the kind of file or to the format that was found, where one is known."""
+    fixes = {"unreadable": fix_for_problem, "format-not-allowed": fix_for_format}
+    fix = fixes.get(bad["rule"][0]) if bad.height else None
+    if fix is None:
+        return bad
+    known = {value: hint for value in bad["value"].unique() if (hint := fix(value))}
+    return bad.with_columns(hint=pl.col("value").replace_strict(known, default=pl.col("hint"), return_dtype=pl.String))
 
 
 def _value(rule: str, column: str) -> pl.Expr:

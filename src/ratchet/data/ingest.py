@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -22,12 +23,12 @@ from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
 from ratchet.data.reading import memo
 from ratchet.data.reading.memo import Earlier, Memo
-from ratchet.data.reading.pictures import patient_pillow
+from ratchet.data.reading.pictures import check_formats, patient_pillow
 from ratchet.data.reading.sample import sampled
 from ratchet.data.reading.scratch import Scratch
 from ratchet.data.reading.survey import Survey
 from ratchet.data.sources import LISTING, Source, open_source
-from ratchet.data.trouble.likeness import Likeness, fingerprints
+from ratchet.data.trouble.likeness import Likeness, look
 from ratchet.errors import DataError
 from ratchet.params import DataSettings
 from ratchet.workspace import disk_errors
@@ -35,8 +36,9 @@ from ratchet.workspace import disk_errors
 __all__ = ["ingest"]
 
 Report = Callable[[int, int], None]
-Shape = tuple[int, int]  # side in pixels, channels
+Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit pictures
 
+AUTO_DEPTH = 16  # bits: where no picture has more than eight
 AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
 
 
@@ -50,6 +52,7 @@ def ingest(
     remember: Path | None = None,
     releases: Path | None = None,
     sample: bool = False,
+    sample_timeout: float = 0.0,
 ) -> Manifest:
     """Read the source, keep out what is bad, split, and pack the rest into folder `packed`.
 
@@ -65,6 +68,7 @@ def ingest(
         remember: the file that one ingest leaves for the next one's sake; None: none.
         releases: the table of samples let in by hand; None: there are none.
         sample: take only a few samples of each class, from all over the source.
+        sample_timeout: seconds that the user's own Dataset may take for one sample; 0: no limit.
 
     Raises:
         SettingsError: the source's name is not known.
@@ -76,8 +80,10 @@ def ingest(
 
         with disk_errors(packed), files.draft_directory(packed) as draft:
             return ingest_own(
-                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample
-            )
+                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample,
+                sample_timeout=sample_timeout,
+            )  # fmt: skip
+    check_formats(settings.formats)
     with patient_pillow():
         source = open_source(settings, root=root)
         released = releasing.read(releases) if releases else releasing.none()
@@ -98,7 +104,9 @@ class _Ingest:
         listing = source.listing
         self.listing = sampled(listing, classes=len(source.classes)) if sample else listing
         self.total = self.listing.height + source.refused.height
-        self.survey = Survey(source, settings, released=released["content"], advance=self._advance)
+        # Only a split that is drawn depends on an image at full size, which is slow to decode.
+        self.whole = not {"validation", "test"} <= source.given and self.listing["group"].has_nulls()
+        self.survey = Survey(source, settings, released=released["content"], advance=self._advance, whole=self.whole)
         self._report = report
         self._done = self._told = 0
 
@@ -118,7 +126,9 @@ class _Ingest:
             manifest, bad, facts, shape = self._into(draft)
         quarantine.write(self.table, bad)  # at once after the set that it belongs to
         if self.remember is not None:
-            memo.write(self.remember, facts, shape=shape, inputs=self._inputs, outputs=self._outputs())
+            memo.write(
+                self.remember, facts, shape=shape, whole=self.whole, inputs=self._inputs, outputs=self._outputs()
+            )
         return manifest
 
     def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
@@ -126,9 +136,9 @@ class _Ingest:
         shape = self._guess()
         while True:
             earlier = Earlier(self.packed, shape=shape)
-            with Scratch(draft / "scratch", side=shape[0], channels=shape[1]) as scratch:
+            with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
                 self._done = self.source.refused.height
-                facts = self.survey.all(self.listing, scratch, Memo(self.remember).facts(shape=shape))
+                facts = self.survey.all(self.listing, scratch, Memo(self.remember).facts(shape=shape, whole=self.whole))
                 bad = pl.concat(
                     [
                         self.source.refused,
@@ -146,18 +156,24 @@ class _Ingest:
 
     def _guess(self) -> Shape:
         """The packed shape as a few samples have it."""
-        if self.settings.image_size != "auto" and self.settings.channels != "auto":
-            return self.settings.image_size, self.settings.channels
-        return self._shape(self.survey.some(self.listing["id"]))
+        side, channels, depth = self._shape(self.survey.some(self.listing["id"]))
+        match Memo(self.remember).shape:
+            case (before_side, before_channels, before_depth) if (before_side, before_channels) == (side, channels):
+                # The deepest picture need not be among those that were looked at.
+                depth = max(depth, before_depth) if self.settings.depth == "auto" else depth
+        return side, channels, depth
 
     def _shape(self, facts: pl.DataFrame) -> Shape:
-        """Side and channels of the packed pictures."""
-        size, channels = self.settings.image_size, self.settings.channels
+        """Side and channels of the packed pictures, and the bits of the largest value of all 16-bit ones."""
+        size, channels, depth = self.settings.image_size, self.settings.channels, self.settings.depth
         if size == "auto":
             sides = set(facts["width"].unique()) | set(facts["height"].unique())
             side = min(sides, default=AUTO_SIDE)
             size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
-        return size, (1 if facts["grey"].all() else 3) if channels == "auto" else channels
+        if channels == "auto":
+            channels = 1 if facts["grey"].all() else 3
+        # A number of bits, not the largest value itself, so that another picture hardly ever changes the scale.
+        return size, channels, _depth(facts) if depth == "auto" else depth
 
     def _pack(
         self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: Scratch,
@@ -169,10 +185,11 @@ class _Ingest:
         self._stop_if_bad(bad)
         index = quarantine.without(index, twins)
         seen = quarantine.shown(bad, facts)
-        look = self._reader(self._placed(seen, scratch, earlier), scratch, earlier)
-        bad = quarantine.with_thumbnails(bad, seen["row"], look(0, seen.height))
+        shown = self._reader(self._placed(seen, scratch, earlier), scratch, earlier)
+        bad = quarantine.with_thumbnails(bad, seen["row"], shown(0, seen.height))
         with self._telling(bad):
-            contract.check_index(index, self.settings, classes=self.source.classes)
+            out = contract.kept_out(facts, bad)
+            contract.check_index(index, self.settings, classes=self.source.classes, kept_out=out, table=self.table)
         index = self._placed(index, scratch, earlier)
         alike = Likeness()
         splits, values, start = {}, {}, 0
@@ -181,6 +198,10 @@ class _Ingest:
             mine = index.slice(start, counts.get(name, 0))
             splits[name], values[name] = self._pack_split(draft / name, mine, scratch, earlier, alike)
             start += mine.height
+
+        def some(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+            return self._reader(index[rows], scratch, earlier)(0, len(rows))
+
         mean, std = channel_statistics(values["train"])
         by_rule = quarantine.by_rule(bad)
         own = [name for name in self.listing.columns if name not in LISTING]
@@ -188,8 +209,11 @@ class _Ingest:
         description = profile(
             index, classes=self.source.classes, pixels=packed_pixels(values["train"]),
             conflicts=contract.label_conflicts(index), quarantined=by_rule, own=own,
-            terms=contract.picture_terms(self.settings), alike=alike.pairs(index),
+            terms=contract.picture_terms(self.settings), alike=alike.pairs(index, some),
         )  # fmt: skip
+        deep = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
+        if len(deep):
+            description["depth"] = {"bits": scratch.depth, "samples": dict(deep.value_counts().sort("depth").rows())}
         files.write_json(draft / "profile.json", description)
         size, _, channels = scratch.shape
         told = {
@@ -199,20 +223,24 @@ class _Ingest:
         manifest = Manifest.sealed(
             told, format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
             height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
+            **({"depth": scratch.depth} if len(deep) else {}),
         )  # fmt: skip
         manifest.write(draft)
         return manifest, bad
 
     def _index(self, good: pl.DataFrame) -> pl.DataFrame:
         """One row per good sample with its split: split by split, each in the order of ids."""
-        identity = pl.when(pl.col("group").is_null()).then("content").otherwise("group " + pl.col("group"))
+        own = pl.coalesce("full_pixels", "content")  # what comes as an array has its pixels for its content
+        identity = pl.when(pl.col("group").is_null()).then(own).otherwise("group " + pl.col("group"))
         assigned = split.assign(
             good.select(identity).to_series(), good["split"], declared=self.source.given,
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
             folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
         names = pl.Series(list(self.source.classes), dtype=pl.String)
-        done_with = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey")
+        done_with = (
+            "stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth", "full_pixels",
+        )  # fmt: skip
         index = good.drop(done_with).with_columns(
             pl.Series("split", assigned, pl.String),
             pl.Series("class", names.gather(good["label"])),
@@ -257,13 +285,13 @@ class _Ingest:
         self, folder: Path, index: pl.DataFrame, scratch: Scratch, earlier: Earlier, alike: Likeness
     ) -> tuple[SplitFiles, NDArray[np.int64]]:
         shards, seen = pack.write_shards(
-            folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), *fingerprints(pixels)),
+            folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), look(pixels)),
             rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib, workers=self.survey.workers,
         )  # fmt: skip
         values = np.zeros((scratch.shape[-1], 256), np.int64)
-        for counts, marks, small in seen:
+        for counts, looks in seen:
             values += counts
-            alike.add(marks, small)
+            alike.add(looks)
         pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"])
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"]))
@@ -308,3 +336,9 @@ class _Ingest:
         self._done += samples
         self._told = max(self._told, self._done)  # a second reading must not move a progress bar back
         self._report(self._told, self.total)
+
+
+def _depth(facts: pl.DataFrame) -> int:
+    """The bits that the largest value of all 16-bit pictures needs."""
+    deepest = facts["depth"].max()
+    return AUTO_DEPTH if deepest is None else int(cast("int", deepest))

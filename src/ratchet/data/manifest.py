@@ -74,7 +74,8 @@ class Manifest:
     """A packed set. `mean` and `std` are of the training pixels, per channel, as they are stored; `std` is never 0.
 
     Pixels are of type `dtype`: uint8, or float32 where a user's own Dataset gives them so. With a `factory` they are
-    not packed at all but read from that Dataset.
+    not packed at all but read from that Dataset. `depth`: bits of the value of 16-bit images that became 255; None: all
+    images had 8 bits.
 
     `digest` covers everything above it, and so every array; what stands below it is told, not identified.
     """
@@ -91,6 +92,7 @@ class Manifest:
     splits: Mapping[str, SplitFiles]
     dtype: str = "uint8"
     factory: OwnDataset | None = None
+    depth: int | None = None
     digest: str
     source: str
     quarantined: int
@@ -129,7 +131,10 @@ class Manifest:
 
     def write(self, packed: Path) -> None:
         """Write manifest.json into folder `packed`."""
-        files.write_json(packed / _LOCATION, asdict(self))
+        content = asdict(self)
+        if self.depth is None:
+            del content["depth"]
+        files.write_json(packed / _LOCATION, content)
 
 
 def _split(content: dict[str, Any]) -> SplitFiles:

@@ -67,7 +67,8 @@ def profile(
         quarantined: samples by broken rule.
         terms: what the contract asks of a sample alone.
         own: columns that the source has of its own.
-        alike: pairs of samples that look the same, `one_` and `other_` `id` and `split`; None: not looked for.
+        alike: pairs of samples that look the same, `one_` and `other_` `id` and `split`, and the `change` from one to
+            the other; None: not looked for.
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
@@ -108,10 +109,15 @@ def _alike(found: pl.DataFrame | None) -> dict[str, object] | None:
     apart = found.filter(pl.col("one_split") != pl.col("other_split"))
     within = found.filter(pl.col("one_split") == pl.col("other_split"))
     first = [
-        {"ids": [row["one_id"], row["other_id"]], "splits": [row["one_split"], row["other_split"]]}
+        {
+            "ids": [row["one_id"], row["other_id"]],
+            "splits": [row["one_split"], row["other_split"]],
+            "change": row["change"],
+        }
         for row in pl.concat([apart, within]).head(_CONFLICTS_SHOWN).iter_rows(named=True)
     ]
-    return {"pairs": found.height, "across_splits": apart.height, "first": first}
+    changes = dict(found.group_by("change").len().sort("change").rows())
+    return {"pairs": found.height, "across_splits": apart.height, "changes": changes, "first": first}
 
 
 def _channel_quantiles(counts: NDArray[np.int64]) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Which split a sample belongs to: a function of the sample alone.
 
-Each sample's content digest (or its group's name, where it has one) is hashed to a number u in [0, 1), and u decides.
-So copies and group members always share a split, a renamed file stays where it is, and whatever is added, nothing old
-moves; the seed plays no part.
+The digest of each sample's decoded pixels at full size (or its group's name, where it has one) is hashed to a number u
+in [0, 1), and u decides. So copies in any lossless format and group members always share a split, a renamed file and
+one with other metadata stay in theirs, and adding samples moves no old one. Seed and `data.image_size` play no part.
 
 How close to stratified that is: every class is split by the same independent draw, so a class with n different samples
 gets n * fraction of them in a split on average, with a standard deviation of sqrt(n * fraction * (1 - fraction)): for
@@ -24,7 +24,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 
 def position(identity: str) -> float:
-    """u in [0, 1): where `identity` (a content digest or a group's name) lies, for ever and on every machine."""
+    """u in [0, 1): where `identity` (a digest of pixels or a group's name) lies, for ever and on every machine."""
     digest = hashlib.blake2b(identity.encode(), digest_size=8, person=b"ratchet-split").digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53  # 53 bits: exact in a float, and below 1
 

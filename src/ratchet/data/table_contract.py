@@ -40,8 +40,9 @@ def check_table(
     """The quarantine rows of what a table of samples says wrongly, and the table with its own columns typed.
 
     Args:
-        table: `row`, the texts `path`, `label` and `split`; what they mean: `normal`, the path inside the folder,
-            `means`, a class, `assigned`, a split; `there`, whether the file is. Null: nothing, or none that is allowed.
+        table: `row`, the texts `path`, `label` and `split`, `known`, the label unless it stands for none; what they
+            mean: `normal`, the path inside the folder, `means`, a class, `assigned`, a split; `there`, whether the file
+            is. Null: nothing, or none that is allowed.
         settings: whether texts that look personal are refused.
         own: further columns of the table; texts in which nearly all are numbers or dates of one form become such.
         classes: names, by label.
@@ -75,7 +76,9 @@ def check_table(
         "no-path": pl.lit(""),
         "outside-folder": pl.col("path"),
         "missing-file": pl.col("path"),
-        "unknown-label": pl.col("label").fill_null("none"),
+        "unknown-label": pl.when(pl.col("label").is_not_null() & pl.col("known").is_null())
+        .then(pl.format("{}, which means that there is none", "label"))
+        .otherwise(pl.col("label").fill_null("none")),
         "unknown-split": pl.col("split"),
     }
 

@@ -44,9 +44,10 @@ def ingest_own(
     root: Path,
     report: Callable[[int, int], None],
     sample: bool = False,
+    sample_timeout: float = 0.0,
 ) -> Manifest:
     """Fill the folder `draft`, which is to become `packed`, and the quarantine table; see `ratchet.data.ingest`."""
-    source = OwnSource(settings, root=root)
+    source = OwnSource(settings, root=root, sample_timeout=sample_timeout)
     facts = _survey(source, report, sample=sample)
     total = facts.height
     bad = pl.concat([contract.check_samples(facts, classes=len(source.classes)), contract.duplicate_ids(facts)])

@@ -1,6 +1,5 @@
-"""What an answer costs: two models measured side by side, in one process, in turns."""
+"""The cost of an answer: two models measured side by side, in one process, in alternating blocks."""
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Costs", "compare", "side_by_side"]
 
-_LEAST, _MOST = 7, 101  # rounds
-_SECONDS = 1.0  # spent on rounds, when there are enough
+_QUANTILE = 0.1  # other programs only ever add time, so the fast calls are the ones that they disturbed least
+_CALLS = 10  # of each model, at least, in one measurement
+_MOST_CALLS = 200
+_SECONDS = 0.5  # of one measurement, when there are enough calls
+_BLOCK_SECONDS, _BLOCK_CALLS = 0.002, 8  # a block of calls of one model takes about so long, and has at most so many
+_REPEATS = 3  # more measurements before a model is called too slow, each twice as long as the one before
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one model: bytes of its weights, and median seconds for one row and for a batch."""
+    """Of one model: bytes of its weights, and seconds for one row and for a batch (the 10 % quantile of many calls)."""
 
     weights: int
     one: float
@@ -28,43 +31,88 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of two models, measured in turns on the same rows."""
+    """Of two models, measured in alternation on the same rows."""
 
     candidate: Cost
     champion: Cost
     rows: int  # of the batch
 
 
-def compare(candidate: "nn.Module", champion: "nn.Module", images: "torch.Tensor") -> Costs:
-    """Both models, on the CPU and in eval mode, on the batch `images` (n, channels, height, width) and its first."""
+def compare(
+    candidate: "nn.Module",
+    champion: "nn.Module",
+    images: "torch.Tensor",
+    *,
+    champion_images: "torch.Tensor | None" = None,
+    limit: float = 0.0,
+) -> Costs:
+    """Measure both models, on the CPU and in eval mode, on the batch `images` (n, channels, height, width) and its
+    first image.
+
+    Args:
+        candidate: the new model.
+        champion: the model that it is compared with.
+        images: as the candidate takes them.
+        champion_images: the same images as the champion takes them, where its input has another size.
+        limit: times the champion's seconds that are allowed. Above it the measurement is repeated; 0: never.
+    """
     import torch
 
+    theirs = images if champion_images is None else champion_images
     with torch.inference_mode():
-        one, batch = (side_by_side(partial(candidate, rows), partial(champion, rows)) for rows in (images[:1], images))
-    ours, theirs = (
+        one, batch = (
+            side_by_side(partial(candidate, images[:rows]), partial(champion, theirs[:rows]), limit=limit)
+            for rows in (1, len(images))
+        )
+    ours, other = (
         Cost(_weights(model), one[number], batch[number]) for number, model in enumerate((candidate, champion))
     )
-    return Costs(ours, theirs, rows=len(images))
+    return Costs(ours, other, rows=len(images))
 
 
-def side_by_side(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
-    """Median seconds of a call of each.
+def side_by_side(
+    ours: Callable[[], object], theirs: Callable[[], object], *, limit: float = 0.0
+) -> tuple[float, float]:
+    """Return the seconds of a call of each: the 10 % quantile of all its timed calls.
 
-    They take turns, so that whatever else the machine does befalls both alike, and take turns in going first. A first
-    call of each is not counted: it loads what later ones find.
+    The two run in short alternating blocks, so that the load of the machine reaches both alike, and they alternate in
+    going first. The first call of each is not counted, because it loads what later ones find. Where `ours` takes more
+    than `limit` times as long as `theirs`, more calls are timed before that is believed.
     """
-    calls = (ours, theirs)
-    for call in calls:
-        call()
-    taken: tuple[list[float], list[float]] = ([], [])
-    began = time.perf_counter()
-    while len(taken[0]) < _LEAST or (len(taken[0]) < _MOST and time.perf_counter() - began < _SECONDS):
-        first = len(taken[0]) % 2
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(_REPEATS + 1):
+        _measure((ours, theirs), times, calls=_CALLS << repeat, seconds=_SECONDS * 2**repeat)
+        mine, other = (_low(taken) for taken in times)
+        if not limit or mine <= limit * other:
+            break
+    return mine, other
+
+
+def _measure(
+    models: tuple[Callable[[], object], Callable[[], object]],
+    times: tuple[list[float], list[float]],
+    *,
+    calls: int,
+    seconds: float,
+) -> None:
+    """Add at least so many timed calls of each to `times`, and more while there are seconds left."""
+    block = min(_BLOCK_CALLS, max(1, int(_BLOCK_SECONDS / max(_timed(call) for call in models))))
+    began, blocks, goal, most = time.perf_counter(), 0, len(times[0]) + calls, len(times[0]) + calls + _MOST_CALLS
+    while len(times[0]) < goal or (len(times[0]) < most and time.perf_counter() - began < seconds):
+        first = blocks % 2
         for number in (first, 1 - first):
-            start = time.perf_counter()
-            calls[number]()
-            taken[number].append(time.perf_counter() - start)
-    return statistics.median(taken[0]), statistics.median(taken[1])
+            times[number].extend(_timed(models[number]) for _ in range(block))
+        blocks += 1
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _low(taken: list[float]) -> float:
+    return sorted(taken)[int(len(taken) * _QUANTILE)]
 
 
 def _weights(model: "nn.Module") -> int:

@@ -110,11 +110,17 @@ def read_predictions(path: Path) -> Predictions:
     if named is None or missing:
         lacks = f"the columns {', '.join(missing)}" if missing else "the names of the classes"
         raise DataError(f"{path}: lacks {lacks}: not a predictions file of this project; run `dvc repro evaluate`")
-    classes: Sequence[str] = json.loads(named)
-    flat = table["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return Predictions(
-        ids=tuple(table["id"].to_pylist()),
-        labels=table["label"].to_numpy().astype(np.int64),
-        logits=flat.astype(np.float32).reshape(table.num_rows, len(classes)),
-        classes=tuple(classes),
-    )
+    try:
+        classes: Sequence[str] = json.loads(named)
+        flat = table["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        found = Predictions(
+            ids=tuple(table["id"].to_pylist()),
+            labels=table["label"].to_numpy().astype(np.int64),
+            logits=flat.astype(np.float32).reshape(table.num_rows, len(classes)),
+            classes=tuple(classes),
+        )
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:  # columns of other types
+        raise DataError(f"{path}: is damaged ({first_line(error)}); run `dvc repro evaluate`") from error
+    if found.labels.size and not 0 <= found.labels.min() <= found.labels.max() < len(classes):
+        raise DataError(f"{path}: has a label that is none of its {len(classes)} classes; run `dvc repro evaluate`")
+    return found

@@ -17,7 +17,8 @@ from ratchet.evaluation.sections import (
 )
 from ratchet.evaluation.verdict import Verdict
 from ratchet.evaluation.worst import Example, errors_section
-from ratchet.page import Cell, bars, document, figure, folded, pairs, points, section, text, without_password
+from ratchet.page import Cell, bars, document, figure, folded, pairs, points, section, text
+from ratchet.urls import redacted
 
 __all__ = ["Example", "ReportContent", "render"]
 
@@ -184,5 +185,5 @@ def _plain(value: object) -> object:
         shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value[:_LISTED])
         return f"{shown} and {len(value) - _LISTED:,} more" if len(value) > _LISTED else shown or None
     if isinstance(value, str):
-        return without_password(value)
+        return redacted(value)
     return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
 from ratchet.registry.mlflow_store import GONE, active, all_pages, files_of, or_none, reachable
-from ratchet.registry.records import read_record
+from ratchet.registry.records import parse_object, read_record
 from ratchet.registry.versions import Versions
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Made:
-    """One training run and what was made of it. `record` is None where ratchet kept none of it."""
+    """One training run and what was made of it.
+
+    `record` is None where ratchet kept none of it. `doubts` say which of these values nothing vouches for.
+    """
 
     run_id: str
     run_name: str
@@ -49,10 +52,11 @@ class Made:
     dataset: Mapping[str, Any]  # name, digest and profile (classes, rows, quarantined) of what was trained on
     record: Mapping[str, Any] | None
     releases: tuple[Release, ...]
+    doubts: tuple[str, ...] = ()
 
     def hash_of(self, path: str) -> str | None:
         """The DVC hash of an output of this run."""
-        found = (self.record or {}).get("dvc", {}).get(path)
+        found = ((self.record or {}).get("dvc") or {}).get(path)
         return str(found) if found else None
 
 
@@ -78,8 +82,8 @@ class Archive(Versions):
             )
         release = next(one for one in made.releases if (one.name, one.number) == (found.name, found.number))
         with reachable(self.uri):
-            record = read_record(self.client, made.run_id, release.tags)
-        return replace(made, record=record), release
+            record, doubts = self._record(made.run_id, release.tags)
+        return replace(made, record=record, doubts=tuple(dict.fromkeys((*made.doubts, *doubts)))), release
 
     def run(self, run_id: str) -> Made | None:
         """The run of that id, if there is one."""
@@ -134,6 +138,7 @@ class Archive(Versions):
         info, data = run.info, run.data
         inputs = run.inputs.dataset_inputs if run.inputs else []
         dataset = _dataset(inputs[-1].dataset) if inputs else {}
+        record, doubts = self._record(str(info.run_id), data.tags)
         return Made(
             run_id=str(info.run_id),
             run_name=str(info.run_name or ""),
@@ -142,9 +147,17 @@ class Archive(Versions):
             params=dict(data.params),
             metrics=dict(data.metrics),
             dataset=dataset,
-            record=read_record(self.client, str(info.run_id), data.tags),
+            record=record,
             releases=tuple(releases.get(str(info.run_id), ())),
+            doubts=doubts,
         )
+
+    def _record(self, run_id: str, tags: Mapping[str, str]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """The record of a run or version, and a doubt where it is damaged: one bad record hides no other run."""
+        try:
+            return read_record(self.client, run_id, tags), ()
+        except RegistryError as error:
+            return None, (str(error),)
 
     def _releases(self, condition: str = "") -> dict[str, list[Release]]:
         """The versions that meet a condition, by their run, in order."""
@@ -159,6 +172,4 @@ class Archive(Versions):
 
 
 def _dataset(found: Any) -> dict[str, Any]:
-    import json
-
-    return {"name": found.name, "digest": found.digest, "profile": json.loads(found.profile or "{}")}
+    return {"name": found.name, "digest": found.digest, "profile": parse_object(found.profile or "{}") or {}}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from ratchet.lineage.archive import Made
 
@@ -42,7 +43,7 @@ def _source(made: Made) -> tuple[str, ...]:
     kind, path = made.params.get("data.source"), made.params.get("data.path")
     if kind is None or path is None:
         return ("unknown: the run's settings are not in MLflow",)
-    inputs = (made.record or {}).get("dvc_inputs", {})
+    inputs = (made.record or {}).get("dvc_inputs") or {}
     told = f"{kind}, read from {path}"
     if path in inputs:
         return (told, f"DVC hash {inputs[path]}")
@@ -53,6 +54,8 @@ def _data(made: Made) -> tuple[str, ...]:
     profile = made.dataset.get("profile", {})
     if not profile:
         return ("unknown: the run names no data set in MLflow",)
+    if not _is_profile(profile):
+        return ("unknown: the data set's profile in MLflow is damaged",)
     rows = ", ".join(f"{count:,} {split}" for split, count in profile["rows"].items())
     value = made.hash_of(PACKED)
     return (
@@ -62,28 +65,41 @@ def _data(made: Made) -> tuple[str, ...]:
     )
 
 
+def _is_profile(profile: Mapping[str, Any]) -> bool:
+    rows = profile.get("rows")
+    counts = [
+        profile.get("classes"),
+        profile.get("quarantined"),
+        *(rows.values() if isinstance(rows, dict) else [None]),
+    ]
+    return all(isinstance(count, int) for count in counts)
+
+
 def run_link(made: Made, acts: Acts = MappingProxyType({})) -> Link:
     """A run with its evaluation, its verdict, its versions and what was done with them below one another."""
     versions = _versions(made, acts)
     verdict = Link("verdict", _verdict(made), (versions,))
     evaluation = Link("evaluation", _evaluation(made), (verdict,))
-    return Link(f"run {made.run_id}", _run(made), (evaluation,))
+    doubts = tuple(f"! {doubt}" for doubt in made.doubts)
+    return Link(f"run {made.run_id}", (*_run(made), *doubts), (evaluation,))
 
 
 def _run(made: Made) -> tuple[str, ...]:
     told = [f"{made.run_name}, {made.status}"]
     record = made.record
     if record is None:
+        if any(key.startswith("ratchet.provenance") for key in made.tags):
+            return (*told, "its provenance record cannot be read")
         return (*told, "no provenance record: it was cut off before it was judged, or ratchet did not make it")
     flow = record.get("prefect_flow_run")
     told.append(f"Prefect flow run {flow}" if flow else "no Prefect flow run: made by `dvc repro` or a stage by hand")
     commit, patched = record.get("git_commit"), record.get("git_uncommitted")
     also = ", with uncommitted changes (provenance/uncommitted.patch)" if patched else ""
     told.append(f"commit {commit}{also}" if commit else "no commit: it was made outside git")
-    told.append(f"settings {record['settings']}, seed {record['seed']}")
+    told.append(f"settings {record.get('settings', 'unknown')}, seed {record.get('seed', 'unknown')}")
     weights = record.get("weights")
     told.append(f"weights SHA-256 {weights}" if weights else "weights: none yet, the training is not over")
-    told.append(f"provenance {record['id']}")
+    told.append(f"provenance {record.get('id', 'unknown')}")
     return tuple(told)
 
 

@@ -77,7 +77,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found. A part that could not be had is None, and `missing` says why."""
+    """All that was found. A part that could not be had is None, and `missing` says why.
+
+    `doubts` say where MLflow or a file differs from what the ledger sealed.
+    """
 
     names: tuple[str, str]
     code: CodeChange
@@ -88,6 +91,7 @@ class Comparison:
     figures: Sequence[Figure]
     rows: Rows | None
     missing: Sequence[str]
+    doubts: Sequence[str] = ()
 
 
 def patched_files(before: bytes, after: bytes) -> dict[str, str]:

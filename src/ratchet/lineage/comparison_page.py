@@ -19,6 +19,7 @@ def page(found: Comparison) -> str:
         f"{a} and {b}",
         [
             _header(found),
+            section("Warnings", "".join(f"<p>{text(one)}</p>" for one in found.doubts)),
             section(
                 "Figures", _figures(found.figures, found.names), note="On each one's own test rows, with intervals."
             ),

@@ -27,6 +27,7 @@ class ServerStatus:
             worker's does not tell Prefect's server that it lives. down: nothing of it is kept running. elsewhere: it is
             another machine's.
         address: None if it was not started.
+        public: the address that browsers use; empty where that is the same.
         pid: of its keeper.
         seconds: for which it has been up.
         restarts: how often it died and was started again.
@@ -39,6 +40,12 @@ class ServerStatus:
     pid: int | None = None
     seconds: float | None = None
     restarts: int = 0
+    public: str = ""
+
+    @property
+    def shown(self) -> str | None:
+        """The address for a person."""
+        return self.public or self.address
 
     @property
     def started(self) -> bool:
@@ -64,10 +71,10 @@ def _status(name: str, title: str, record: Record, workspace: Workspace) -> Serv
         return ServerStatus(name, title, "down")
     state = condition(part, workspace)
     if state == "down":
-        return ServerStatus(name, title, state, part.address)
+        return ServerStatus(name, title, state, part.address, public=part.public)
     command = part.command() if state == "up" else None
     seconds = time.time() - command.create_time() if command else None
-    return ServerStatus(name, title, state, part.address, part.pid, seconds, part.restarts())
+    return ServerStatus(name, title, state, part.address, part.pid, seconds, part.restarts(), part.public)
 
 
 def condition(part: Part, workspace: Workspace) -> State:

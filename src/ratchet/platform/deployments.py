@@ -45,8 +45,8 @@ def _has_pool(api: str) -> bool:
 
 
 def deployment_digest(workspace: Workspace) -> str:
-    """What the deployments are made from: prefect.yaml and the flows' source (the run form comes from it)."""
-    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py"))
+    """What the deployments are made from: prefect.yaml, the flows and the settings, from which the run form comes."""
+    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/params.py"))
 
 
 def begin_deploy(workspace: Workspace, api: str) -> "subprocess.Popen[str]":
@@ -110,7 +110,7 @@ def settle_runs(api: str, worker: str, *, missed: bool, why: str = "The worker e
         if took != worker and not (alone and took is None):
             continue
         kind = "CANCELLED" if run["state"]["type"] == "CANCELLING" else "CRASHED"
-        message = f"{why}; a new run goes on from its last checkpoint."
+        message = f"{why}. To continue at its last checkpoint: retry it, or run it again with the same parameters."
         lines.append(_settle(api, run, {"type": kind, "name": kind.capitalize(), "message": message}))
     if missed and alone:
         before = {"before_": datetime.now(UTC).isoformat()}

@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.params import AlertSettings, PlatformSettings
-from ratchet.platform import alerts, deployments, quotas, servers
+from ratchet.platform import addresses, alerts, deployments, quotas, servers
 from ratchet.platform.alerts import NOBODY
 from ratchet.platform.condition import TITLES, condition
 from ratchet.platform.processes import Part, free_port_after, port_holder
@@ -149,7 +149,13 @@ class _Climb:
     started: dict[str, servers.Starting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prefect_host = servers.own_host(self.settings)  # None: Prefect's server is another machine's
+        # None: Prefect's server is another machine's, or another folder's on this one.
+        self.prefect_host = None if self._is_shared() else servers.own_host(self.settings)
+
+    def _is_shared(self) -> bool:
+        """Does the server that platform.prefect_api names run already, started from another folder?"""
+        api = self.settings.prefect_api
+        return api != "auto" and "prefect" not in self.record.parts and servers.answers(f"{api}/health")
 
     @property
     def api(self) -> str:
@@ -159,6 +165,7 @@ class _Climb:
     def run(self) -> Addresses:
         missing = [name for name in TITLES if not self._stands(name)]
         self._check_ports(missing)
+        self._require_authentication(missing)
         self._require_secrets(missing)
         self._start_servers(missing)
         api = self.api
@@ -197,7 +204,7 @@ class _Climb:
             return False
         goes_by = part.address if name == "worker" else None
         if condition(part, self.workspace) == "up" and goes_by in (None, self._standing_api()):
-            self.say(f"{TITLES[name]}: already up, {part.address}")
+            self.say(f"{TITLES[name]}: already up, {part.shown}")
             return True
         self.say(f"{TITLES[name]}: process {part.pid} is gone or does not answer: starting it anew")
         self.record.end(name, grace=_GRACE[name])
@@ -223,6 +230,13 @@ class _Climb:
             )
         return f"{self.settings.prefect_api} (platform.prefect_api; not ours to start)"
 
+    def _require_authentication(self, missing: list[str]) -> None:
+        addresses.require_authentication(
+            self.settings,
+            prefect=self.prefect_host if "prefect" in missing else None,
+            mlflow=self.settings.host if "mlflow" in missing else None,
+        )
+
     def _check_ports(self, missing: list[str]) -> None:
         wanted = {"prefect": self.settings.prefect_port, "mlflow": self.settings.mlflow_port}
         hosts = {"prefect": self.prefect_host or self.settings.host, "mlflow": self.settings.host}
@@ -235,9 +249,15 @@ class _Climb:
             holder = port_holder(hosts[name], port) if name in missing else None
             if holder:
                 free = free_port_after(hosts[name], port, besides=set(wanted.values()))
+                api = servers.api_url(hosts[name], port)
+                share = (
+                    f"; or share that server: `ratchet set platform.prefect_api={api}`"
+                    if name == "prefect" and servers.answers(f"{api}/health")
+                    else ""
+                )
                 raise PlatformError(
                     f"platform.{name}_port: {port} is taken by {holder}: stop that, or take another port, "
-                    f"for example `ratchet set platform.{name}_port={free}`"
+                    f"for example `ratchet set platform.{name}_port={free}`{share}"
                 )
 
     def _start_servers(self, missing: list[str]) -> None:
@@ -246,16 +266,27 @@ class _Climb:
         if "prefect" in missing:
             assert self.prefect_host is not None, "else it stands"
             host, port, database = self.prefect_host, self.settings.prefect_port, self.settings.prefect_database
-            starting.append(self._begun(servers.start_prefect(self.workspace, host=host, port=port, database=database)))
+            prefect = servers.start_prefect(
+                self.workspace,
+                host=host,
+                port=port,
+                database=database,
+                public=addresses.public_prefect(self.settings, host),
+                allowed=self.settings.allowed_hosts,
+            )
+            starting.append(self._begun(prefect))
         if "mlflow" in missing:
             host, port, uri = self.settings.host, self.settings.mlflow_port, self.tracking_uri
-            starting.append(
-                self._begun(
-                    servers.start_mlflow(
-                        self.workspace, host=host, port=port, tracking_uri=uri, artifacts=self.artifacts
-                    )
-                )
+            mlflow = servers.start_mlflow(
+                self.workspace,
+                host=host,
+                port=port,
+                tracking_uri=uri,
+                artifacts=self.artifacts,
+                public=addresses.public_mlflow(self.settings),
+                allowed=self.settings.allowed_hosts,
             )
+            starting.append(self._begun(mlflow))
         servers.wait_for(starting, up=self._tell)
 
     def _require_secrets(self, missing: list[str]) -> None:
@@ -302,5 +333,5 @@ class _Climb:
 
     def _tell(self, part: Part, seconds: float) -> None:
         runs = "one run" if self.settings.worker_runs == 1 else f"{self.settings.worker_runs} runs"
-        where = f"work pool {servers.POOL!r}, {runs} at a time" if part.name == "worker" else part.address
+        where = f"work pool {servers.POOL!r}, {runs} at a time" if part.name == "worker" else part.shown
         self.say(f"{TITLES[part.name]}: {where} ({seconds:.1f} s)")

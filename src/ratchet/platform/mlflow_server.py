@@ -7,6 +7,14 @@ Listening only after the migration also means that an answer from /health says t
 
 import argparse
 import os
+from typing import Any
+
+_TYPES = ("application/x-protobuf",)  # of traces (OTLP); a page of another origin cannot send it unasked
+_UPLOADS = (
+    "/api/2.0/mlflow-artifacts/artifacts/",
+    "/ajax-api/2.0/mlflow-artifacts/artifacts/",
+    "/ajax-api/2.0/mlflow/upload-artifact",
+)
 
 
 def main() -> None:
@@ -16,6 +24,7 @@ def main() -> None:
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--backend", required=True, help="SQLAlchemy address of the database")
     parser.add_argument("--artifacts", required=True, help="URI of the folder for artifacts")
+    parser.add_argument("--origins", required=True, nargs="+", help="its own addresses, http://HOST:PORT")
     asked = parser.parse_args()
 
     from mlflow.server import constants
@@ -32,10 +41,17 @@ def main() -> None:
     from mlflow.server.handlers import initialize_backend_stores
 
     from ratchet.registry.mlflow_store import make_database
+    from ratchet.request_filter import BasicAuthentication, RequestFilter
 
     make_database(asked.backend)  # a cut-off migration would ruin it
     initialize_backend_stores(asked.backend, asked.backend, asked.artifacts)
-    uvicorn.run(app, host=asked.host, port=asked.port, log_level="warning", access_log=False)
+    served: Any = app
+    # As `addresses.mlflow_credentials`, whose package takes long to import.
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user and password:
+        served = BasicAuthentication(app, credentials=f"{user}:{password}", open_paths=("/health",))
+    filtered = RequestFilter(served, origins=asked.origins, types=_TYPES, uploads=_UPLOADS)
+    uvicorn.run(filtered, host=asked.host, port=asked.port, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":

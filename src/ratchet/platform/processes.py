@@ -31,6 +31,7 @@ class Part:
         pid, created: its keeper, and when that began (seconds since the epoch, as psutil gives them).
         token: what all its processes carry in their environment.
         address: where it is; the worker's is the API that it serves.
+        public: the address that browsers use; empty where that is the same.
     """
 
     name: str
@@ -39,6 +40,12 @@ class Part:
     token: str
     address: str
     log: Path
+    public: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The address for a person."""
+        return self.public or self.address
 
     def alive(self) -> bool:
         """Is the very process that was started still there? A reused pid is not."""
@@ -119,6 +126,7 @@ def spawn(
     log: Path,
     grace: float,
     tied: bool = False,
+    public: str = "",
 ) -> tuple[Part, "subprocess.Popen[bytes]"]:
     """Start `command` under a keeper in a session of its own; returns at once.
 
@@ -127,6 +135,7 @@ def spawn(
     Args:
         grace: seconds between SIGTERM and SIGKILL when it ends.
         tied: it also ends when this process does, however that dies.
+        public: the address that browsers use, where it is another.
     """
     token = uuid.uuid4().hex
     keeper = [sys.executable, "-I", str(_GUARD), *(["--tied"] if tied else []), str(grace), str(log), *command]
@@ -141,7 +150,7 @@ def spawn(
             start_new_session=True,
         )
     created = psutil.Process(process.pid).create_time()
-    return Part(name, process.pid, created, token, address, log), process
+    return Part(name, process.pid, created, token, address, log, public), process
 
 
 def free_port(host: str) -> int:
@@ -168,11 +177,11 @@ def port_holder(host: str, port: int) -> str | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, TypeError) as error:  # TypeError: a name outside ASCII that cannot be encoded, such as "ä..b"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return _listener(port)
         raise PlatformError(
-            f"platform.host: {host!r} port {port} cannot be listened on ({error.strerror}): "
+            f"platform.host: {host!r} port {port} cannot be listened on ({getattr(error, 'strerror', error)}): "
             "set an address of this machine, for example `ratchet set platform.host=127.0.0.1`"
         ) from error
 

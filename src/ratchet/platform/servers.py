@@ -20,6 +20,13 @@ from urllib.parse import urlsplit
 from ratchet.errors import PlatformError
 from ratchet.params import PlatformSettings
 from ratchet.platform import sending
+from ratchet.platform.addresses import (
+    PREFECT_PASSWORD,
+    address,
+    api_url,
+    own_origins,
+    prefect_credentials,
+)
 from ratchet.platform.processes import Part, spawn
 from ratchet.workspace import Workspace
 
@@ -50,7 +57,14 @@ SERVER_GRACE = 5.0  # seconds a server has to close its database
 RUN_GRACE = 20.0  # seconds a flow run has to write a checkpoint
 _MISSED_BEATS = 3  # after which a worker counts as gone, as for Prefect's own pages
 
-_PASSWORD = "PREFECT_API_AUTH_STRING"  # USER:PASSWORD, Prefect's own variable
+# A person's own Prefect settings that every part keeps: how to sign in, whom to trust, how much to say. The rest would
+# name another server, another database or another home.
+_KEPT = frozenset(
+    {
+        PREFECT_PASSWORD, "PREFECT_API_SSL_CERT_FILE", "PREFECT_API_TLS_INSECURE_SKIP_VERIFY",
+        "PREFECT_API_REQUEST_TIMEOUT", "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_LOGGING_LEVEL",
+    }
+)  # fmt: skip
 _QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -77,7 +91,7 @@ def part_environment(
     kept = {
         name: value
         for name, value in os.environ.items()
-        if (name == _PASSWORD or not name.startswith(("PREFECT_", "_MLFLOW_")))
+        if (name in _KEPT or not name.startswith(("PREFECT_", "_MLFLOW_")))
         and name != "RATCHET_HOLDER"
         and (name not in sending.SECRETS or name in secrets)
     }
@@ -114,49 +128,111 @@ class Starting:
 
 
 def start_prefect(
-    workspace: Workspace, *, host: str, port: int, database: str, name: str = "prefect", private: bool = False
+    workspace: Workspace,
+    *,
+    host: str,
+    port: int,
+    database: str,
+    public: str | None = None,
+    allowed: Collection[str] = (),
+    name: str = "prefect",
+    private: bool = False,
 ) -> Starting:
     """Start Prefect's server.
 
     Args:
         database: its address, postgresql://...; "auto": SQLite in .ratchet/prefect.
+        public: the address that browsers use; None: where it listens.
+        allowed: further names that requests may use for it (platform.allowed_hosts).
         private: for one run of this process: no pages, no schedules, no alerts, and it ends with this process.
     """
     if database == "auto":
         database = f"sqlite+aiosqlite:///{workspace.state / 'prefect' / 'prefect.db'}"
+    public = public or address(host, port)
+    origins = own_origins(host, port, public=public, allowed=allowed)
     environment = part_environment(workspace, secrets=sending.SECRETS) | {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "PREFECT_UI_API_URL": api_url(host, port),
-        "PREFECT_UI_URL": address(host, port),  # by which an alert names a run's page
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_UI_API_URL": f"{public}/api",
+        "PREFECT_UI_URL": public,  # by which an alert names a run's page
         # On disk: forgotten when a server dies, the places that runs hold (flows/quotas.py) would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
-    if password := os.environ.get(_PASSWORD):
+    if password := prefect_credentials():
+        if not password.isascii():
+            raise PlatformError(
+                f"{PREFECT_PASSWORD}: has a character outside ASCII, with which Prefect's server answers every request "
+                "with an error. Allowed: ASCII. Fix: export another one"
+            )
         environment["PREFECT_SERVER_API_AUTH_STRING"] = password
-    program = ["prefect"] if private else ["flows.server", api_url(host, port)]
-    command = [sys.executable, "-m", *program, "server", "start", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "flows.server", "--host", host, "--port", str(port), "--origins", *origins]
     if private:
-        command += ["--no-ui", "--no-scheduler", "--no-late-runs"]
+        command.append("--private")
+        environment |= {
+            "PREFECT_SERVER_UI_ENABLED": "false",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+            "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+        }
     else:
+        command += ["--api", api_url(host, port)]
         environment["PYTHONPATH"] = _with_project(workspace, environment)
         # What blocks it has told the database of; the private one knows fewer, and would have them all told anew.
         environment["PREFECT_SERVER_MEMO_STORE_PATH"] = str(workspace.state / "prefect" / "memo_store_up.toml")
     health = f"{api_url(host, port)}/health"
+    place = address(host, port)
     return _start(
-        workspace, name, command, environment, address(host, port), lambda: answers(health), SERVER_GRACE, tied=private
+        workspace,
+        name,
+        command,
+        environment,
+        place,
+        lambda: answers(health),
+        SERVER_GRACE,
+        tied=private,
+        public=public,
     )
 
 
-def start_mlflow(workspace: Workspace, *, host: str, port: int, tracking_uri: str, artifacts: str) -> Starting:
-    """Start MLflow's server over the database that runs are recorded in, and the address that their files go to."""
+def start_mlflow(
+    workspace: Workspace,
+    *,
+    host: str,
+    port: int,
+    tracking_uri: str,
+    artifacts: str,
+    public: str | None = None,
+    allowed: Collection[str] = (),
+) -> Starting:
+    """Start MLflow's server over the database that runs are recorded in, and the address that their files go to.
+
+    It asks for MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where both are set. `public` and `allowed` as for
+    `start_prefect`.
+    """
+    place = address(host, port)
+    public = public or place
+    origins = own_origins(host, port, public=public, allowed=allowed)
     environment = part_environment(workspace)
     environment.pop("MLFLOW_TRACKING_URI", None)
+    # MLflow checks hosts and origins too, by patterns; our own filter before it is the stricter one.
+    hosts = [origin.partition("://")[2] for origin in origins]
+    environment |= {
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(dict.fromkeys(hosts)),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+    }
     script = Path(__file__).with_name("mlflow_server.py")
     command = [sys.executable, "-P", str(script), "--host", host, "--port", str(port)]
-    command += ["--backend", tracking_uri, "--artifacts", artifacts]
-    place = address(host, port)
-    return _start(workspace, "mlflow", command, environment, place, lambda: answers(f"{place}/health"), SERVER_GRACE)
+    command += ["--backend", tracking_uri, "--artifacts", artifacts, "--origins", *origins]
+    return _start(
+        workspace,
+        "mlflow",
+        command,
+        environment,
+        place,
+        lambda: answers(f"{place}/health"),
+        SERVER_GRACE,
+        public=public,
+    )
 
 
 def start_worker(workspace: Workspace, *, api: str, runs: int) -> Starting:
@@ -204,6 +280,7 @@ def _start(
     ready: Callable[[], bool],
     grace: float,
     tied: bool = False,
+    public: str = "",
 ) -> Starting:
     began = time.monotonic()
     part, process = spawn(
@@ -215,20 +292,12 @@ def _start(
         log=workspace.state / "logs" / f"{name}.log",
         grace=grace,
         tied=tied,
+        public="" if public == place else public,
     )
     return Starting(part, process, ready, began)
 
 
-def address(host: str, port: int) -> str:
-    """The address a browser on this machine opens; a server on all interfaces is reached by loopback."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-
-
-def api_url(host: str, port: int) -> str:
-    """Where Prefect's API of such a server is."""
-    return f"{address(host, port)}/api"
-
+_BUSY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry of a request that a busy server refused
 
 # A proxy that the environment names is for other places; these addresses are on this machine or of its neighbours.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -243,39 +312,51 @@ def answers(url: str, *, timeout: float = 2.0) -> bool:
         return False
 
 
-def read_json(url: str, *, timeout: float = 5.0) -> Any:
-    """What `url` answers in JSON; None if it does not, or not with success."""
+def read_json(url: str, *, timeout: float = 5.0, credentials: str | None = None) -> Any:
+    """What `url` answers in JSON, to USER:PASSWORD where given; None if it does not, or not with success."""
+    headers = {"Authorization": _basic(credentials)} if credentials else {}
     try:
-        with _DIRECT.open(url, timeout=timeout) as response:
+        with _DIRECT.open(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
             return json.load(response)
     except (OSError, ValueError):
         return None
 
 
+def _basic(credentials: str) -> str:
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
 def call(api: str, path: str, body: object = None, *, method: str | None = None) -> Any:
-    """One request to Prefect's API; `body` goes as JSON.
+    """Send one request to Prefect's API; `body` goes as JSON.
+
+    A 503 is retried with backoff, as Prefect's own client does. The server answers it while SQLite is locked, and has
+    changed nothing then.
 
     Raises:
         PlatformError: it refuses or does not answer.
     """
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    if password := os.environ.get(_PASSWORD):
-        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+    if password := prefect_credentials():
+        headers["Authorization"] = _basic(password)
     request = urllib.request.Request(api + path, data=data, headers=headers, method=method)
-    try:
-        with _DIRECT.open(request, timeout=30.0) as response:
-            text = response.read()
-            return json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            raise PlatformError(
-                f"Prefect's server at {api} asks for a password: export the {_PASSWORD} that it was started with"
-            ) from error
-        answer = error.read().decode(errors="replace")[:500]
-        raise PlatformError(f"Prefect's server refused {path} ({error.code}): {answer}") from error
-    except OSError as error:
-        raise PlatformError(f"Prefect's server at {api} does not answer ({error})") from error
+    for pause in (*_BUSY_PAUSES, None):
+        try:
+            with _DIRECT.open(request, timeout=30.0) as response:
+                text = response.read()
+                return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                raise PlatformError(
+                    f"Prefect's server at {api} asks for a password: export the {PREFECT_PASSWORD} it was started with"
+                ) from error
+            if error.code != 503 or pause is None:
+                answer = error.read().decode(errors="replace")[:500]
+                raise PlatformError(f"Prefect's server refused {path} ({error.code}): {answer}") from error
+            time.sleep(pause)
+        except OSError as error:
+            raise PlatformError(f"Prefect's server at {api} does not answer ({error})") from error
+    raise AssertionError("the last attempt returns or raises")
 
 
 def wait_for(starting: Iterable[Starting], *, up: Callable[[Part, float], None]) -> None:

@@ -8,9 +8,11 @@ import os
 import sys
 import time
 
-from ratchet.errors import PlatformError
+from ratchet.errors import PlatformError, RatchetError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, answers
+from ratchet.run_settings import restore_if_idle
+from ratchet.workspace import Workspace
 
 _WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
 
@@ -31,6 +33,11 @@ def main(api: str, name: str, runs: str) -> None:
             print(line, flush=True)
     except PlatformError as error:  # the keeper tries again
         sys.exit(f"ratchet: {error}")
+    try:
+        if restored := restore_if_idle(Workspace.find()):
+            print(restored, flush=True)
+    except RatchetError as error:  # the next run says the same
+        print(f"ratchet: {error}", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER, "--name", name, "--limit", runs])
 
 

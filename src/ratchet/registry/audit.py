@@ -6,60 +6,115 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.errors import RegistryError
+from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.params import Params
 from ratchet.registry.evidence import difference, evidence
-from ratchet.registry.ledger import Ledger, faults
+from ratchet.registry.ledger import RECOVER, Ledger
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.pickles import files_under, find_pickles
+from ratchet.registry.statement import SEALED, edits
 from ratchet.registry.succession import Succession
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["audit", "pickles", "repair"]
+__all__ = ["audit", "notes", "pickles", "repair"]
 
 
 def audit(workspace: Workspace, params: Params, model: str | None = None) -> Iterator[str]:
-    """Verify the ledger's chain, and of each model the aliases and every version's files; yields each thing amiss.
+    """Verify the ledger, and of each model the aliases, every version's files and what MLflow says of it.
 
+    Yields each thing that is wrong. The ledger is compared with the heads in the project's files and in Git's history.
     `model`: of this one alone.
 
     Raises:
         TrackingAway: MLflow does not answer.
-        RegistryError: the ledger does not.
+        RegistryError: the ledger's database does not.
     """
-    yield from faults(Ledger(workspace, params.registry.ledger).entries())
-    for succession in _successions(workspace, params, model):
-        fault = succession.fault()
+    ledger = Ledger.of(workspace, params)
+    broken = [fault.text for fault in ledger.faults()]
+    broken += filter(None, [ledger.lost()])
+    yield from broken
+    if broken:
+        yield f"no act is possible while the ledger has a fault. Fix: restore it from a backup; without one, {RECOVER}"
+    for succession in _successions(workspace, params, model, ledger):
+        fault = succession.fault() if not broken or succession.is_another else None  # a broken ledger says nothing
         if fault:
             yield f"{fault}: {succession.way_out}"
-        elif succession.is_unfinished:
+        elif succession.is_unfinished and not broken:
             yield f"{succession.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
-        yield from _versions(succession)
+        yield from _versions(succession, deleted=not broken)
+
+
+def notes(workspace: Workspace, params: Params) -> Iterator[str]:
+    """Yield what a reader of an audit must know although nothing is wrong: recoveries, and what Git cannot prove."""
+    ledger = Ledger.of(workspace, params)
+    chain = ledger.read()
+    for entry in chain.valid:
+        if entry.what == "recover" and {"intact", "aside"} <= entry.content.keys():
+            intact, aside = entry.content["intact"], entry.content["aside"]
+            rows = f"entries {intact + 1} to {intact + aside} are" if aside > 1 else f"entry {intact + 1} is"
+            kept = f"{rows} its evidence" if aside else "no entry was set aside"
+            who = f"{entry.who} at {entry.at[:19]}Z (entry {entry.number})"
+            yield f"the ledger was recovered by {who}: {entry.why}; {kept}"
+    heads, absent = ledger.heads.committed()
+    if absent:
+        yield (
+            f"{absent} contents of data/registration.json that Git's history names are not in DVC's cache, and were "
+            "not compared: `dvc fetch --all-commits` brings them"
+        )
+    if not chain.entries or not (ledger.heads.root / ".git").exists():
+        return
+    first = chain.entries[0].seal
+    others = {head.ledger for head in heads if head.ledger != first}
+    if others:
+        few = "1 other ledger" if len(others) == 1 else f"{len(others)} other ledgers"
+        if any(head.ledger == first for head in heads):
+            yield f"Git's history has heads of {few}, of other clones of this project or older ones"
+        else:
+            found = max((head for head in heads if head.ledger != first), key=lambda head: head.number)
+            yield (
+                f"Git's history has heads of {few} and none of this one ({found.where} has entry {found.number} of "
+                f"ledger {found.ledger[:12]}): this must be a clone with a new ledger of its own, else the ledger was "
+                "replaced"
+            )
+    proven = max((head.number for head in heads if head.ledger == first), default=0)
+    if proven < chain.entries[-1].number:
+        yield (
+            f"Git's history proves the ledger up to entry {proven} of {chain.entries[-1].number}: commit dvc.lock and, "
+            "where there is one, data/ledger.heads"
+        )
 
 
 def repair(workspace: Workspace, params: Params, model: str | None = None) -> list[str]:
-    """Put every model's aliases where the ledger has them; what was done, in words.
+    """Put every model's aliases where the ledger has them; return one sentence for each model that was changed.
 
     Raises:
+        LedgerBroken: the ledger is not what was written; no alias was moved.
         NotAllowed: this user is none of access.admins.
     """
     done = []
-    for succession in _successions(workspace, params, model):
-        fault, deleted = succession.fault(), succession.deleted()
-        if succession.is_another:
-            continue  # nothing that this ledger knows would make it better
-        if fault or deleted:
-            now = succession.repair(why=fault or f"deleted in MLflow: version {', '.join(sorted(deleted))}")
-        elif succession.is_unfinished:
-            now = succession.settle()
-        else:
-            continue
-        where = [f"{alias} is version {number}" if number else f"no {alias}" for alias, number in now.aliases.items()]
-        done.append(f"{succession.name}: {', '.join(where)}")
+    ledger = Ledger.of(workspace, params)
+    with ledger.turn():
+        ledger.require_whole()
+        if lost := ledger.lost():
+            raise LedgerBroken(f"{lost}. No alias was moved. Fix: restore it; or, {RECOVER}")
+        for succession in _successions(workspace, params, model, ledger):
+            fault, deleted = succession.fault(), succession.deleted()
+            if succession.is_another:
+                continue  # nothing that this ledger knows would make it better
+            if fault or deleted:
+                now = succession.repair(why=fault or f"deleted in MLflow: version {', '.join(sorted(deleted))}")
+            elif succession.is_unfinished:
+                now = succession.settle()
+            else:
+                continue
+            where = [
+                f"{alias} is version {number}" if number else f"no {alias}" for alias, number in now.aliases.items()
+            ]
+            done.append(f"{succession.name}: {', '.join(where)}")
     return done
 
 
@@ -97,22 +152,22 @@ def _is_here(place: str) -> bool:
     return place.startswith("file:") or place.startswith("/")
 
 
-def _successions(workspace: Workspace, params: Params, model: str | None) -> list[Succession]:
+def _successions(workspace: Workspace, params: Params, model: str | None, ledger: Ledger) -> list[Succession]:
     """Every model that the ledger speaks of, or that was kept in one; or the one that is asked for."""
     registry = ModelRegistry(workspace, params)
     kept = {name for name in registry.names() if registry.anchor(name) is not None}
-    told = {entry.model for entry in Ledger(workspace, params.registry.ledger).entries()}
+    told = {entry.model for entry in ledger.entries() if entry.what != "recover"}
     if model is not None and model not in kept | told:
         raise RegistryError(
             f"{model}: the ledger knows no such model; it knows {', '.join(sorted(kept | told)) or 'none'}"
         )
     names = sorted(kept | told) if model is None else [model]
-    return [Succession(workspace, params, name) for name in names]
+    return [Succession(workspace, params, name, ledger=ledger) for name in names]
 
 
-def _versions(succession: Succession) -> Iterator[str]:
+def _versions(succession: Succession, *, deleted: bool) -> Iterator[str]:
     """What is wrong with single versions: deleted, changed, or come in by another door."""
-    for number in sorted(succession.deleted(), key=int):
+    for number in sorted(succession.deleted() if deleted else (), key=int):
         yield f"{succession.name} version {number} was deleted in MLflow; the ledger knows it"
     for version in succession.registry.versions(succession.name):
         noted = succession.noted(version)
@@ -127,3 +182,6 @@ def _versions(succession: Succession) -> Iterator[str]:
             continue
         for changed in difference(noted, found):
             yield f"{succession.name} version {version.number}: {changed}"
+        if found.get(SEALED) == noted.get(SEALED, ""):
+            for edited in edits(succession.registry, version):
+                yield f"{succession.name} version {version.number}: {edited}"

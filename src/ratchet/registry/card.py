@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet import markdown, page
+from ratchet import markdown, page, urls
 from ratchet.cost import Cost
 from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.intervals import Interval, share_interval
 from ratchet.evaluation.limits import limits
 from ratchet.evaluation.robustness import NotMeasured
 from ratchet.evaluation.verdict import Verdict
@@ -109,7 +109,10 @@ def _named(classes: Sequence[str]) -> str:
 def _sections(content: CardContent) -> list[_Section]:
     return [
         _Section("When not to use it", [_points(_warnings(content) + _always(content))]),
-        _Section("How good it is", [_headline(content.figures), *_worst(content.figures), *_spoilt(content.figures)]),
+        _Section(
+            "How good it is",
+            [_headline(content.figures), _text(_unused(content)), *_worst(content.figures), *_spoilt(content.figures)],
+        ),
         _Section("The gate", [_rules(content.verdict)]),
         _Section("How to use it", [_text(_takes(content)), _code(_program(content))]),
         _Section("The data it learned from", [_pairs({**content.data, **_kept_out(content)})]),
@@ -150,6 +153,22 @@ def _headline(figures: Figures) -> _Piece:
         (name, f"{one.value:.4f}", f"{one.low:.4f} to {one.high:.4f}") for name, one in shown.items() if one is not None
     ]
     return _table(("on the test rows", "value", f"{figures.confidence:.0%} interval"), rows)
+
+
+def _unused(content: CardContent) -> str:
+    """Accuracy on the rows that chose nothing, or that there are none."""
+    unused, level = content.verdict.unused, content.figures.confidence
+    if unused is None:
+        return (
+            "No test rows are left that took no part in choosing among models: all were used to compare this or an "
+            "earlier model with a champion, so the accuracy above may be slightly too high. gate.reserved_fraction "
+            "keeps a share of the rows out of every comparison."
+        )
+    found = share_interval(unused.right, unused.rows, confidence=level)
+    return (
+        f"On the {unused.rows:,} test rows that took no part in choosing among models its accuracy is "
+        f"{found.value:.2%} ({level:.0%} CI {found.low:.2%} to {found.high:.2%})."
+    )
 
 
 def _worst(figures: Figures) -> list[_Piece]:
@@ -249,7 +268,7 @@ def _settings(content: CardContent) -> list[_Piece]:
 
 def _set(value: object) -> str:
     shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return page.without_password(shown)
+    return urls.redacted(shown)
 
 
 def _beside(content: CardContent) -> str:

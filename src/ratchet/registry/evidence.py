@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.registry.mlflow_store import active, files_of
+from ratchet.registry.records import parse_record
 
 if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
@@ -47,7 +48,9 @@ def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
             if path.is_file() and path.name != _OWN
         }
         record = folder / "provenance" / "provenance.json"
-        data = files.read_json(record)["dvc"].get("data/packed", "") if record.exists() else ""
+        # A damaged record has another digest: that is what is reported.
+        content = parse_record(record.read_bytes()) if record.exists() else None
+        data = ((content or {}).get("dvc") or {}).get("data/packed", "")
     return {**found, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}
 
 

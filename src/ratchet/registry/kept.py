@@ -6,19 +6,24 @@ and finishes what was begun. The same seal and other aliases mean that somebody 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import ChampionMoved, RegistryError
+from ratchet import files
+from ratchet.errors import ChampionMoved, LedgerBroken, RegistryError
 from ratchet.params import Params
 from ratchet.registry.access import require, user
 from ratchet.registry.evidence import evidence
-from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.ledger import RECOVER, Entry, Ledger
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.standing import Standing, standing
 from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace
 
-__all__ = ["Kept"]
+if TYPE_CHECKING:
+    from ratchet.registry.samples import Samples
+
+__all__ = ["Kept", "recovered_state"]
 
 _JUDGED = ("register", "renew", "withdraw")
 
@@ -32,10 +37,11 @@ class Kept:
         NotAllowed: this user may not.
     """
 
-    def __init__(self, workspace: Workspace, params: Params, name: str) -> None:
+    def __init__(self, workspace: Workspace, params: Params, name: str, *, ledger: Ledger | None = None) -> None:
+        """`ledger` is one that was read before, which need not be verified again."""
         self.name, self.params = name, params
         self.registry = ModelRegistry(workspace, params)
-        self.ledger = Ledger(workspace, params.registry.ledger)
+        self.ledger = ledger or Ledger.of(workspace, params)
 
     def entries(self) -> list[Entry]:
         """What the ledger holds about this model."""
@@ -43,19 +49,23 @@ class Kept:
 
     def standing(self) -> Standing:
         """What the ledger says, whatever MLflow does."""
-        return standing(self.entries())
+        return standing(self.entries(), self.name)
 
     def settle(self) -> Standing:
         """Finish what a killed act began, and take over the aliases of a model that the ledger does not know yet.
 
         Raises:
+            LedgerBroken: the ledger is not what was written.
             RegistryError: somebody moved an alias by hand, or the ledger is not the one that the model was kept in.
         """
         with self.ledger.turn():
+            self.ledger.require_whole()
             fault = self.fault()
             if fault:
                 raise RegistryError(f"{fault}: {self.way_out}")
             if not self.entries() and self._held():
+                if lost := self.ledger.lost():
+                    raise LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
                 self._adopt("the ledger begins", only_if=_first)
             return self._follow()
 
@@ -64,6 +74,13 @@ class Kept:
         require(self.params.access, "admins", user(), f"take over {self.name}")
         with self.ledger.turn():
             self._adopt(why)
+            self.ledger.publish()
+            return self._follow()
+
+    def follow(self) -> Standing:
+        """Do in MLflow what the ledger says, whatever MLflow's note of the last act is."""
+        with self.ledger.turn():
+            self.ledger.require_whole()
             return self._follow()
 
     def repair(self, *, why: str) -> Standing:
@@ -71,10 +88,12 @@ class Kept:
         who = user()
         require(self.params.access, "admins", who, f"repair {self.name}")
         with self.ledger.turn():
+            self.ledger.require_whole()
             if self.is_another:
                 raise RegistryError(f"{self.fault()}: {self.way_out}")
             found, deleted = self.registry.aliases(self.name), sorted(self.deleted(), key=int)
             self.ledger.append("repair", model=self.name, version=None, who=who, why=why, found=found, deleted=deleted)
+            self.ledger.publish()
             return self._follow()
 
     def fault(self) -> str | None:
@@ -103,15 +122,16 @@ class Kept:
         if self.is_another:
             return (
                 "set registry.ledger to the one it was kept in, or restore that; if it is lost for good, `ratchet "
-                f"adopt {self.name}` begins a new one with the aliases as they stand"
+                "recover` begins again with the champions that you confirm"
             )
         return "`ratchet audit` says all that is wrong, `ratchet audit --repair` moves the aliases back"
 
     @property
     def is_another(self) -> bool:
         """Is this not the ledger that the model was kept in, or not all of it?"""
-        anchor = self.registry.anchor(self.name)
-        return anchor is not None and anchor not in {entry.seal for entry in self.entries()}
+        anchor, entries = self.registry.anchor(self.name), self.entries()
+        recovered = {recovered_state(entry, self.name).get("anchor") for entry in entries if entry.what == "recover"}
+        return anchor is not None and anchor not in {entry.seal for entry in entries} | recovered
 
     @property
     def is_unfinished(self) -> bool:
@@ -124,12 +144,15 @@ class Kept:
         now = self.standing()
         return set(now.waiting | now.crowned) - self._numbers()
 
-    def noted(self, version: Version) -> dict[str, str] | None:
-        """The evidence by which the version was judged last, or adopted; None for one that the ledger does not know."""
-        entry = self._last(version, *_JUDGED, "adopt")
+    def noted(self, version: Version, *, up_to: int | None = None) -> dict[str, str] | None:
+        """The evidence by which the version was judged last, or adopted; None for one that the ledger does not know.
+
+        `up_to` is the number of the last entry that is asked.
+        """
+        entry = self._last(version, *_JUDGED, "adopt", "recover", up_to=up_to)
         if entry is None:
             return None
-        held = entry.content.get("held", {}).get(version.number) if entry.what == "adopt" else entry.content
+        held = entry.content if entry.what in _JUDGED else _held_by(entry, self.name).get(version.number)
         return dict((held or {}).get("evidence", {}))
 
     def judged(self, version: Version) -> Mapping[str, Any] | None:
@@ -137,9 +160,29 @@ class Kept:
         entry = self._last(version, *_JUDGED)
         return {**entry.content, "passed": entry.what != "withdraw"} if entry else None
 
-    def _last(self, version: Version, *what: str) -> Entry | None:
+    def samples_of(self, version: Version, into: Path) -> "Samples | None":
+        """The samples that the version was trained and selected on; None where that was not recorded.
+
+        Raises:
+            RegistryError: the record is not the one that was registered.
+        """
+        from ratchet.registry.samples import SEEN, read_samples
+
+        path, noted = f"provenance/{SEEN}", self.noted(version) or {}
+        if path not in noted:
+            return None
+        found = self.registry.artifact(version.run_id, path, into)
+        if files.digest_file(found) != noted[path]:
+            raise RegistryError(
+                f"{self.name} version {version.number}: {path} is not what was registered: nothing was compared. Fix: "
+                f"restore it from a backup, or `ratchet rollback {self.name}` to another version"
+            )
+        return read_samples(found)
+
+    def _last(self, version: Version, *what: str, up_to: int | None = None) -> Entry | None:
         """The newest of these entries about the version, and not about one of its number that was deleted before it."""
-        found = [entry for entry in self.entries() if entry.what in what and _is_about(entry, version)]
+        entries = [entry for entry in self.entries() if up_to is None or entry.number <= up_to]
+        found = [entry for entry in entries if entry.what in what and _is_about(entry, version)]
         return found[-1] if found else None
 
     def _held(self) -> dict[str, str]:
@@ -182,16 +225,29 @@ class Kept:
         for entry in self.entries():
             if entry.version and "run" in entry.content:
                 runs[entry.version] = entry.content["run"]
-            for number, held in entry.content.get("held", {}).items():
+            for number, held in _held_by(entry, self.name).items():
                 runs[number] = held.get("run")
         there = self.registry.versions(self.name)
         return {one.number for one in there if runs.get(one.number, one.run_id) == one.run_id}
 
 
 def _is_about(entry: Entry, version: Version) -> bool:
-    if entry.what == "adopt":
-        return bool(entry.content.get("held", {}).get(version.number, {}).get("run") == version.run_id)
+    """Whether the entry holds evidence of this very version: by its number and its run."""
+    if entry.what in ("adopt", "recover"):
+        return bool(_held_by(entry, version.name).get(version.number, {}).get("run") == version.run_id)
     return entry.version == version.number and entry.content.get("run") == version.run_id
+
+
+def recovered_state(recovery: Entry, model: str) -> Mapping[str, Any]:
+    """Return what a recovery says of one model: its aliases, and the evidence of the versions that have them."""
+    found: Mapping[str, Any] = recovery.content.get("models", {}).get(model, {})
+    return found
+
+
+def _held_by(entry: Entry, model: str) -> Mapping[str, Any]:
+    content = recovered_state(entry, model) if entry.what == "recover" else entry.content
+    found: Mapping[str, Any] = content.get("held", {})
+    return found
 
 
 def _first(entries: list[Entry]) -> None:

@@ -4,29 +4,29 @@ An entry that is edited, left out or put in between breaks the chain from there 
 was cut off, shows where the last seal is written down elsewhere (the registry keeps it with each model).
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import RegistryError
+from ratchet import urls
+from ratchet.errors import LedgerBroken, RegistryError
+from ratchet.params import Params
 from ratchet.registry.access import user
+from ratchet.registry.chain import COLUMNS, FIRST, SIGNATURE, Chain, Entry, Fault, Row
+from ratchet.registry.heads import Head, Heads, head_faults
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-__all__ = ["Entry", "Ledger", "faults"]
+__all__ = ["FIRST", "RECOVER", "Chain", "Entry", "Fault", "Ledger"]
 
-FIRST = "0" * 64  # what stands before the first entry
+RECOVER = '`ratchet recover` keeps the evidence and begins again (docs/governance.md, "A broken ledger")'
 _TRIES = 50  # to write while others write
-_COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", "before", "seal")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ledger (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, model TEXT NOT NULL,
@@ -54,54 +54,6 @@ _MAKE = {
 """By kind of database: the table, and what keeps honest programs from changing it. The chain is for the others."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One act. `at` is UTC as ISO 8601; `content` is plain data: digests, figures, what was before."""
-
-    number: int
-    at: str
-    who: str
-    what: str
-    model: str
-    version: str | None
-    why: str
-    content: Mapping[str, Any]
-    before: str  # the seal of the entry before
-    seal: str
-
-    def sealed(self) -> str:
-        """The seal that this entry must have: SHA-256 (hex) over all else."""
-        told = [getattr(self, name) for name in _COLUMNS[:-1]]
-        return sha256(json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
-
-
-def faults(entries: Sequence[Entry]) -> list[str]:
-    """What is wrong with the chain, in words, one for each place where it breaks."""
-    found, before = [], FIRST
-    for place, entry in enumerate(entries, start=1):
-        name = f"ledger entry {entry.number}"
-        if entry.number != place and (place == 1 or entry.number != entries[place - 2].number + 1):
-            last = entries[place - 2].number if place > 1 else 0
-            one = entry.number == last + 2
-            gone = f"entry {last + 1} was" if one else f"entries {last + 1} to {entry.number - 1} were"
-            found.append(f"ledger {gone} removed")
-        elif entry.before != before:
-            found.append(f"{name} does not follow the one before it: one of the two was replaced")
-        if entry.seal != entry.sealed():
-            found.append(f"{name} ({entry.what} {entry.model}, {entry.at}) was edited after it was written")
-        before = entry.seal
-    return found
-
-
-def _content(text: str) -> dict[str, Any]:
-    """What an entry holds; of one that was spoilt nothing, which its seal will tell."""
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 class Ledger:
     """The ledger in a database.
 
@@ -109,9 +61,19 @@ class Ledger:
         RegistryError: the database does not answer.
     """
 
-    def __init__(self, workspace: Workspace, uri: str) -> None:
+    def __init__(self, workspace: Workspace, uri: str, *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
+        """`keys` are the public keys that must have signed each entry from number `signed_from` on."""
         self._turns = 0
         self.uri = workspace.database(uri)
+        self.heads = Heads(workspace, urls.redacted(uri))
+        self._keys = tuple(keys)
+        self._chain = Chain(keys=self._keys, signed_from=signed_from)
+
+    @classmethod
+    def of(cls, workspace: Workspace, params: Params) -> "Ledger":
+        """Return the ledger that params.yaml names."""
+        registry = params.registry
+        return cls(workspace, registry.ledger, keys=registry.ledger_keys, signed_from=registry.ledger_signed_from)
 
     def append(
         self,
@@ -124,29 +86,59 @@ class Ledger:
         only_if: Callable[[list[Entry]], None] = lambda entries: None,
         **content: Any,
     ) -> Entry:
-        """Write down one act, `who` did it being this user where nobody is named; concurrent writers take turns.
+        """Write down one act, done by `who` (this user by default); concurrent writers take turns.
 
-        `only_if` is asked with the model's entries, and forbids the act by raising; no other entry comes between its
-        leave and this one.
+        The whole ledger is verified first. `only_if` gets the model's entries and forbids the act by raising; no other
+        entry comes between its consent and this one.
+
+        Raises:
+            LedgerBroken: the ledger is not what was written.
+            RegistryError: params.yaml demands a signature and there is no key for one.
         """
+
+        def checked(chain: Chain) -> dict[str, Any]:
+            only_if(chain.of_model(model))
+            return content
+
+        return self._write(what, model=model, version=version, who=who, why=why, content=checked, whole=True)
+
+    def begin_again(self, *, who: str, why: str, content: Callable[[Chain], dict[str, Any]]) -> Entry:
+        """Write a recovery of the whole ledger, broken or not; `content` is made of the chain as it is then."""
+        return self._write("recover", model="*", version=None, who=who, why=why, content=content)
+
+    def _write(
+        self,
+        what: str,
+        *,
+        model: str,
+        version: str | None,
+        who: str,
+        why: str,
+        content: Callable[[Chain], dict[str, Any]],
+        whole: bool = False,
+    ) -> Entry:
         from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError, IntegrityError
 
-        who = who or user()
-        insert = text(
-            f"INSERT INTO ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
-        )
+        from ratchet.registry.signatures import sign
+
+        insert = text(f"INSERT INTO ledger ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
         for tried in range(_TRIES):
-            last = self._last()  # before it is asked: whatever comes after it takes its number
-            only_if(self.entries(model=model))
+            if whole:
+                self.require_whole()
+            chain = self._chain if whole else self.read()  # as it was verified
+            values = content(chain)
             at = datetime.now(UTC).isoformat(timespec="microseconds")
+            last = chain.entries[-1] if chain.entries else None
             number, before = (last.number + 1, last.seal) if last else (1, FIRST)
-            entry = Entry(number, at, who, what, model, version, why, content, before, "")
+            entry = Entry(number, at, who or user(), what, model, version, why, values, before, "")
+            signature = sign(entry.unsigned(), self._keys)
+            if signature:
+                entry = Entry(**{**vars(entry), "content": {**values, SIGNATURE: signature}})
             entry = Entry(**{**vars(entry), "seal": entry.sealed()})
-            row = vars(entry) | {"content": json.dumps(content, sort_keys=True, ensure_ascii=False)}
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(insert, row)
+                    connection.execute(insert, entry.row())
             except IntegrityError:  # another was faster and has the number
                 time.sleep(0.002 * tried)
             except DBAPIError as error:
@@ -154,8 +146,53 @@ class Ledger:
                     raise self._away(error) from error
                 time.sleep(0.002 * tried)
             else:
+                self.heads.write(chain.entries[0].seal if chain.entries else entry.seal, entry)
                 return entry
         raise RegistryError(f"{self._name}: others write to it without a pause: run the same again")
+
+    def read(self) -> Chain:
+        """Read and verify all of it. Rows that are equal to those verified before are not verified again."""
+        self._chain = self._chain.read_again(self._rows())
+        return self._chain
+
+    def faults(self) -> list[Fault]:
+        """Return where the ledger is not what was written: the chain itself, and the heads kept outside of it."""
+        # Heads first: another process can add an entry and its head at any time, in this order.
+        logged, others = self.heads.logged(), [*self.heads.here(), *self.heads.committed()[0]]
+        chain = self.read()
+        return [*chain.faults, *head_faults(chain.entries, logged, others)]
+
+    def require_whole(self) -> None:
+        """Read all of it, and refuse to go on with a fault.
+
+        Raises:
+            LedgerBroken: names the first fault, and the command that recovers.
+        """
+        found = self.faults()
+        if found:
+            more = f" (and {len(found) - 1} more: `ratchet audit` lists them)" if found[1:] else ""
+            raise LedgerBroken(
+                f"{self._name} is broken: {found[0].text}{more}. Nothing was changed. Fix: restore the ledger from a "
+                f"backup; without one, {RECOVER}"
+            )
+
+    def lost(self) -> str | None:
+        """Return a sentence if the ledger is empty and this project wrote to it; None otherwise."""
+        logged = self.heads.logged()
+        if not logged or self.read().entries:
+            return None
+        return f"{self._name} is empty, and {logged[-1].where} has its entry {logged[-1].number}"
+
+    @property
+    def head(self) -> Head | None:
+        """The last entry, as files outside the database keep it."""
+        return Head.of(self.read().entries)
+
+    def publish(self) -> None:
+        """Add the last entry to the file that Git keeps."""
+        entries = self.read().entries
+        if entries:
+            self.heads.publish(entries[0].seal, entries[-1])
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -196,25 +233,29 @@ class Ledger:
             connection.close()
 
     def entries(self, *, model: str | None = None) -> list[Entry]:
-        """All entries, or a model's, from the first on."""
-        chosen = "" if model is None else "WHERE model = :model "
-        return self._read(f"{chosen}ORDER BY number", {} if model is None else {"model": model})
+        """Return the entries that count, or a model's, from the first on: all but those that a recovery set aside.
 
-    def _last(self) -> Entry | None:
-        found = self._read("ORDER BY number DESC LIMIT 1", {})
-        return found[0] if found else None
+        A ledger that is broken gives them, too: acts refuse it by `require_whole`.
+        """
+        chain = self.read()
+        return chain.valid[:] if model is None else chain.of_model(model)
 
-    def _read(self, which: str, values: Mapping[str, Any]) -> list[Entry]:
+    def set_aside(self, *, model: str) -> list[Entry]:
+        """Return a model's entries that recoveries set aside."""
+        chain = self.read()
+        counted = {entry.number for entry in chain.valid}
+        return [entry for entry in chain.entries if entry.model == model and entry.number not in counted]
+
+    def _rows(self) -> list[Row]:
         from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError
 
-        query = text(f"SELECT {', '.join(_COLUMNS)} FROM ledger {which}")
+        query = text(f"SELECT {', '.join(COLUMNS)} FROM ledger ORDER BY number")
         try:
             with self._engine.connect() as connection:
-                rows = connection.execute(query, dict(values)).mappings().all()
+                return [tuple(row) for row in connection.execute(query)]
         except DBAPIError as error:
             raise self._away(error) from error
-        return [Entry(**{**row, "content": _content(row["content"])}) for row in rows]
 
     @cached_property
     def _engine(self) -> "Engine":
@@ -248,7 +289,5 @@ class Ledger:
 
     @property
     def _name(self) -> str:
-        """The address without a password."""
-        start, at, rest = self.uri.rpartition("@")
-        scheme, _, login = start.partition("://")
-        return f"the ledger {scheme}://{login.partition(':')[0]}@{rest}" if at else f"the ledger {self.uri}"
+        """The address, without a secret."""
+        return f"the ledger {urls.redacted(self.uri)}"

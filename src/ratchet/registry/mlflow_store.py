@@ -1,5 +1,6 @@
 """The MLflow server or database: its address, its experiment, and how long we wait for it."""
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GONE",
+    "VIEW",
     "active",
     "address",
     "all_pages",
@@ -31,6 +33,10 @@ __all__ = [
 T = TypeVar("T")
 GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")  # what MLflow says of what is not there
 _SQLITE = "sqlite:///"
+VIEW = "accuracy"
+"""Id of the saved view of the runs page that shows accuracy first: `viewStateShareKey` in the page's address."""
+_VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+_VIEW_METRICS = ("test/accuracy", "test/log_loss", "validation/accuracy")
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:
@@ -213,16 +219,25 @@ def experiment_id(client: "MlflowClient", workspace: Workspace, settings: Tracki
 
     found = client.get_experiment_by_name(settings.experiment)
     if found is not None:
+        if _VIEW_TAG not in found.tags:
+            client.set_experiment_tag(found.experiment_id, _VIEW_TAG, _view())
         return str(found.experiment_id)
     is_server = settings.uri.startswith(("http://", "https://"))
     place = None if is_server and settings.artifacts == "auto" else artifacts(workspace, settings)
     try:
-        return str(client.create_experiment(settings.experiment, artifact_location=place))
+        return str(client.create_experiment(settings.experiment, place, tags={_VIEW_TAG: _view()}))
     except MlflowException:
         found = client.get_experiment_by_name(settings.experiment)  # another run was faster
         if found is None:
             raise
         return str(found.experiment_id)
+
+
+def _view() -> str:
+    """A saved view of MLflow's runs page, as the page itself writes one."""
+    columns = [f"metrics.`{name}`" for name in _VIEW_METRICS]
+    state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": columns}
+    return json.dumps({"name": VIEW.capitalize(), "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 
 def _be_brief() -> None:

@@ -64,7 +64,7 @@ class ModelRegistry(Versions):
         if known:
             return known
         signature = ModelSignature(
-            inputs=Schema([TensorSpec(np.dtype(spec.dtype), (-1, spec.height, spec.width, spec.channels))]),
+            inputs=Schema([TensorSpec(np.dtype(spec.raw_dtype), (-1, spec.height, spec.width, spec.channels))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
         )
         environment = _environment()  # before the exporter imports its own
@@ -180,6 +180,17 @@ class ModelRegistry(Versions):
         with reachable(self.uri):
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
+
+    def artifact(self, run_id: str, path: str, into: Path) -> Path:
+        """Copy one of a run's artifacts into the folder `into`.
+
+        Raises:
+            RegistryError: it cannot be read.
+        """
+        from mlflow.artifacts import download_artifacts
+
+        with active(self.workspace, self.params.tracking), files_of(f"run {run_id}: {path}", self.uri):
+            return Path(download_artifacts(run_id=run_id, artifact_path=path, dst_path=str(into)))
 
     def checksums(self, version: Version) -> dict[str, str]:
         """SHA-256 (hex) of each of a version's files, by its path in the model's folder; of older versions none."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Run", "send_all", "spent"]
 
 UID_TAG = "ratchet.uid"
+_MODEL_WIDTH = 14  # characters of a model's name in a run's: MLflow's table shows 21
 _BATCH = 900  # MLflow takes 1,000 metrics a call
 _PATIENCE = 30.0  # seconds that leaving waits for MLflow
+_PATIENCE_STOPPED = 10.0  # the same of a run that ends early: a cancelled one has 30 s in all before it is killed
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Run:
     ) -> None:
         self._leaving.set()
         self._news.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_PATIENCE if kind is None else _PATIENCE_STOPPED)
         if self._thread.is_alive():
             self.away = (
                 f"MLflow at {self.params.tracking.uri} is slow: the rest waits in mlruns/journal for `ratchet sync`"
@@ -86,6 +88,14 @@ class Run:
         if values:
             again = {"attempt": attempt} if attempt else {}
             self._tell("metrics", {"step": step, "values": values, **again})
+
+    def measured(self, values: dict[str, float]) -> None:
+        """Points of step 0 that another evaluation may replace; the same values again are dropped."""
+        content = {"step": 0, "values": values}
+        earlier = [entry.content for entry in self.journal.entries(0) if entry.kind == "metrics"]
+        last = next((one for one in reversed(earlier) if one["values"].keys() == values.keys()), None)
+        if last != content:
+            self._tell("metrics", content, again=True)
 
     def cost(self, attempt: str, cost: Cost) -> None:
         """What an attempt at this run has spent so far: its last word counts. `spent` adds the attempts up."""
@@ -179,7 +189,8 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     found = client.search_runs([experiment], f"tags.`{UID_TAG}` = '{journal.uid}'", max_results=1)
     if found:
         return str(found[0].info.run_id)
-    name = f"{params.data.source}-{params.model.called}-{journal.uid[:6]}"
+    model = params.model.called.rpartition(":")[2]  # of a factory its function
+    told = journal.entries(0)
     tags = {
         UID_TAG: journal.uid,
         # What MLflow's pages show as "Created by" and "Source".
@@ -187,7 +198,14 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
         "mlflow.source.type": "PROJECT",
         "mlflow.source.name": workspace.root.name,
     }
-    return str(client.create_run(experiment, tags=tags, run_name=name).info.run_id)
+    made = client.create_run(
+        experiment,
+        # When training began, not when MLflow first heard of it: a run that fails at once would end before it began.
+        start_time=told[0].time if told else None,
+        tags=tags,
+        run_name=f"{model[:_MODEL_WIDTH]}-{journal.uid[:6]}",
+    )
+    return str(made.info.run_id)
 
 
 def _written(value: object) -> str:
@@ -257,7 +275,8 @@ def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) 
     if status == "RUNNING":
         client.update_run(run_id, status)
     else:
-        client.set_terminated(run_id, status, entries[-1].time)
+        began = client.get_run(run_id).info.start_time
+        client.set_terminated(run_id, status, max(entries[-1].time, began))  # the clock may have been set back
 
 
 def _send_nothing(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:

@@ -9,6 +9,7 @@ __all__ = ["ACTS", "Standing", "standing"]
 
 ACTS: Mapping[str, str] = {
     "adopt": "the aliases that stood when the ledger began",
+    "judge": "a candidate was compared with the champion, whatever the outcome: its try on these test rows",
     "register": "passed the gate: it is challenger",
     "renew": "what it is judged by was written anew",
     "approve": "a person approves it, as it is",
@@ -16,6 +17,7 @@ ACTS: Mapping[str, str] = {
     "rollback": "it is champion again",
     "withdraw": "judged again, it did not pass: it is no challenger",
     "repair": "what was found changed behind the ledger's back was put right",
+    "recover": "a broken ledger was set aside: the aliases are those that a person confirmed",
 }
 """Every kind of entry, and what it means for the version that it names."""
 
@@ -46,18 +48,21 @@ class Standing:
         return {"champion": self.champion, "challenger": self.challenger}
 
 
-def standing(entries: Iterable[Entry]) -> Standing:
-    """Follow one model's entries, in their order."""
+def standing(entries: Iterable[Entry], model: str = "") -> Standing:
+    """Follow one model's entries, in their order. `model` is its name: a recovery speaks of all models."""
     now = Standing()
     for entry in entries:
-        now = replace(_after(now, entry), seal=entry.seal)
+        now = replace(_after(now, entry, model), seal=entry.seal)
     return now
 
 
-def _after(now: Standing, entry: Entry) -> Standing:
+def _after(now: Standing, entry: Entry, model: str) -> Standing:
     version = entry.version
-    if entry.what == "adopt":
-        champion, challenger = entry.content.get("champion"), entry.content.get("challenger")
+    if entry.what in ("adopt", "recover"):
+        content = entry.content
+        if entry.what == "recover":
+            content = entry.content.get("models", {}).get(model, {})
+        champion, challenger = content.get("champion"), content.get("challenger")
         line: tuple[str, ...] = (champion,) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
         return Standing(champion, challenger, line, now.crowned | frozenset(line), held)

@@ -3,10 +3,10 @@
 See kept.py for how MLflow follows the ledger. One act at a time: each has its turn, whoever else is at work.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.registry.access import Role, require, user
@@ -15,6 +15,14 @@ from ratchet.registry.kept import Kept
 from ratchet.registry.ledger import Entry
 from ratchet.registry.standing import Standing, standing
 from ratchet.registry.versions import Version
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ratchet.evaluation.verdict import Verdict
+    from ratchet.registry.gate.level import Tries
+    from ratchet.registry.tries import Question
 
 __all__ = ["Succession"]
 
@@ -35,6 +43,40 @@ class Succession(Kept):
     def withdraw(self, version: Version, *, why: str, over: str | None, rules: str = "") -> Standing:
         """Note that a version was judged again and refused: it is challenger no longer."""
         return self._judge("withdraw", version, why=why, over=over, rules=rules)
+
+    def decide(
+        self,
+        question: "Question",
+        compared: "NDArray[np.bool_]",
+        judge: "Callable[[Tries], Verdict]",
+        *,
+        reserved: float,
+    ) -> "Verdict":
+        """Judge a candidate at the level that is left, and enter the try in the ledger, passed or not.
+
+        The same question is asked once: again it is the try that it was. `compared` says which test rows count.
+
+        Raises:
+            ChampionMoved: it was compared with a champion that is champion no longer.
+        """
+        from ratchet.registry.tries import judgement, known_try, tries_before
+
+        who = user()
+        require(self.params.access, "runners", who, f"register {self.name}")
+        with self._turn():  # two candidates at once would take the same try
+            if self.standing().champion != question.over:
+                raise ChampionMoved(f"{self.name}: version {self.standing().champion} became champion meanwhile")
+            entries = self.entries()
+            known = known_try(entries, question)
+            aside = self.ledger.set_aside(model=self.name)
+            before = known or tries_before(entries, question.rows, compared, model=self.name, aside=aside)
+            verdict = judge(before)
+            if known is None:
+                content = judgement(entries, question, before, verdict, reserved=reserved)
+                why = verdict.words.partition(". ")[0].removesuffix(".") + "."
+                self.ledger.append("judge", model=self.name, version=None, who=who, why=why, **content)
+                self._follow()
+            return verdict
 
     def _judge(self, what: str, version: Version, *, why: str, over: str | None, rules: str) -> Standing:
         who = user()
@@ -83,6 +125,7 @@ class Succession(Kept):
                     "another of access.approvers must"
                 )
             entry = self._append("approve", version, who=who, why=why, via=via, evidence=found)
+            self.ledger.publish()
             self._follow()
             return entry
 
@@ -107,6 +150,7 @@ class Succession(Kept):
             over = self.standing().champion
             if over != version.number:
                 self._append("promote", version, who=who, why=why, via=via, over=over)
+                self.ledger.publish()
             return self._follow()
 
     def rollback(self, to: str | None, *, why: str, who: str = "", via: str = "command line") -> Standing:
@@ -128,6 +172,7 @@ class Succession(Kept):
             if number != now.champion:
                 self._intact(version)
                 self._append("rollback", version, who=who, why=why, via=via, over=now.champion)
+                self.ledger.publish()
             return self._follow()
 
     @contextmanager
@@ -157,18 +202,22 @@ class Succession(Kept):
     def _target(self, to: str | None, now: Standing) -> str:
         if to is None:
             good = [number for number in now.line if number != now.champion and number in self._numbers()]
+            if not good and now.champion is None:
+                raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
             if not good:
                 raise RegistryError(f"{self.name}: no champion before version {now.champion}: nothing to go back to")
             return good[-1]
         if to.isdecimal() and len(to) < 5:
             if to not in now.crowned:
+                allowed = ", ".join(now.line) or "none"
                 raise RegistryError(
-                    f"{self.name} version {to} never was champion: allowed are {', '.join(now.line)}; `ratchet "
-                    "promote` makes another one champion"
+                    f"{self.name} version {to} never was champion: allowed are {allowed}; `ratchet promote` makes "
+                    "another one champion"
                 )
             return to
         at = _moment(to)
-        champion = standing(entry for entry in self.entries() if datetime.fromisoformat(entry.at) <= at).champion
+        before = (entry for entry in self.entries() if datetime.fromisoformat(entry.at) <= at)
+        champion = standing(before, self.name).champion
         if champion is None:
             raise RegistryError(f"{self.name}: had no champion at {at.isoformat()}: name a version or a later time")
         return champion

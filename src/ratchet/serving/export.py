@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ratchet import files
+from ratchet.data.depth import largest
 from ratchet.serving.program import ABOUT, INPUT, OUTPUT, PROGRAM, opening
 from ratchet.training.models import Classifier, ModelSpec
 
@@ -28,10 +29,10 @@ def export(model: Classifier, spec: ModelSpec, folder: Path) -> None:
     It takes and gives what MLflow's loader does (`Program.predict`), any number of rows. The weights of a model of
     more than 2 GB come to lie in a file beside it: the format allows no more in one.
     """
-    pixels = torch.zeros((_ROWS, spec.height, spec.width, spec.channels), dtype=getattr(torch, spec.dtype))
+    pixels = torch.zeros((_ROWS, spec.height, spec.width, spec.channels), dtype=getattr(torch, spec.raw_dtype))
     about: dict[str, object]
     try:
-        opset = _write(_Answering(model).eval(), pixels, folder / PROGRAM)
+        opset = _write(_Answering(model, spec.depth).eval(), pixels, folder / PROGRAM)
         about = {"program": PROGRAM, "input": INPUT, "output": OUTPUT, "opset": opset}
     except Exception as error:  # the exporter raises anything, and so may the user's code that it follows
         about = {"program": None, "why": _reason(error)}
@@ -41,12 +42,16 @@ def export(model: Classifier, spec: ModelSpec, folder: Path) -> None:
 class _Answering(nn.Module):
     """A classifier that takes and gives what the program does."""
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier, depth: int | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.depth = model, depth
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels (n, height, width, channels) -> class probabilities (n, classes)."""
+        """Raw values (n, height, width, channels) -> class probabilities (n, classes)."""
+        if self.depth is not None:  # as ratchet.data.depth.eight_bits
+            limit = largest(self.depth)
+            values = pixels.to(torch.int32).clamp(max=limit) * 255 + limit // 2
+            pixels = torch.div(values, limit, rounding_mode="floor").to(torch.float32)
         return torch.softmax(self.model(pixels.permute(0, 3, 1, 2)), 1)
 
 

@@ -3,7 +3,7 @@
 `fit` is a generator of events; whoever wants a progress bar, a tracker or a test reads the same events.
 """
 
-from ratchet.training.batches import Split
+from ratchet.training.batches import Split, run_steps
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.loop import fit
@@ -48,6 +48,7 @@ __all__ = [
     "open_split",
     "predict_logits",
     "require",
+    "run_steps",
     "save_model",
     "seal",
     "verify",

@@ -15,6 +15,7 @@ from ratchet.training.plan import Plan
 __all__ = ["augment", "epoch_order", "resized", "sample_bits"]
 
 Keys = NDArray[np.uint64]
+_TWELVE = 2**12
 
 
 def sample_bits(keys: Keys, *, seed: int, epoch: int) -> Keys:
@@ -102,7 +103,7 @@ def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> to
 def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
     """A square of `side` pixels, its centre anywhere, set to 0; at the edge a part of it falls outside."""
     _, height, width, _ = images.shape
-    drawn = (_drawn(bits, place, span) for place, span in ((40, height), (52, width)))
+    drawn = (_centre(bits, place, span) for place, span in ((40, height), (52, width)))
     down, across = (torch.from_numpy(one).to(images.device) for one in drawn)
     rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
     columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
@@ -110,10 +111,21 @@ def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
     return images.masked_fill(inside[..., None], 0)
 
 
+def _centre(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
+    """Each number in range(span) equally often, int64 (n,): from 12 bits at `place` if they do, else from 32 others.
+
+    Twelve bits make all numbers equally often where `span` is a power of two up to 4,096. Of 32, none comes more than
+    span / 2^32 too often.
+    """
+    if _TWELVE % span == 0:
+        return ((bits >> np.uint64(place) & np.uint64(_TWELVE - 1)) % np.uint64(span)).astype(np.int64)
+    others = _mix(bits ^ np.uint64(place)) >> np.uint64(32)
+    return (others * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+
+
 def _drawn(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
-    """A number in range(span) for each image from 12 or 16 of its bits, int64 (n,)."""
-    drawn = ((bits >> np.uint64(place)) & np.uint64(0xFFFF if place < 40 else 0xFFF)) % np.uint64(span)
-    return drawn.astype(np.int64)
+    """A number in range(span) for each image from 16 of its bits, int64 (n,)."""
+    return ((bits >> np.uint64(place) & np.uint64(0xFFFF)) % np.uint64(span)).astype(np.int64)
 
 
 def _taken(source: torch.Tensor, *index: NDArray[np.int64]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,9 @@ class Split:
             self.name, self.shards, self.starts, np.asarray(self.labels)[rows], np.asarray(self.keys)[rows], whole=self,
             rows=rows,
         )  # fmt: skip
+
+    def answer(self, stop: Callable[[], bool]) -> None:
+        """Let `stop` interrupt a read that waits: none does, for a packed set."""
 
     def close(self) -> None:
         """End what `feed` keeps for its next call: nothing, for a packed set."""

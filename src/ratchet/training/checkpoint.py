@@ -87,6 +87,10 @@ class CheckpointStore:
         """The checkpoints on disk, oldest first."""
         return sorted(self.folder.glob("step-*.safetensors"))
 
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint on disk, 0 if there is none. It is not read."""
+        return max((int(path.stem.removeprefix("step-")) for path in self.paths()), default=0)
+
     def newest(self) -> tuple[Path, Snapshot] | None:
         """The newest undamaged checkpoint. Damaged ones are named in `problems` and set aside as NAME.damaged."""
         for path in reversed(self.paths()):

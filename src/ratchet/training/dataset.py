@@ -4,8 +4,9 @@ Before every read Python, NumPy and PyTorch are seeded from (seed, epoch, sample
 is the same whichever process reads it, in whichever batch, and a resumed epoch reads only what it has left.
 """
 
+import math
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,12 @@ class DatasetSplit(Split):
     high: NDArray[np.float32]  # (channels,), and as white
 
     @classmethod
-    def open_rows(cls, packed: Path, name: str, manifest: dict[str, Any], *, workers: int = 0) -> "DatasetSplit":
+    def open_rows(
+        cls, packed: Path, name: str, manifest: dict[str, Any], *, workers: int = 0, sample_timeout: float = 0.0
+    ) -> "DatasetSplit":
         """Open split `name` of the set that `manifest` describes; `workers` processes will read it, 0: this one.
+
+        A sample that takes more than `sample_timeout` seconds is an error; 0: no limit.
 
         Raises:
             TrainingError: the user's function is not there, its code or its data is not what was ingested, or what was
@@ -56,7 +61,7 @@ class DatasetSplit(Split):
         except (OSError, ValueError) as error:
             raise TrainingError(f"{packed}: split {name} cannot be read ({error}): {_AGAIN}") from error
         shape = manifest["height"], manifest["width"], manifest["channels"]
-        reader = Reader(factory, _Stack(shape, manifest["dtype"]), workers=workers)
+        reader = Reader(factory, _Stack(shape, manifest["dtype"]), workers=workers, timeout=sample_timeout)
         found, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
         if found != expected:
             raise TrainingError(
@@ -95,11 +100,16 @@ class DatasetSplit(Split):
             is given.
 
         Raises:
-            TrainingError: a sample raised an error or is not what it was at ingest, or a worker died.
+            TrainingError: a sample raised an error, took too long or is not what it was at ingest, or a worker died.
+            Interrupted: the run was asked to stop while a sample was read, see `answer`.
         """
         read = self.reader.read(self._piece(rows, plan, epoch) for rows in pieces)
         for rows, stacked in zip(pieces, read, strict=True):
             yield self._finished(stacked, rows, device, plan, epoch)
+
+    def answer(self, stop: Callable[[], bool]) -> None:
+        """Let `stop` interrupt a sample that is waited for."""
+        self.reader.answer(stop)
 
     def close(self) -> None:
         """End the workers."""
@@ -153,4 +163,11 @@ class _Stack:
                 expected = f"{self.dtype} {channels} x {height} x {width}"
                 return Faulty(sample.id, "other-shape", f"{sample.kind}, where all others are {expected}")
             images[number], labels[number] = image, sample.label
+        # One sum for the whole batch: it is finite unless a value is not, or the values are huge.
+        if images.is_floating_point() and not math.isfinite(images.sum()):
+            for sample, image in zip(samples, images, strict=True):
+                count = int((~image.isfinite()).sum())
+                if count:
+                    problem = f"{count:,} of its {image.numel():,} values are infinite or not a number"
+                    return Faulty(sample.id, "not-finite", problem)
         return images, labels

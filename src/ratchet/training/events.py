@@ -70,9 +70,13 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Asked to stop: the checkpoint at `step` is on disk, the same command continues there."""
+    """Asked to stop after `step`: the same command continues there, or where `kept` says.
+
+    `kept` is None where the checkpoint of `step` is on disk. Otherwise it is the step of the newest one on disk, or 0.
+    """
 
     step: int
+    kept: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The heart: one generator that trains and reports; nothing here knows who listens."""
 
-import copy
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
@@ -14,9 +14,12 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, Split, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.clock import waiting
+from ratchet.training.determinism import require_deterministic
 from ratchet.training.device import choose_device, describe, keep_freed_memory, ran_out_of_memory, reproducible
+from ratchet.training.duplicate import duplicate
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.fresh import fresh_model
+from ratchet.training.interrupt import Interrupted, never
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
 from ratchet.training.meter import Meter, require_finite
@@ -27,7 +30,7 @@ from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import Sums, TrainingState
-from ratchet.training.step import Stepper, compiled, micro_batches
+from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples
 from ratchet.training.transfer import learn, without_pretrained
 from ratchet.training.validation import validate
 
@@ -55,7 +58,8 @@ def fit(
         identity: digests of data, settings and code; a checkpoint with others is refused.
         pretrained: weights to begin with; whatever of them fits is loaded.
         profile_to: the folder for a trace of `plan.profile` steps.
-        stop: asked before every step; when it says yes, a checkpoint is written and training leaves.
+        stop: asked before every step, and from another thread while a user's own Dataset keeps a step waiting; when it
+            says yes, a checkpoint is written and training leaves.
 
     Yields:
         Events; the last is Finished, or Stopped. Every figure of a step is yielded before a checkpoint of it is taken,
@@ -66,10 +70,18 @@ def fit(
         NotFinite: the loss is no longer finite, after `plan.max_rollbacks` returns to a checkpoint.
         CheckpointError: the store's checkpoint is of another run.
     """
-    with reproducible(plan.seed, deterministic=plan.deterministic), store:
-        training = _Training(train, validation, spec, plan, store, identity, pretrained, profile_to, stop)
-        with training.precision.in_force(), closing(training.profiler), closing(train), closing(validation):
-            yield from training.run()
+    with reproducible(plan.seed, deterministic=plan.deterministic), store, closing(train), closing(validation):
+        for split in (train, validation):
+            split.answer(stop)
+        try:
+            training = _Training(train, validation, spec, plan, store, identity, pretrained, profile_to, stop)
+            with training.precision.in_force(), closing(training.profiler):
+                yield from training.run()
+        except Interrupted:  # between steps, where there is nothing new to keep
+            yield Stopped(store.newest_step())
+        finally:
+            for split in (train, validation):
+                split.answer(never)
 
 
 class _Training:
@@ -106,9 +118,13 @@ class _Training:
         self.objective = Objective(plan, weights, self.device)
         self.profiler = StepProfiler(profile_to, plan.profile, self.device)
 
+        _require_counted(plan, train, validation)
+
         # How long
         self.steps = step_rows(len(train), plan.batch_size)
         self.total_steps, _ = run_steps(len(train), plan)
+        self.least = 1  # samples of a micro-batch
+        self.said_least = False
 
         # What learns
         self.notices: list[str]
@@ -124,7 +140,7 @@ class _Training:
         model = model.to(self.device)
         if self.precision.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        averaged = copy.deepcopy(model) if plan.ema_decay else None
+        averaged = duplicate(model) if plan.ema_decay else None
         if plan.gradient_checkpointing:
             checkpointed(model)
         optimizer = build_optimizer(model, plan, self.device)
@@ -143,6 +159,7 @@ class _Training:
         said = [self.precision.why, *(self.notices if resumed is None else [])]
         yield from (Notice(sentence) for sentence in said if sentence)
         if resumed is None:
+            require_deterministic(self.state.model, self.train, self.plan, self.device)
             yield from self._examine()
         yield Started(
             device=str(self.device),
@@ -209,7 +226,22 @@ class _Training:
             yield Notice(f"doctor: {finding.words}")
 
     def _epoch(self) -> Iterator[Event]:
+        try:
+            yield from self._steps()
+        except Interrupted:  # a sample was waited for, and no step is half made
+            yield from self._leave()
+
+    def _leave(self) -> Iterator[Event]:
+        """Checkpoint, and stop."""
+        yield from self._checkpoint()
+        self.store.wait()
+        yield from self._problems()
+        step, kept = self.state.step, self.store.newest_step()
+        yield Stopped(step, kept=None if kept == step else kept)
+
+    def _steps(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
+        self.least = 1
         order = epoch_order(len(self.train), seed=plan.seed, epoch=state.epoch)
         state.model.train()
         learn(state.model, plan, state.epoch)
@@ -217,16 +249,14 @@ class _Training:
         try:
             while state.batch < len(self.steps) and state.step < self.total_steps:
                 if self.stop():
-                    yield from self._checkpoint()
-                    self.store.wait()
-                    yield from self._problems()
-                    yield Stopped(state.step)
+                    yield from self._leave()
                     return
 
                 start, end = self.steps[state.batch]
-                if not self._step(order[start:end], feed):
+                again = self._step(order[start:end], feed)
+                if again is not None:
                     feed.close()
-                    yield self._halve(end - start)
+                    yield from again
                     feed = self._feed(order)
                     continue
 
@@ -244,24 +274,49 @@ class _Training:
     def _feed(self, order: Rows) -> Generator[Batch]:
         """The batches of the epoch's steps that are left, in micro-batches, and how long each was waited for."""
         left = self.steps[self.state.batch :][: self.total_steps - self.state.step]
-        pieces = [piece for start, end in left for piece in micro_batches(order[start:end], self.state.accumulation)]
+        parts = self.state.accumulation
+        pieces = [piece for start, end in left for piece in micro_batches(order[start:end], parts, least=self.least)]
         batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
         return waiting(batches, self.meter.step_clock, self.meter.epoch_clock)
 
-    def _step(self, rows: Rows, feed: Iterator[Batch]) -> bool:
-        """Make one step; False when memory did not suffice for it."""
+    def _step(self, rows: Rows, feed: Iterator[Batch]) -> "list[Event] | None":
+        """Make one step. If it has to be made again, in other micro-batches: what to say; nothing of it is left."""
+        rate = self._rate(self.state.step)
         try:
-            self.meter.add(self.stepper.step(rows, feed, rate=self._rate(self.state.step)), samples=len(rows))
+            self.meter.add(self.stepper.step(rows, feed, rate=rate, least=self.least), samples=len(rows))
+        except Interrupted:
+            self.stepper.undo()
+            raise
         except Exception as error:  # what else it may be is raised again
+            if needs_two_samples(error):
+                return self._pair(rows, error)
             if not ran_out_of_memory(error):
                 raise
-            if self.state.accumulation >= len(rows):
+            if self.state.accumulation >= max(1, len(rows) // self.least):
+                count = "one sample" if self.least == 1 else "two samples, the fewest that its batch norm takes,"
                 raise TrainingError(
-                    f"memory does not suffice for one sample at step {self.state.step + 1} ({error}): set "
+                    f"memory does not suffice for {count} at step {self.state.step + 1} ({error}): set "
                     "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model"
                 ) from error
-            return False
-        return True
+            return [self._halve(len(rows))]
+        return None
+
+    def _pair(self, rows: Rows, error: Exception) -> list[Event]:
+        """Let no micro-batch of this epoch have one sample alone.
+
+        Every step with such a micro-batch is refused and made again, so the weights do not depend on where a resumed
+        epoch begins.
+        """
+        if len(rows) < 2 or self.least > 1:
+            raise TrainingError(
+                f"a batch norm of the model cannot learn from one sample ({error}): set training.batch_size to 2 or "
+                f"more (it is {self.plan.batch_size}, of {len(self.train):,} training rows)"
+            ) from error
+        self.stepper.undo()
+        self.least = 2
+        said, self.said_least = self.said_least, True
+        notice = "a batch norm of the model cannot learn from one sample alone: micro-batches have two or more"
+        return [] if said else [Notice(notice)]
 
     def _halve(self, rows: int) -> Trouble:
         """Half the micro-batch, so twice as many to a step, which still sees the same samples."""
@@ -269,7 +324,7 @@ class _Training:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         before = math.ceil(rows / self.state.accumulation)
-        self.state.accumulation = min(2 * self.state.accumulation, rows)
+        self.state.accumulation = min(2 * self.state.accumulation, max(1, rows // self.least))
         after = math.ceil(rows / self.state.accumulation)
         return Trouble(
             self.state.step,
@@ -394,3 +449,19 @@ class _Training:
     def _problems(self) -> Iterator[Event]:
         while self.store.problems:
             yield Notice(self.store.problems.pop(0))
+
+
+def _require_counted(plan: Plan, *splits: Split) -> None:
+    """Refuse a split of which no row counts.
+
+    Raises:
+        TrainingError: every row has the label `ignore_index`.
+    """
+    for split in splits:
+        if bool((np.asarray(split.labels) == plan.ignore_index).all()):
+            raise TrainingError(
+                f"all {len(split):,} rows of split {split.name} have label {plan.ignore_index}, which "
+                "training.ignore_index leaves out of loss and accuracy, so there is nothing to "
+                f"{'learn from' if split.name == 'train' else 'choose the best epoch by'}: give some of them a class, "
+                "or set training.ignore_index to another label"
+            )

@@ -17,14 +17,15 @@ _ADAM_RMS = 0.2  # an Adam step's usual root mean square, as a share of its rate
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for whatever is a matrix or a filter bank, AdamW for norms and biases, at one learning rate.
+    """Muon for matrices and filter banks, AdamW for everything else, at one learning rate.
 
     A weight of shape (out, ...) is seen as a matrix of `out` rows. Its step is scaled by .2 sqrt(max(rows, columns)),
     so that its elements are as large as AdamW's and a rate found for AdamW does for both ("match RMS", Liu et al.
     2025, as torch.optim.Muon has it). Decay is decoupled.
 
     Args:
-        groups: parameter groups as torch.optim takes them; one may hold parameters of both sorts.
+        groups: parameter groups as torch.optim takes them; one may hold parameters of both sorts. All of a group that
+            has "adamw": True are stepped by AdamW, whatever their shape.
     """
 
     def __init__(
@@ -38,7 +39,11 @@ class Muon(torch.optim.Optimizer):
         fused: bool,
     ) -> None:
         split = [
-            {**group, "params": [one for one in group["params"] if (one.dim() > 1) is matrices], "matrices": matrices}
+            {
+                **group,
+                "params": [one for one in group["params"] if _is_matrix(one, group) is matrices],
+                "matrices": matrices,
+            }
             for group in groups
             for matrices in (True, False)
         ]
@@ -84,6 +89,10 @@ class Muon(torch.optim.Optimizer):
         step = orthogonal(update.flatten(1))
         scale = _ADAM_RMS * math.sqrt(max(step.shape))
         parameter.add_(step.view(parameter.shape), alpha=-group["lr"] * scale)
+
+
+def _is_matrix(parameter: nn.Parameter, group: dict[str, Any]) -> bool:
+    return parameter.dim() > 1 and not group.get("adamw", False)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

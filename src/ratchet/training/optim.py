@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _FUSED = {"cpu", "cuda", "mps"}
+_EMBEDDINGS = ("embed", "token", "position")  # in the names of parameters
 _AVERAGING_WARMUP = 10  # steps: the average forgets the random beginning as it would with a smaller decay
 
 
@@ -56,22 +57,58 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
     """Parameters that share a rate and a decay, in the order of the model; as few groups as that allows."""
     shares = rate_shares(model, plan) if plan.layer_decay < 1.0 else {}
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    outer = inputs_and_outputs(model) if plan.optimizer == "muon" else frozenset()
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decay = plan.weight_decay if plan.decay_all or parameter.dim() > 1 else 0.0
-        groups.setdefault((shares.get(name, 1.0), decay), []).append(parameter)
-    for (share, decay), parameters in groups.items():
-        yield {"params": parameters, "lr": plan.learning_rate * share, "share": share, "weight_decay": decay}
+        groups.setdefault((shares.get(name, 1.0), decay, name in outer), []).append(parameter)
+    for (share, decay, is_outer), parameters in groups.items():
+        rate = {"lr": plan.learning_rate * share, "share": share, "weight_decay": decay}
+        yield {"params": parameters, **rate, **({"adamw": True} if is_outer else {})}
+
+
+def inputs_and_outputs(model: Classifier) -> frozenset[str]:
+    """The names of embeddings and of the head's parameters, which Muon is not for (Jordan et al. 2024).
+
+    Muon is made for layers between hidden vectors. The head is the last layer to run of those that have one output for
+    each class; if there is none, the last of all. Embeddings are those of `nn.Embedding`, single rows (class tokens,
+    positions), and parameters whose own name says so.
+    """
+    modules = dict(model.named_modules())
+    order = [name for name in model.order if name in modules] or list(modules)
+    layers = [name for name in order if _outputs(modules[name])]
+    heads = [name for name in layers if _outputs(modules[name]) == model.classes] or layers
+    found = {f"{heads[-1]}.{own}" for own, _ in modules[heads[-1]].named_parameters(recurse=False)} if heads else set()
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        is_table = isinstance(modules[owner], nn.Embedding | nn.EmbeddingBag)
+        if is_table or (parameter.dim() > 1 and (len(parameter) == 1 or any(word in own for word in _EMBEDDINGS))):
+            found.add(name)
+    return frozenset(found)
+
+
+def _outputs(module: nn.Module) -> int:
+    """How many outputs a layer has; 0 for what is no layer."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.dim() < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return 0
+    return len(weight)
 
 
 def clip_gradients(model: nn.Module, plan: Plan) -> torch.Tensor:
-    """Clip as `plan` says; the gradient norm before clipping, a scalar that stays on the device."""
+    """Clip elements, then the norm that is left, as `plan` says.
+
+    Returns:
+        the norm before any clipping, a scalar that stays on the device.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = left = nn.utils.get_total_norm(gradients)
     if plan.clip_value:
         nn.utils.clip_grad_value_(parameters, plan.clip_value)
+        left = nn.utils.get_total_norm(gradients) if plan.clip_norm else norm
     if plan.clip_norm:
-        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, norm)
+        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, left)
     return norm
 
 

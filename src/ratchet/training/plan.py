@@ -1,8 +1,28 @@
-"""What training is told: every number that decides its result."""
+"""What training is told."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["Plan"]
+__all__ = ["DECIDE_NOTHING", "Plan"]
+
+DECIDE_NOTHING = frozenset(
+    {
+        "workers",
+        "sample_timeout",
+        "overfit_gap",
+        "max_rollbacks",
+        "doctor",
+        "checkpoint_steps",
+        "keep_last",
+        "keep_best",
+        "log_every",
+        "profile",
+    }
+)
+"""Settings that change no bit of the weights that a run ends with, so a run that was cut off continues with others.
+
+`accumulation` is not among them: batch norm sees a micro-batch at a time, and sums in another order round differently.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +85,7 @@ class Plan:
     gradient_checkpointing: bool = False
     deterministic: bool = True
     workers: int = 0
+    sample_timeout: float = 300.0
 
     # What is kept, and when to stop
     best: str = "validation/accuracy"
@@ -83,3 +104,7 @@ class Plan:
     keep_best: int = 1
     log_every: int = 10
     profile: int = 0
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the weights, by name."""
+        return {name: value for name, value in asdict(self).items() if name not in DECIDE_NOTHING}

@@ -10,10 +10,11 @@ from ratchet.training.dataset import DatasetSplit
 __all__ = ["open_split"]
 
 
-def open_split(packed: Path, name: str, *, workers: int = 0) -> Split:
+def open_split(packed: Path, name: str, *, workers: int = 0, sample_timeout: float = 0.0) -> Split:
     """Map split `name` (train, validation or test) of the set in folder `packed`.
 
-    Where the images stayed with a user's own Dataset, `workers` processes will read them from it (0: this one).
+    Where the images stayed with a user's own Dataset, `workers` processes will read them from it (0: this one), and a
+    sample that takes more than `sample_timeout` seconds is an error (0: no limit).
 
     Raises:
         TrainingError: it cannot be read, or is not what was ingested.
@@ -21,7 +22,7 @@ def open_split(packed: Path, name: str, *, workers: int = 0) -> Split:
     try:
         manifest = json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
         if manifest.get("factory"):
-            return DatasetSplit.open_rows(packed, name, manifest, workers=workers)
+            return DatasetSplit.open_rows(packed, name, manifest, workers=workers, sample_timeout=sample_timeout)
         return Split.open(packed, name, manifest)
     except (OSError, ValueError, KeyError) as error:
         raise TrainingError(

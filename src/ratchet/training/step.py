@@ -17,7 +17,9 @@ from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
 from ratchet.training.state import TrainingState
 
-__all__ = ["Figures", "Stepper", "compiled", "micro_batches"]
+__all__ = ["Figures", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,14 @@ class Figures:
     loss_scale: float | None = None
 
 
-def micro_batches(rows: Rows, pieces: int) -> list[Rows]:
-    """The rows of one step in so many parts as equal as can be; never an empty one."""
-    return np.array_split(rows, min(pieces, len(rows)))
+def micro_batches(rows: Rows, pieces: int, *, least: int = 1) -> list[Rows]:
+    """The rows of one step in so many parts as equal as can be; fewer where one would have less than `least` rows."""
+    return np.array_split(rows, max(1, min(pieces, len(rows) // least)))
+
+
+def needs_two_samples(error: BaseException) -> bool:
+    """Whether a forward pass was refused for a batch norm that has but one value of each channel to learn from."""
+    return isinstance(error, ValueError | RuntimeError) and _ONE_VALUE in str(error)
 
 
 class Stepper:
@@ -52,12 +59,13 @@ class Stepper:
         self._before = [buffer.clone() for buffer in self._buffers]
         self._stepped = 0  # parameters the optimizer had a state for before the step
 
-    def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float) -> Figures:
+    def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, least: int = 1) -> Figures:
         """Forward, loss, backward, clip, step, on `rows`, which `feed` yields in micro-batches.
 
         Nothing here waits for the device. Each sample weighs the same, whatever micro-batch it is in: the sum of the
-        losses is divided by the weight of the whole batch. When memory runs out before the optimizer moves a weight,
-        `undo` makes the state what it was.
+        losses is divided by the weight of the whole batch. No micro-batch has fewer than `least` rows, if `rows` are
+        that many.
+        When memory runs out before the optimizer moves a weight, `undo` makes the state what it was.
         """
         state, plan, objective = self.state, self.plan, self.objective
         if self._buffers:
@@ -71,7 +79,7 @@ class Stepper:
         set_rate(state.optimizer, rate)
         seed_step(plan.seed, state.step, self.device)
         state.optimizer.zero_grad(set_to_none=True)
-        for _ in micro_batches(rows, state.accumulation):
+        for _ in micro_batches(rows, state.accumulation, least=least):
             images, labels = next(feed)
             images = resized(images, plan, epoch=state.epoch)
             with self.precision.autocast(self.device):

@@ -17,9 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.data import depth
 from ratchet.data.contract import FACTS
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading import pictures
+from ratchet.data.reading import identify, pictures
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 
@@ -44,41 +45,55 @@ class Memo:
         if self._told.get("decoders") != _decoders():
             self._path = None
         self.inputs, self.outputs = self._told.get("inputs"), self._told.get("outputs")
+        self.shape: tuple[int, ...] | None = None if self._path is None else tuple(self._told.get("shape", ()))
 
-    def facts(self, *, shape: tuple[int, int]) -> pl.DataFrame:
-        """Id, stamp and facts of what need not be looked at again, the pictures among it decoded to `shape`."""
+    def facts(self, *, shape: tuple[int, ...], whole: bool) -> pl.DataFrame:
+        """Id, stamp and facts of what need not be looked at again, the pictures among it decoded to `shape`.
+
+        With `whole` also the digests at full size are needed.
+        """
         if self._path is None or self._told["shape"] != list(shape):
+            return pl.DataFrame(schema=_COLUMNS)
+        if whole and not self._told["whole"]:
             return pl.DataFrame(schema=_COLUMNS)
         try:
             facts = pl.read_parquet(self._path)
         except (OSError, pl.exceptions.PolarsError):
             return pl.DataFrame(schema=_COLUMNS)
+        if dict(facts.schema) != _COLUMNS:
+            return pl.DataFrame(schema=_COLUMNS)
+        # One row for each sample, whatever the file holds: rows are joined by id.
+        facts = facts.unique("id", keep="first", maintain_order=True)
         return facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
 
 
-def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, int], inputs: str, outputs: str) -> None:
-    """Remember what is known of `samples`: id, stamp and facts."""
-    told = {"decoders": _decoders(), "shape": list(shape), "inputs": inputs, "outputs": outputs}
+def write(
+    path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], whole: bool, inputs: str, outputs: str
+) -> None:  # fmt: skip
+    """Remember what is known of `samples`: id, stamp and facts. `whole`: with their digests at full size."""
+    told = {"decoders": _decoders(), "shape": list(shape), "whole": whole, "inputs": inputs, "outputs": outputs}
     content = io.BytesIO()
-    kept = samples.filter(pl.col("content").is_not_null()).select(*_COLUMNS)
+    kept = samples.filter(pl.col("content").is_not_null()).unique("id", keep="first", maintain_order=True)
+    kept = kept.select(*_COLUMNS)
     kept.write_parquet(content, compression="lz4", metadata={"ratchet": json.dumps(told)})
     files.write_bytes(path, content.getvalue())
 
 
 def _decoders() -> str:
     """What decodes: another decoder may give other pixels."""
-    return f"pillow {version('pillow')}, {files.digest_file(Path(pictures.__file__))}"
+    code = (pictures.__file__, depth.__file__, identify.__file__)
+    return ", ".join([f"pillow {version('pillow')}", *(files.digest_file(Path(path)) for path in code)])
 
 
 class Earlier:
     """The pictures of the packed set that stands in a folder now, to be had by the digests of their pixels."""
 
-    def __init__(self, packed: Path, *, shape: tuple[int, int]) -> None:
+    def __init__(self, packed: Path, *, shape: tuple[int, ...]) -> None:
         self.places = pl.DataFrame(schema={"pixels": pl.String, "earlier": pl.Int64})
         self._shards: list[NDArray[np.uint8]] = []
         try:
             manifest = Manifest.read(packed)
-            if (manifest.height, manifest.width, manifest.channels) != (shape[0], *shape) or manifest.factory:
+            if (manifest.height, manifest.width, manifest.channels) != (shape[0], *shape[:2]) or manifest.factory:
                 return
             shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
             self._shards = [np.load(packed / shard.file, mmap_mode="r") for shard in shards]

@@ -12,14 +12,16 @@ __all__ = ["Scratch"]
 class Scratch:
     """A file of pictures of one shape, (side, side, channels), each in a place of its own; gone when the context ends.
 
+    `depth` is by how many bits the values of 16-bit pictures were scaled to 0..255.
+
     Places are given out first and written to later, by any process and in any order. Plain writes, not a writable
     memory map: on a full disk they give an error, where a map gives a dead process.
     """
 
-    def __init__(self, path: Path, *, side: int, channels: int) -> None:
+    def __init__(self, path: Path, *, side: int, channels: int, depth: int = 16) -> None:
         self.path = path
         self.shape = (side, side, channels)
-        self.places = 0
+        self.places, self.depth = 0, depth
 
     def __enter__(self) -> "Scratch":
         self.path.touch()

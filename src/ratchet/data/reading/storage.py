@@ -1,24 +1,42 @@
 """Where files lie: a folder of this machine, or any URL that fsspec knows (s3://, gs://, https:// ...)."""
 
 import os
+import socket
 import stat
 import time
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import urlsplit
 
-from ratchet.errors import DataError
+from ratchet import urls
+from ratchet.errors import DataError, first_line
 
-__all__ = ["Storage", "Tree", "is_url", "open_storage"]
+__all__ = ["Storage", "Tree", "is_url", "of_a_storage", "open_storage", "unreachable"]
 
 IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: clocks of file systems are coarse, a change just made may not show
 _AT_ONCE = 8 << 20  # bytes: larger files are not read into memory
 _LARGEST = 1 << 30  # bytes: a remote file is fetched into memory
 _TRIES = 4
+_LONGEST_REASON = 300  # characters
+_LIBRARIES = frozenset(
+    {
+        "adlfs",
+        "aiobotocore",
+        "aiohttp",
+        "asyncssh",
+        "azure",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "google",
+        "paramiko",
+        "s3fs",
+    }
+)
 
 
 @dataclass
@@ -75,10 +93,10 @@ def open_storage(path: str, *, root: Path) -> Storage:
     """
     if not is_url(path):
         return LocalFolder(root / Path(path).expanduser())
-    if urlsplit(path).password or urlsplit(path).username:
+    if kind := urls.secret_in(path):
         raise DataError(
-            "data.path: the URL holds a user's name or password, which would end up in params.yaml, DVC and MLflow: "
-            "take it out and give credentials by the environment, as the storage's own tools read them"
+            f"data.path: found {urls.redacted(path)}, whose {kind} would be committed and recorded with every run. "
+            f"Allowed: an address without it. Fix: {urls.where_instead('data.path', path)}"
         )
     return RemoteFolder(path.rstrip("/"))
 
@@ -95,7 +113,15 @@ class LocalFolder:
         self.where = str(path)
         if not path.is_dir():
             found = "is a file" if path.is_file() else "is not there"
-            raise DataError(f"data.path: {path} {found}: name a folder with your pictures")
+            raise DataError(f"data.path: {path} {found}{_other_forms(path)}: name a folder with your images")
+
+    def siblings(self) -> list[str]:
+        """The names of this folder and of those beside it, sorted; none where they cannot be listed."""
+        try:
+            with os.scandir(Path(os.path.abspath(self.path)).parent) as found:
+                return sorted(entry.name for entry in found if entry.is_dir() and entry.name[0] != ".")
+        except OSError:
+            return []
 
     def tree(self) -> Tree:
         """Everything that lies here."""
@@ -115,6 +141,20 @@ class LocalFolder:
             return os.read(opened, kind.st_size)
         finally:
             os.close(opened)
+
+
+def _other_forms(path: Path) -> str:
+    """Where a folder's name exists in another Unicode form: both, spelled out."""
+    for folder in (path, *path.parents):
+        if folder.parent.is_dir() and not folder.exists():
+            name = unicodedata.normalize("NFC", folder.name)
+            same = [other for other in os.listdir(folder.parent) if unicodedata.normalize("NFC", other) == name]
+            if same:
+                return (
+                    f", but {same[0]!r} is, whose name has another Unicode form ({same[0]!a}, data.path has "
+                    f"{folder.name!a}): rename it, or set data.path to its own form"
+                )
+    return ""
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tree, *, settled: int) -> None:
@@ -178,7 +218,7 @@ class RemoteFolder:
         import fsspec
 
         try:
-            system, self._top = fsspec.core.url_to_fs(self.where, skip_instance_cache=True)
+            system, self._top = fsspec.core.url_to_fs(self.where, skip_instance_cache=True)  # some connect at once
         except (ImportError, ValueError) as error:
             raise DataError(f"data.path: {self.where}: {error}: install what it needs, or copy the data here") from None
         return system
@@ -187,8 +227,12 @@ class RemoteFolder:
         """Everything that lies here."""
         try:
             found = self._try(lambda: self._system.find(self._top, detail=True))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "bucket" in str(error).lower():
+                raise unreachable(self.where, error) from None
             found = {}
+        except PermissionError as error:
+            raise unreachable(self.where, error) from None
         if not found:
             raise DataError(f"data.path: {self.where} holds nothing: name a place with your pictures")
         tree, folders = Tree(), set[str]()
@@ -215,18 +259,47 @@ class RemoteFolder:
         return self._system.cat_file(f"{self._top}/{name}")
 
     def _try(self, act: Callable[[], Any]) -> Any:
-        """Do it, again after a while where the network fails; what is missing or forbidden is told at once."""
-        self._system  # noqa: B018 - so that what is not installed is not tried again
+        """Do it, again after a while where the network fails; what is missing or forbidden is reported at once."""
         for number in range(_TRIES):
             try:
                 return act()
-            except (FileNotFoundError, PermissionError):
+            except (FileNotFoundError, PermissionError, DataError):
                 raise
             except Exception as error:  # every storage has its own; they have nothing in common
-                if number == _TRIES - 1:
-                    raise DataError(
-                        f"data.path: {self.where} does not answer ({type(error).__name__}: {error}): check the "
-                        "network, the address and the credentials in the environment, then run the same again"
-                    ) from error
+                if number == _TRIES - 1 or _is_lasting(error):
+                    raise unreachable(self.where, error) from None
                 time.sleep(2**number / 4)
         raise AssertionError("unreachable")
+
+
+def unreachable(where: str, error: BaseException) -> DataError:
+    """Put the error of a storage's own library into one sentence, with the fix."""
+    kind, said = type(error).__name__, first_line(error)[:_LONGEST_REASON]
+    check = "check the network, the address and the credentials in the environment, then run the same again"
+    if isinstance(error, socket.gaierror) or "Name or service not known" in said:
+        said, fix = f"its host name is not known: {said}", "check the address in data.path and the network"
+    elif "Credentials" in kind or "credentials" in said.lower():
+        said = f"no usable credentials: {said}"
+        fix = "set them in the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    elif isinstance(error, ConnectionRefusedError) or "Could not connect" in said or "Connect call failed" in said:
+        said, fix = f"the connection is refused: {said}", f"start the server, or correct the address; {check}"
+    elif isinstance(error, FileNotFoundError):
+        fix = "create the bucket, or correct the address in data.path"
+    elif isinstance(error, PermissionError) or "PermissionDenied" in kind:
+        said, fix = f"access is denied: {said}", "let this user read it, or set other credentials in the environment"
+    elif "HostKey" in kind:
+        fix = f"log in once with ssh, which adds the host's key to ~/.ssh/known_hosts; {check}"
+    else:
+        fix = check
+    return DataError(f"data.path: {urls.redacted(where)} does not answer ({kind}: {said}): {fix}")
+
+
+def of_a_storage(error: BaseException) -> bool:
+    """Whether an error is the network's or a storage library's."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
+
+
+def _is_lasting(error: BaseException) -> bool:
+    """Whether trying again would not help: credentials or a host's name are wrong."""
+    kind = type(error).__name__
+    return isinstance(error, socket.gaierror) or any(word in kind for word in ("Credentials", "HostKey", "Denied"))

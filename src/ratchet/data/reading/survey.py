@@ -34,19 +34,25 @@ class Survey:
         settings: the `data` section.
         released: digests of contents that a person wants decoded whatever they are.
         advance: called with the number of samples that are done, some at a time.
+        whole: whether images are also digested at full size.
     """
 
     def __init__(
-        self, source: Source, settings: DataSettings, *, released: Iterable[str], advance: Callable[[int], None]
-    ) -> None:
+        self, source: Source, settings: DataSettings, *, released: Iterable[str], advance: Callable[[int], None],
+        whole: bool = True,
+    ) -> None:  # fmt: skip
         self.workers = pool.threads(settings.workers)
         self._source, self._advance = source, advance
         self._max_pixels, self._released = settings.max_pixels, frozenset(released)
+        self._heif, self._whole = "heif" in settings.formats, whole
 
     def some(self, names: pl.Series) -> pl.DataFrame:
-        """What the headers of a few samples from all over the source tell; what cannot be read is left out."""
+        """What a few samples from all over the source tell without their pixels, but for the depth of 16-bit ones.
+
+        What cannot be read is left out.
+        """
         chosen = [names[at] for at in spread(len(names), classes=1, of=1)[:_GUESSED]]
-        seen, _ = Look(None, self._max_pixels).over(self._source.read, chosen)
+        seen, _ = Look(None, self._max_pixels, heif=self._heif).over(self._source.read, chosen)
         return contract.facts_frame(columns(seen)).filter("readable")
 
     def all(self, listing: pl.DataFrame, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
@@ -78,7 +84,10 @@ class Survey:
             contents: the facts of contents that are not decoded again, by `content`.
         """
         shape = scratch.shape[0], scratch.shape[2]
-        look = Look(shape, self._max_pixels, frozenset(contents["content"]), self._released)
+        decoded = frozenset(contents["content"])
+        look = Look(
+            shape, self._max_pixels, decoded, self._released, depth=scratch.depth, heif=self._heif, whole=self._whole
+        )
         first, step = scratch.reserve(unread.height), max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
         chunks = (
             (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)

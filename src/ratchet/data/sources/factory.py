@@ -38,13 +38,15 @@ class Measures:
 class OwnSource:
     """The three splits of `data.factory`, opened and found to go together.
 
+    A sample that takes more than `sample_timeout` seconds ends the read with an error; 0: no limit.
+
     Raises:
         SettingsError: data.factory names nothing.
         TrainingError: the function is not there, or does not return a Dataset of the kind that is asked for.
         DataError: the splits differ in their classes.
     """
 
-    def __init__(self, settings: DataSettings, *, root: Path) -> None:
+    def __init__(self, settings: DataSettings, *, root: Path, sample_timeout: float = 0.0) -> None:
         if settings.factory == "none":
             raise SettingsError(
                 "params.yaml: data.factory: found none, and data.source is factory; allowed: package.module:function, "
@@ -54,7 +56,7 @@ class OwnSource:
         self.name = settings.factory.rpartition(":")[2]
         workers = pool.threads(settings.workers)
         self._reader: Reader[list[Measures | Faulty]] = Reader(
-            self.factory, _measure, workers=workers if workers > 1 else 0
+            self.factory, _measure, workers=workers if workers > 1 else 0, timeout=sample_timeout
         )
         opened = {split: self._reader.open(split) for split in SPLITS}
         self.classes = tuple(opened["train"].classes)

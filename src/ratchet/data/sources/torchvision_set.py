@@ -1,6 +1,5 @@
 """Any classification set of torchvision.datasets, by its class name."""
 
-import difflib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +9,12 @@ import numpy as np
 import polars as pl
 from PIL import Image
 
+from ratchet import source_names
 from ratchet.data import quarantine
 from ratchet.data.sources import Label, listing
+from ratchet.data.sources.torchvision_files import faults
 from ratchet.data.split import SplitName
-from ratchet.errors import DataError, SettingsError
+from ratchet.errors import DataError, SettingsError, first_line
 
 __all__ = ["TorchvisionSet"]
 
@@ -41,6 +42,8 @@ class TorchvisionSet:
     def __init__(self, name: str, *, path: Path, download: bool) -> None:
         self.name = name
         self._path, self._download = path, download
+        if not download and not path.is_dir() and source_names.refusal(name) is None:
+            raise self._absent("the folder is not there", "data.download is false")  # without importing torch
         self._class = _find_class(name)
         self._parameters = inspect.signature(self._class.__init__).parameters
         if "root" not in self._parameters:
@@ -104,22 +107,38 @@ class TorchvisionSet:
             )
         try:
             return self._class(root=str(self._path), **which)
-        except (ValueError, DataError):
+        except DataError:
             raise
         except Exception as error:  # each set has its own way to say that files are missing or damaged
-            local = f"{type(error).__name__}: {error}"
-        if not self._download or "download" not in self._parameters:
-            why = "data.download is false" if not self._download else f"torchvision cannot download {self.name}"
-            raise DataError(
-                f"data.source: no usable copy of {self.name} in {self._path} ({local}), and {why}: "
-                "put the set there as torchvision lays it out, name its folder in data.path, or set data.download: true"
-            )
-        return self._fetch(local, **which)
+            if isinstance(error, ValueError) and "split" in which:
+                raise  # no such split
+            damage = faults(self._class, self._path)
+            local = damage or f"{type(error).__name__}: {first_line(error)}"
+        if self._download and "download" in self._parameters:
+            return self._fetch(local, damaged=damage is not None, **which)
+        if damage:
+            raise self._damaged(damage)
+        why = "data.download is false" if not self._download else f"torchvision cannot download {self.name}"
+        raise self._absent(local, why)
 
-    def _fetch(self, local: str, **which: object) -> Any:
+    def _absent(self, local: str, why: str) -> DataError:
+        return DataError(
+            f"data.source: no usable copy of {self.name} in {self._path} ({local}), and {why}: "
+            "put the set there as torchvision lays it out, name its folder in data.path, or set data.download: true"
+        )
+
+    def _damaged(self, damage: str) -> DataError:
+        return DataError(
+            f"data.source: the copy of {self.name} in {self._path} is damaged: {damage}. Fix: copy these files "
+            "again, or delete them and run again with data.download: true"
+        )
+
+    def _fetch(self, local: str, *, damaged: bool, **which: object) -> Any:
         try:
             return self._class(root=str(self._path), download=True, **which)
         except Exception as error:  # network, disk and checksum errors alike: shown as they are
+            if damaged:  # some sets download nothing over files that are there
+                raise self._damaged(f"{local}; to download it again failed ({first_line(error)})") from error
             raise DataError(
                 f"data.source: {self.name} is not in {self._path} ({local}) and its download failed "
                 f"({type(error).__name__}: {error}): check network and disk, or put a copy there by hand"
@@ -157,18 +176,14 @@ _OTHERS = "choose a classification set such as CIFAR10, FashionMNIST or Flowers1
 
 
 def _find_class(name: str) -> Any:
+    if unknown := source_names.refusal(name):
+        raise SettingsError(f"params.yaml: {unknown}")
     import torchvision.datasets as sets
 
-    if name in sets.__all__ and inspect.isclass(getattr(sets, name)):
-        return getattr(sets, name)
-    known = ["digits", "image-folder", *sets.__all__]
-    folded = {entry.casefold(): entry for entry in known}
-    near = [folded[key] for key in difflib.get_close_matches(name.casefold(), list(folded), n=3, cutoff=0.5)]
-    nearest = f"nearest are {', '.join(near)}" if near else "see torchvision.datasets for the names"
-    raise SettingsError(
-        f"params.yaml: data.source: found {name!r}: unknown source; {nearest}; "
-        "allowed: digits, image-folder, or the name of a torchvision.datasets class"
-    )
+    found = getattr(sets, name, None)
+    if name in sets.__all__ and inspect.isclass(found):
+        return found
+    raise SettingsError(f"params.yaml: data.source: found {name!r}; allowed: {', '.join(source_names.OWN)}")
 
 
 def _labels(part: Any) -> Any:

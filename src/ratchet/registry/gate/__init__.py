@@ -14,9 +14,10 @@ from ratchet.registry.gate.calibration import calibrated
 from ratchet.registry.gate.case import CandidateFigures, Case, ChampionRows
 from ratchet.registry.gate.costs import latency, size
 from ratchet.registry.gate.export import export_parity
+from ratchet.registry.gate.level import FIRST_TRY, Tries
 from ratchet.registry.gate.parts import no_part_worse
 
-__all__ = ["RULES", "CandidateFigures", "Case", "ChampionRows", "Rule", "answers_rule", "judge"]
+__all__ = ["RULES", "CandidateFigures", "Case", "ChampionRows", "Rule", "Tries", "answers_rule", "judge"]
 
 Rule = Callable[[Case], RuleResult | None]
 
@@ -31,14 +32,16 @@ def judge(
     evaluation: EvaluationSettings,
     *,
     answers: RuleResult,
+    tries: Tries = FIRST_TRY,
     seed: int = 0,
 ) -> Verdict:
     """Hold every rule against the candidate; all must pass.
 
-    `answers` comes from whoever loaded the registered model and asked it (see `answers_rule`); `seed` decides the
-    bootstrap's resamples.
+    `answers` comes from whoever loaded the registered model and asked it (see `answers_rule`); `tries` are the
+    comparisons before this one; `seed` decides the bootstrap's resamples. Only the comparison with the champion spends
+    level: every other rule can only refuse, which makes a wrong promotion rarer.
     """
-    case = Case(candidate, champion, settings, evaluation, seed=seed)
+    case = Case(candidate, champion, settings, evaluation, tries=tries, seed=seed)
     rules = (*(result for rule in RULES if (result := rule(case)) is not None), answers)
     failed = [rule for rule in rules if not rule.passed]
     if not failed:
@@ -46,4 +49,5 @@ def judge(
     else:
         opening = f"Refused: {len(failed)} of {len(rules)} rules {'does' if len(failed) == 1 else 'do'} not hold."
     ordered = failed + [rule for rule in rules if rule.passed]
-    return Verdict(not failed, rules, " ".join([opening, *(rule.words for rule in ordered)]))
+    words = " ".join([opening, *(rule.words for rule in ordered)])
+    return Verdict(not failed, rules, words, comparison=case.comparison, unused=case.unused)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ratchet.evaluation.verdict import RuleResult
+from ratchet.evaluation.verdict import Comparison, RuleResult
 from ratchet.params import GateSettings
-from ratchet.registry.gate.case import Case
-from ratchet.registry.gate.words import around, points
+from ratchet.registry.gate.case import Case, ChampionRows
+from ratchet.registry.gate.words import around, small
 
 __all__ = ["against_champion", "minimum_accuracy"]
 
@@ -22,52 +22,84 @@ def minimum_accuracy(case: Case) -> RuleResult:
 
 
 def against_champion(case: Case) -> RuleResult:
-    """Is it better than the champion on the same rows, beyond chance; or as gate.champion has it, not worse?"""
-    champion, gate = case.champion, case.gate
+    """Is it better than the champion on the same rows, beyond chance; or as gate.champion has it, not worse?
+
+    Judged by an exact test at the level of this try (see level.py). A model that is right on exactly the same rows is
+    not worse, whatever the level: on these rows nothing changes.
+    """
+    champion, gate, comparison = case.champion, case.gate, case.comparison
     if champion is None:
+        needed = "nothing, without a champion"
         words = "There is no champion yet, so there is nothing to compare with."
-        return RuleResult("champion", True, "no champion yet", _needed(gate), words)
-    if case.obstacle:
-        words = f"The champion ({champion.name}) cannot be compared with: {case.obstacle}."
-        return RuleResult("champion", False, "not comparable", "the same classes, input and test rows", words)
-    difference = case.difference()
-    passed = difference.low > 0.0 if gate.champion == "better" else difference.low >= -gate.tolerance
-    words = _comparison(case, champion.name, around(difference)) + _judgement(gate, passed)
-    return RuleResult("champion", passed, around(difference), _needed(gate), words)
+        return RuleResult("champion", True, "no champion yet", needed, words)
+    if comparison is None:
+        words = f"The champion ({champion.name}) cannot be compared: {case.obstacle}."
+        return RuleResult("champion", False, "not comparable", "classes, input and test rows to compare on", words)
+    same = sum(case.counts) == 0
+    passed = comparison.won or (same and gate.champion == "not-worse")
+    found = f"{around(case.overall)}, p = {small(comparison.p)}"
+    needed = f"p at most {small(comparison.level)} (try {comparison.number:,})"
+    words = " ".join(
+        part
+        for part in (
+            _counted(case, champion),
+            _left_out(case),
+            _judgement(gate, comparison, passed=passed, same=same),
+            _level(case, comparison),
+        )
+        if part
+    )
+    return RuleResult("champion", passed, found, needed, words)
 
 
-def _comparison(case: Case, name: str, difference: str) -> str:
-    ours, theirs, rows = case.candidate.correct, case.champion_correct, len(case.candidate.ids)
-    mended, broken = int(np.count_nonzero(ours & ~theirs)), int(np.count_nonzero(theirs & ~ours))
-    if mended + broken == 0:
-        return f"On all {rows:,} rows this model is right exactly where the champion ({name}) is. "
+def _counted(case: Case, champion: ChampionRows) -> str:
+    rows, (fixed, broken) = len(case.compared), case.counts
+    if fixed + broken == 0:
+        return f"On all {rows:,} rows this model is right exactly where the champion ({champion.name}) is."
+    errors = "1 error" if fixed == 1 else f"{fixed:,} errors"
     return (
-        f"On the same {rows:,} rows this model is right on {np.count_nonzero(ours):,} and the champion ({name}) on "
-        f"{np.count_nonzero(theirs):,}: it mends {mended:,} and breaks {broken:,}, a difference of {difference} at "
-        f"{case.gate.confidence * 100:g}% confidence. "
+        f"On the same {rows:,} rows this model is right on {np.count_nonzero(case.ours):,} and the champion "
+        f"({champion.name}) on {np.count_nonzero(case.theirs):,}: {errors} fixed, {broken:,} new, "
+        f"{around(case.overall, ci=case.gate.confidence)}."
     )
 
 
-def _judgement(gate: GateSettings, passed: bool) -> str:
+def _left_out(case: Case) -> str:
+    """How many of the test rows were compared, and how the champion was asked."""
+    ours, theirs = case.candidate.input_shape, case.rival.input_shape if case.rival else ()
+    said = []
+    if len(case.compared) < len(case.candidate.ids):
+        said.append(f"These are {len(case.compared):,} of {len(case.candidate.ids):,} test rows: {case.left_out}.")
+    if ours != theirs:
+        said.append(f"The champion was asked at its own input size: {_shape(ours)} images resized to {_shape(theirs)}.")
+    return " ".join(said)
+
+
+def _judgement(gate: GateSettings, comparison: Comparison, *, passed: bool, same: bool) -> str:
+    if same and passed:
+        return "It is not worse."
+    test = f"p = {small(comparison.p)}, and at most {small(comparison.level)} {'was' if passed else 'is'} needed."
     if gate.champion == "better":
-        return (
-            "It is better beyond chance."
-            if passed
-            else "That is not proof of being better: the interval must lie above 0, or gate.champion be not-worse."
+        ending = "Significantly better" if passed else "Not proof of being better"
+        return f"{ending}: {test}" + (
+            "" if passed else " Fix: more test rows, which show smaller differences, or set gate.champion to not-worse."
         )
-    if gate.tolerance == 0.0:
-        return (
-            "It is not worse."
-            if passed
-            else "It may be worse, and gate.tolerance is 0: the interval must not go below 0."
-        )
-    below = f"{gate.tolerance * 100:.2f} points"
+    limit = f" by more than {gate.tolerance * 100:.2f} points" if gate.tolerance else ""
     if passed:
-        return f"It is not worse by more than {below}."
-    return f"It may be worse by more than the {below} that gate.tolerance allows."
+        return f"Not worse{limit}: {test}"
+    return f"It may be worse{limit or ', and gate.tolerance is 0'}: {test} To allow more, raise gate.tolerance."
 
 
-def _needed(gate: GateSettings) -> str:
-    if gate.champion == "better":
-        return "an interval above 0"
-    return f"an interval not below {points(-gate.tolerance)}"
+def _level(case: Case, comparison: Comparison) -> str:
+    tries, error = case.tries, 1 - case.gate.confidence
+    new = f", {tries.new_rows:.0%} of which are new" if 0.0 < tries.new_rows < 1.0 else ""
+    return (
+        f"This is try {comparison.number:,} on these test rows{new} since the last promotion. Its level is "
+        f"{small(comparison.level)} of the {small(error)} that gate.confidence leaves for all tries; "
+        f"{small(comparison.left)} is left. A promotion restores it, and so do test rows that no earlier candidate was "
+        "judged on."
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(side) for side in shape)

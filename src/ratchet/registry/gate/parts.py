@@ -13,8 +13,11 @@ def no_part_worse(case: Case) -> RuleResult | None:
 
     Not asked without parts, or without a champion to compare with.
     """
-    found = parts(case.candidate.parts, least=case.evaluation.slice_rows)
-    if case.rival is None or not found:
+    if case.rival is None:
+        return None
+    compared = {name: [values[row] for row in case.compared] for name, values in case.candidate.parts.items()}
+    found = parts(compared, least=case.evaluation.slice_rows)
+    if not found:
         return None
     tolerance = case.gate.slice_tolerance
     differences = {f"{column}: {value}": case.difference(rows, looks=len(found)) for column, value, rows in found}

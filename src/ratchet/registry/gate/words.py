@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ratchet.evaluation.intervals import Interval
 
-__all__ = ["around", "listed", "points"]
+__all__ = ["around", "listed", "points", "small"]
 
 
 def points(share: float) -> str:
@@ -12,12 +12,18 @@ def points(share: float) -> str:
     return f"{share * 100:+.2f}".replace("-", "\N{MINUS SIGN}") if share else "0.00"
 
 
-def around(difference: Interval) -> str:
-    """A difference in points, with its interval."""
-    return f"{points(difference.value)} points ({points(difference.low)} to {points(difference.high)})"
+def around(difference: Interval, *, ci: float | None = None) -> str:
+    """A difference in points, with its confidence interval and, if given, the interval's level."""
+    level = f"{ci * 100:g} % CI " if ci is not None else ""
+    return f"{points(difference.value)} points ({level}{points(difference.low)} to {points(difference.high)})"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """The first of them, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def small(probability: float) -> str:
+    """A probability to two digits: 0.05, 0.00031, 1.2e-07."""
+    return f"{probability:.2g}"

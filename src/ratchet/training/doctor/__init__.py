@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.course import examine_course
@@ -60,7 +61,11 @@ def examine(
             return findings
         if without_batch := list(memory(activations=0)):
             return findings + without_batch
-        patient = Patient(model, *_sample(train, spec, plan, device), plan, pretrained=pretrained is not None)
+        batch = _sample(train, spec, plan, device)
+        try:
+            patient = Patient(model, *batch, plan, pretrained=pretrained is not None)
+        except TrainingError as error:  # training itself may need no copy
+            return [*findings, Finding("model not examined", "the doctor skips the model", str(error), "warning")]
         return [*findings, *patient.examine(), *memory(activations=patient.activations)]
 
 

@@ -1,6 +1,7 @@
-"""What the doctor says."""
+"""Results of the doctor's checks."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["Finding", "some"]
 
@@ -14,6 +15,7 @@ class Finding:
     check: str  # the check's name, for a headline
     told: str  # what was found, with its figures
     way_out: str  # what to do about it
+    severity: Literal["error", "warning"] = "error"  # warning: it may be meant; it does not fail a preflight
 
     @property
     def words(self) -> str:

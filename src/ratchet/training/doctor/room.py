@@ -16,6 +16,9 @@ __all__ = ["available_memory", "examine_disk", "examine_memory"]
 
 _SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
 _HALF = ("bf16", "fp16")
+# Of a checkpoint in the host's memory: a snapshot, its bytes, and the file's bytes read back to compare; and the next
+# snapshot, which waits until this one is on disk. Where disks take longer than two intervals there is a fifth.
+_HOST_COPIES = 4
 _GIB = 2**30
 
 
@@ -47,7 +50,7 @@ def examine_memory(
     batch = samples * activations // (2 if precision in _HALF else 1)
     optimizer = _SLOTS[plan.optimizer] * weights
     on_device = weights + optimizer + bool(plan.ema_decay) * weights + batch
-    on_host = weights + 2 * _checkpoint(model, plan)  # the best weights; a snapshot, and its bytes to be written
+    on_host = weights + _HOST_COPIES * _checkpoint(model, plan)  # the best weights come first
     parts = (
         f"{weights / _GIB:.2f} GiB of weights, gradients and optimizer {(weights + optimizer) / _GIB:.2f} GiB, "
         f"{samples:,} samples at a time {batch / _GIB:.2f} GiB"

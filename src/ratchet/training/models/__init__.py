@@ -95,7 +95,7 @@ def _network(spec: ModelSpec) -> nn.Module:
         make = OwnCode(Path(spec.root), spec.code).load(spec.factory)
         try:
             network = make(**shape)
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise TrainingError(
                 f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; "
                 f"it was called with {_said(shape)}"

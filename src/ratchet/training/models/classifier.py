@@ -23,6 +23,7 @@ class ModelSpec:
     dtype: str = "uint8"  # of the pixels; or float32, as a user's own Dataset may give them
     factory: str = "none"  # package.module:function, which takes the place of `name`
     code: str = "none"  # file or folder of the factory's code
+    depth: int | None = None  # bits of the raw value that became 255; None: images had 8 bits and are taken as they are
     flip_average: bool = False  # answer an image with the mean of its logits and its mirror image's
     root: str = "."  # the folder that `code` lies in now; no part of what the model is
 
@@ -31,10 +32,17 @@ class ModelSpec:
         """What to call the model: its name, or its factory's."""
         return self.name if self.factory == "none" else self.factory
 
+    @property
+    def raw_dtype(self) -> str:
+        """The type of the values that a served model takes."""
+        return self.dtype if self.depth is None else "uint16"
+
     def to_json(self) -> dict[str, Any]:
         """What the model is, wherever its code lies: two specs of one model have the same."""
         content = asdict(self)
         del content["root"]
+        if self.depth is None:
+            del content["depth"]
         return content
 
 
@@ -60,6 +68,7 @@ class Classifier(nn.Module):
             self.register_buffer(name, whole, persistent=False)
 
         self.flip_average = spec.flip_average
+        self.classes = len(spec.classes)
 
         # What `transfer` goes by
         self.order: tuple[str, ...] = ()  # names of the modules as they first ran, where that has been watched

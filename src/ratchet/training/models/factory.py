@@ -99,7 +99,7 @@ class OwnCode:
             with self._importing():
                 imported = importlib.import_module(module)
                 self._require_inside(_new(before))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             for name in _new(before):
                 if _file_of(name, self.root) is not None:
                     del sys.modules[name]  # or the next attempt would not see it come

@@ -1,0 +1,24 @@
+"""How values of more than 8 bits become 0..255: in ingest and in what is served alike."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["eight_bits", "largest", "raw_values"]
+
+
+def largest(depth: int) -> int:
+    """Return the value that becomes 255."""
+    return (1 << depth) - 1
+
+
+def eight_bits(values: NDArray[Any], depth: int) -> NDArray[np.uint8]:
+    """Scale whole numbers 0..2**depth - 1 to 0..255, to the nearest; larger ones become 255."""
+    limit = largest(depth)
+    return ((np.minimum(values.astype(np.int64), limit) * 255 + limit // 2) // limit).astype(np.uint8)
+
+
+def raw_values(pixels: NDArray[np.uint8], depth: int) -> NDArray[np.uint16]:
+    """Return values that `eight_bits` makes these pixels of."""
+    return ((pixels.astype(np.int64) * largest(depth) + 127) // 255).astype(np.uint16)

@@ -1,0 +1,81 @@
+"""Name the files of a local copy of a torchvision set that are cut off, altered or missing; the set itself does not."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["faults"]
+
+_SIZES = {
+    "c99cafc152244af753f735de768cd75f": 31_035_704,
+    "d4bba439e000b95fd0a9bffe97cbabec": 31_035_320,
+    "54ebc095f3ab1f0389bbae665268c751": 31_035_999,
+    "634d18415352ddfa80567beed471001a": 31_035_696,
+    "482c414d41f54cd18b22e5b47cb7c3cb": 31_035_623,
+    "40351d587109b95175f43aff81a1287e": 31_035_526,
+    "5ff9c542aee3614f3951f8cda6e48888": 158,
+}
+"""By MD5 the bytes of CIFAR-10's files: torchvision knows their digests only."""
+
+_PIXELS = {"CIFAR100": {"train": 50_000 * 3_072, "test": 10_000 * 3_072}}
+"""By set and file the bytes of its pixels, which the file cannot be smaller than."""
+
+_ITEM_BYTES = {8: 1, 9: 1, 11: 2, 12: 4, 13: 4, 14: 8}
+_SHOWN = 4
+
+
+def faults(cls: Any, folder: Path) -> str | None:
+    """Return what is wrong with the files of set `cls` in `folder`; None: no copy is there, or nothing can be said."""
+    found = [*_listed(cls, folder), *_idx(cls, folder)]
+    if not found or all(fault.endswith("is missing") for fault in found):
+        return None
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
+
+
+def _listed(cls: Any, folder: Path) -> Iterator[str]:
+    """Of a set that lists its files with their MD5, as CIFAR does."""
+    listed = [*getattr(cls, "train_list", ()), *getattr(cls, "test_list", ())]
+    meta = getattr(cls, "meta", None)
+    if isinstance(meta, dict) and {"filename", "md5"} <= set(meta):
+        listed.append((meta["filename"], meta["md5"]))
+    base = folder / str(getattr(cls, "base_folder", ""))
+    for entry in listed:
+        name, md5 = entry[0], entry[1]
+        path = base / name
+        if not path.is_file():
+            yield f"{path} is missing"
+            continue
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5:
+                continue
+        size, least = path.stat().st_size, _PIXELS.get(cls.__name__, {}).get(name, 0)
+        expected = _SIZES.get(md5)
+        if expected is not None and expected != size:
+            yield f"{path} {_differs(size, expected)}"
+        elif size < least:
+            yield f"{path} is cut off: {size:,} bytes, more than {least:,} expected"
+        else:
+            yield f"{path} is altered: {size:,} bytes, but not the published ones (MD5 {md5})"
+
+
+def _idx(cls: Any, folder: Path) -> Iterator[str]:
+    """Of a set as MNIST: each file says in its first bytes how long it is."""
+    for path in sorted((folder / cls.__name__ / "raw").glob("*-ubyte")):
+        with path.open("rb") as file:
+            head = file.read(4)
+            dimensions = [int.from_bytes(file.read(4), "big") for _ in range(head[3] if len(head) == 4 else 0)]
+        size, item = path.stat().st_size, _ITEM_BYTES.get(head[2]) if len(head) == 4 else None
+        if item is None or head[:2] != b"\0\0" or not dimensions:
+            yield f"{path} is damaged: {size:,} bytes, which do not begin as those of an IDX file"
+            continue
+        expected = 4 + 4 * len(dimensions) + item * math.prod(dimensions)
+        if size != expected:
+            yield f"{path} {_differs(size, expected)}"
+
+
+def _differs(size: int, expected: int) -> str:
+    how = "is cut off" if size < expected else "is too long"
+    return f"{how}: {size:,} bytes, {expected:,} expected"

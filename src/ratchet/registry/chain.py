@@ -1,0 +1,212 @@
+"""Entries of the ledger and the chain that they form: each entry holds the seal of the one before it."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from ratchet.registry.signatures import signature_fault
+
+__all__ = ["COLUMNS", "FIRST", "Chain", "Entry", "Fault", "digest_rows"]
+
+FIRST = "0" * 64  # `before` of the first entry
+COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", "before", "seal")
+SIGNATURE = "signature"  # key in an entry's content
+
+Row = tuple[Any, ...]
+"""One row as the database has it, in the order of COLUMNS."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One act. `at` is UTC as ISO 8601; `content` is plain data: digests, figures, the state before."""
+
+    number: int
+    at: str
+    who: str
+    what: str
+    model: str
+    version: str | None
+    why: str
+    content: Mapping[str, Any]
+    before: str  # the seal of the entry before
+    seal: str
+
+    @classmethod
+    def of(cls, row: Row) -> "Entry":
+        """Read a row. Damaged content is kept as text under a key of its own, which no seal fits."""
+        named = dict(zip(COLUMNS, row, strict=True))
+        return cls(**{**named, "content": _content(named["content"])})
+
+    def row(self) -> dict[str, Any]:
+        """Return the values as they are stored, by column."""
+        return {**vars(self), "content": json.dumps(self.content, sort_keys=True, ensure_ascii=False)}
+
+    def sealed(self) -> str:
+        """Return the seal that this entry must have: SHA-256 (hex) over all other fields."""
+        return sha256(self._written(self.content)).hexdigest()
+
+    def unsigned(self) -> bytes:
+        """Return the bytes that a signature covers: all fields but the seal and the signature."""
+        return self._written({key: value for key, value in self.content.items() if key != SIGNATURE})
+
+    def _written(self, content: Mapping[str, Any]) -> bytes:
+        values = [self.number, self.at, self.who, self.what, self.model, self.version, self.why, content, self.before]
+        # `default`: a hostile edit can leave a BLOB where text belongs.
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
+        return text.encode(errors="surrogatepass")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One place where a ledger is wrong: the number of the first entry that it concerns, and a sentence."""
+
+    number: int
+    text: str
+
+
+class Chain:
+    """All rows of a ledger, verified from the first to the last.
+
+    Attributes:
+        rows: as the database has them.
+        entries: all of them.
+        valid: the entries that count: all but those that a recovery set aside.
+        faults: each place where the chain breaks.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
+        self.rows: list[Row] = []
+        self.entries: list[Entry] = []
+        self.valid: list[Entry] = []
+        self.faults: list[Fault] = []
+        self._keys, self._signed_from = tuple(keys), signed_from
+        self._add(rows)
+
+    def read_again(self, rows: list[Row]) -> "Chain":
+        """Return the chain of these rows. Rows that are equal to those verified before are not verified again."""
+        count = len(self.rows)
+        known = rows[:count] == self.rows
+        if known and len(rows) == count:
+            return self
+        chain = Chain(keys=self._keys, signed_from=self._signed_from)
+        if known:
+            chain.rows, chain.entries = self.rows[:], self.entries[:]
+            chain.valid, chain.faults = self.valid[:], self.faults[:]
+        chain._add(rows[len(chain.rows) :])
+        return chain
+
+    def of_model(self, model: str) -> list[Entry]:
+        """Return the valid entries about a model, and each recovery, which concerns all models."""
+        return [entry for entry in self.valid if entry.model == model or entry.what == "recover"]
+
+    def _add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            entry = Entry.of(row)
+            previous = self.entries[-1] if self.entries else None
+            if entry.what == "recover" and entry.seal == entry.sealed() and self._set_aside(entry):
+                self._signed(entry)
+            else:
+                self._linked(previous, entry)
+                self._signed(entry)
+            self.rows.append(row)
+            self.entries.append(entry)
+            self.valid.append(entry)
+
+    def _set_aside(self, recovery: Entry) -> bool:
+        """Leave out what a recovery set aside, if it still is what was found then."""
+        intact = recovery.content.get("intact")
+        if not isinstance(intact, int):
+            return False
+        start = next((place for place, entry in enumerate(self.entries) if entry.number > intact), len(self.entries))
+        if digest_rows(self.rows[start:]) != recovery.content.get("evidence"):
+            return False
+        self.faults = [fault for fault in self.faults if fault.number <= intact]
+        self.valid = [entry for entry in self.valid if entry.number <= intact]
+        return True
+
+    def _linked(self, previous: Entry | None, entry: Entry) -> None:
+        name = f"ledger entry {entry.number}"
+        last, before = (previous.number, previous.seal) if previous else (0, FIRST)
+        if entry.number != last + 1:
+            gone = (
+                f"entry {last + 1} was"
+                if entry.number == last + 2
+                else f"entries {last + 1} to {entry.number - 1} were"
+            )
+            self.faults.append(Fault(last + 1, f"ledger {gone} removed"))
+        elif entry.before != before:
+            text = f"{name} does not follow the one before it: one of the two was replaced"
+            # Which of the two is unknown, so neither counts.
+            self.faults.append(Fault(max(entry.number - 1, 1), text))
+        if entry.seal != entry.sealed():
+            called = f"{name} ({entry.what} {entry.model}, {entry.at})"
+            self.faults.append(Fault(entry.number, f"{called} was edited after it was written"))
+
+    def _signed(self, entry: Entry) -> None:
+        if not self._keys or entry.number < self._signed_from:
+            return
+        wrong = signature_fault(entry.content.get(SIGNATURE), entry.unsigned(), self._keys)
+        if wrong:
+            called = f"ledger entry {entry.number} ({entry.what} {entry.model}, {entry.at})"
+            self.faults.append(Fault(entry.number, f"{called} {wrong}"))
+
+
+def digest_rows(rows: Iterable[Row]) -> str:
+    """Return the SHA-256 (hex) of rows exactly as the database has them."""
+    written = json.dumps([list(row) for row in rows], ensure_ascii=False, default=repr)
+    return sha256(written.encode(errors="surrogatepass")).hexdigest()
+
+
+def _content(text: object) -> dict[str, Any]:
+    try:
+        content = json.loads(text)  # type: ignore[arg-type]  # a hostile edit can leave anything
+    except (ValueError, TypeError, RecursionError):
+        content = None
+    return content if isinstance(content, dict) and _is_readable(content) else {"damaged": str(text)}
+
+
+def _is_readable(content: Mapping[str, Any]) -> bool:
+    """Whether the keys that other modules read have the types that they are written with."""
+    models, lost, deleted = content.get("models", {}), content.get("lost"), content.get("deleted", [])
+    if (
+        not isinstance(models, dict)
+        or not isinstance(deleted, list)
+        or not all(isinstance(one, str) for one in deleted)
+    ):
+        return False
+    if isinstance(lost, list):
+        if not all(isinstance(one, list) and list(map(type, one)) == [int, str] for one in lost):
+            return False
+    elif not isinstance(lost, str | None):
+        return False
+    if "question" in content and not _is_judgement(content):
+        return False
+    return all(_is_state(state) for state in (content, *models.values()))
+
+
+def _is_judgement(content: Mapping[str, Any]) -> bool:
+    before, sample, number = content.get("before"), content.get("sample"), int | float
+    return (
+        isinstance(before, dict)
+        and before.keys() == {"count", "spent", "new_rows", "reserved"}
+        and all(isinstance(one, number) for one in before.values())
+        and isinstance(content.get("p", ""), number | None)
+        and isinstance(content.get("reserved"), number)
+        and isinstance(content.get("won"), bool)
+        and isinstance(content.get("rows"), str)
+        and (sample is None or (isinstance(sample, dict) and isinstance(sample.get("one_in"), int)))
+    )
+
+
+def _is_state(state: object) -> bool:
+    if not isinstance(state, dict):
+        return False
+    held = state.get("held", {})
+    return (
+        isinstance(held, dict)
+        and all(isinstance(one, dict) and isinstance(one.get("evidence", {}), dict) for one in held.values())
+        and isinstance(state.get("evidence", {}), dict | str)
+        and all(isinstance(state.get(alias), str | None) for alias in ("champion", "challenger"))
+    )

@@ -1,0 +1,267 @@
+"""Heads of the ledger outside the databases: in files of the project, in Git's history and in DVC's cache.
+
+A head is the number and the seal of the last entry at some time. A ledger that was rewritten as a whole is valid in
+itself, but it does not contain the heads that were written down before.
+"""
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import RegistryError
+from ratchet.registry.chain import Entry, Fault
+from ratchet.workspace import Workspace
+
+__all__ = ["FILE", "Head", "Heads", "head_faults", "lost_heads"]
+
+FILE = "data/ledger.heads"
+_REGISTRATION = "data/registration.json"
+_LINE = re.compile(r"^([0-9a-f]{64}) ([0-9]{1,18}) ([0-9a-f]{64})( .*)?$")
+_CUT = re.compile(
+    r"^[0-9a-f]{1,64}( [0-9]{0,18}( [0-9a-f]{0,63})?)?$"
+)  # by a full disk or a kill: the act is in no file
+_IN_LOCK = re.compile(
+    r"^\s*- path: data/registration\.json\n(?:\s+(?!- )\S.*\n)*?\s+md5: ([0-9a-f]{32})$", re.MULTILINE
+)
+_ABOUT = """\
+# Heads of the ledger: LEDGER NUMBER SEAL, then when, who and what. `ratchet audit` compares them with the ledger.
+# Every act of a person adds a line. Commit this file together with dvc.lock.
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """An entry of a ledger. `ledger` is the seal of the ledger's first entry, `where` names what holds the head."""
+
+    ledger: str
+    number: int
+    seal: str
+    where: str = ""
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> "Head | None":
+        """Return the head of a ledger with these entries; None for an empty one."""
+        return cls(entries[0].seal, entries[-1].number, entries[-1].seal) if entries else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the head as data/registration.json holds it."""
+        return {"ledger": self.ledger, "number": self.number, "seal": self.seal}
+
+
+class Heads:
+    """The heads of one ledger that a project keeps.
+
+    `log` is of this machine: one line for each entry that was written here. `file` is for Git: one line for each act of
+    a person. What a stage does is in data/registration.json, whose hash dvc.lock holds.
+    """
+
+    def __init__(self, workspace: Workspace, called: str) -> None:
+        """`called` is the ledger's address as params.yaml has it, without a password."""
+        self._committed: tuple[list[Head], int] | None = None
+        project = workspace.project
+        self.root = project.root
+        self.log = project.state / f"ledger-{hashlib.sha256(called.encode()).hexdigest()[:12]}.heads"
+        self.file = project.root / FILE
+        self.registration = project.registration
+
+    def write(self, ledger: str, entry: Entry) -> None:
+        """Log an entry that was written."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        _append(self.log, f"{ledger} {entry.number} {entry.seal}\n")
+
+    def publish(self, ledger: str, entry: Entry) -> None:
+        """Add an entry to the file that Git keeps, unless it is there."""
+        if any((head.number, head.seal) == (entry.number, entry.seal) for head in _read(self.file, FILE)):
+            return
+        version = f"/{entry.version}" if entry.version else ""
+        about = " ".join(f"{entry.at[:19]}Z {entry.who} {entry.what} {entry.model}{version}".split())
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        begin = "" if self.file.exists() else _ABOUT
+        _append(self.file, f"{begin}{ledger} {entry.number} {entry.seal} {about}\n")
+
+    def logged(self) -> list[Head]:
+        """Return the heads that were written on this machine, in order."""
+        return _read(self.log, f".ratchet/{self.log.name}")
+
+    def here(self) -> list[Head]:
+        """Return the heads in the working tree's files."""
+        return [*_read(self.file, FILE), *_registered(self.registration)]
+
+    def committed(self) -> tuple[list[Head], int]:
+        """Return the heads in Git's history, and how many more DVC's cache lacks; Git is asked once."""
+        if self._committed is None:
+            self._committed = self._read_history()
+        return self._committed
+
+    def _read_history(self) -> tuple[list[Head], int]:
+        heads = list(_committed_lines(self.root))
+        absent = 0
+        for commit, value in _committed_hashes(self.root):
+            content = _cached(self.root, value)
+            if content is None:
+                absent += 1
+            else:
+                heads += _heads(content, f"{_REGISTRATION} of commit {commit[:12]}")
+        return heads, absent
+
+
+def head_faults(entries: Sequence[Entry], logged: Sequence[Head], others: Iterable[Head]) -> list[Fault]:
+    """Compare a ledger with heads written down before. An empty ledger has no faults: it may be about to begin.
+
+    `logged` were written on this machine: the last of them tells which ledger this is. `others` are from files that
+    clones share; heads there may be of another clone's ledger.
+    """
+    if not entries:
+        return []
+    ledger, others = entries[0].seal, list(others)
+    decisive = logged[-1:] or others
+    if decisive and all(head.ledger != ledger for head in decisive):
+        last = decisive[-1]
+        return [
+            Fault(
+                1,
+                f"the ledger was replaced: its first entry has the seal {ledger[:12]}, and {last.where} has "
+                f"{last.ledger[:12]}",
+            )
+        ]
+    lost = lost_heads(entries)
+    by_number = {entry.number: entry.seal for entry in entries}
+    found_faults: dict[tuple[int, str], Fault] = {}
+    for head in (*logged, *others):
+        seal, key = by_number.get(head.number), (head.number, head.seal)
+        if head.ledger != ledger or seal == head.seal or key in lost or key in found_faults:
+            continue
+        if seal is None:
+            text = f"ledger entry {head.number} is gone, which {head.where} has: the end was cut off"
+        else:
+            text = f"ledger entry {head.number} has the seal {seal[:12]}, and {head.where} has {head.seal[:12]}"
+            text += ": the ledger was rewritten"
+        found_faults[key] = Fault(head.number, text)
+    return sorted(found_faults.values(), key=lambda fault: fault.number)
+
+
+def lost_heads(entries: Iterable[Entry]) -> set[tuple[int, str]]:
+    """Return (number, seal) of heads that recoveries recorded as lost."""
+    return {
+        (int(number), str(seal))
+        for entry in entries
+        if entry.what == "recover"
+        for number, seal in entry.content.get("lost", ())
+    }
+
+
+def _append(path: Path, text: str) -> None:
+    """Add lines; after a last line without its end (a full disk, an editor) begin a new one."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else f"\n{text}"
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path, called: str) -> list[Head]:
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    heads = []
+    for place, line in enumerate(text.split("\n"), start=1):
+        head = _head(line, f"{called} line {place}")
+        if head:
+            heads.append(head)
+        elif line.strip() and not line.startswith("#") and not _CUT.match(line):
+            raise RegistryError(
+                f"{called} line {place}: found {line[:60]!r}; allowed: LEDGER NUMBER SEAL, or a comment. Fix: keep the "
+                "lines of both sides of a merge, or restore the file with `git checkout`"
+            )
+    return heads
+
+
+def _head(line: str, where: str) -> Head | None:
+    found = _LINE.match(line)
+    return Head(found[1], int(found[2]), found[3], where) if found else None
+
+
+def _heads(content: bytes, where: str) -> list[Head]:
+    """Return the head in a registration; none in one that an earlier release wrote."""
+    try:
+        head = json.loads(content).get("ledger")
+        return [Head(str(head["ledger"]), int(head["number"]), str(head["seal"]), where)] if head else []
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _registered(path: Path) -> list[Head]:
+    return _heads(path.read_bytes(), _REGISTRATION) if path.exists() else []
+
+
+def _git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
+    """Return what git prints; nothing where there is no git, no repository or no commit."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], input=given, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return b""
+    return done.stdout
+
+
+def _committed_lines(root: Path) -> Iterator[Head]:
+    commit = ""
+    # Neither attributes (--text, --no-textconv) nor settings of the user may hide a line.
+    shown = ("--patch", "--unified=0", "--text", "--no-textconv", "--no-ext-diff", "--no-color")
+    log = _git(root, "-c", "log.showRoot=true", "log", *shown, "--format=commit %H", "--", FILE)
+    for line in log.decode(errors="replace").splitlines():
+        if line.startswith("commit "):
+            commit = line.removeprefix("commit ")
+        elif line.startswith("+") and (head := _head(line[1:], f"{FILE} of commit {commit[:12]}")):
+            yield head
+
+
+def _committed_hashes(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the first commit of each content of data/registration.json that dvc.lock names."""
+    commits = _git(root, "log", "--reverse", "--format=%H", "--", "dvc.lock").decode().split()
+    prefix = _git(root, "rev-parse", "--show-prefix").decode().strip()
+    asked = "".join(f"{commit}:{prefix}dvc.lock\n" for commit in commits)
+    answer = _git(root, "cat-file", "--batch", given=asked.encode()) if commits else b""
+    seen = set()
+    for commit in commits:
+        header, _, answer = answer.partition(b"\n")
+        if header.endswith(b" missing"):
+            continue
+        size = int(header.rsplit(b" ", 1)[-1])
+        content, answer = answer[:size], answer[size + 1 :]
+        for value in _IN_LOCK.findall(content.decode(errors="replace")):
+            if value not in seen:
+                seen.add(value)
+                yield commit, value
+
+
+def _cached(root: Path, value: str) -> bytes | None:
+    """Return what DVC's cache has under a hash; None where it has nothing, or something else."""
+    path = _cache(root) / "files" / "md5" / value[:2] / value[2:]
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    return content if hashlib.md5(content, usedforsecurity=False).hexdigest() == value else None
+
+
+def _cache(root: Path) -> Path:
+    """Return DVC's cache folder: `cache.dir` of its configuration, relative to that, or .dvc/cache."""
+    folder = root / ".dvc"
+    for name in ("config.local", "config"):
+        config = configparser.ConfigParser(interpolation=None)
+        try:
+            config.read(folder / name, encoding="utf-8")
+        except configparser.Error:
+            continue
+        section: Mapping[str, str] = config["cache"] if config.has_section("cache") else {}
+        if "dir" in section:
+            return folder / section["dir"]
+    return folder / "cache"

@@ -1,0 +1,184 @@
+"""Refuse requests that a web page of another origin makes a browser send: ASGI middleware for every server we start.
+
+A server that listens on loopback is still reached by every page that a browser on the same machine has open. Such a
+page can send a request from its own origin (cross-site request forgery), or let its own name resolve to 127.0.0.1 (DNS
+rebinding), so that the browser takes the server for the page's own. Neither can forge the headers that are checked
+here: Host, Origin, Sec-Fetch-Site and Content-Type.
+"""
+
+import base64
+import binascii
+import contextlib
+import hmac
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["BasicAuthentication", "RequestFilter", "normal_host", "split_host"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_READS = ("GET", "HEAD")
+_WRITES = ("POST", "PUT", "PATCH")
+_FIX = "Fix: add it to platform.allowed_hosts in params.yaml, or set platform.public_url, then start the servers again."
+
+
+def split_host(header: str) -> tuple[str, int | None] | None:
+    """Split the value of a Host header into its name and its port. None: it is not one."""
+    match = _HOST.fullmatch(header.strip().lower())
+    if not match:
+        return None
+    return normal_host(match[1]), int(match[2]) if match[2] else None
+
+
+def normal_host(host: str) -> str:
+    """Spell a host as browsers do: lower case, IPv6 addresses short and in brackets."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host.strip("[]"))
+        return f"[{address}]" if address.version == 6 else str(address)
+    return host.lower()
+
+
+class RequestFilter:
+    """Pass on requests for the server's own addresses and from its own pages; answer the others.
+
+    - 400: the Host header is not an address of this server.
+    - 403: a page of another origin sent the request, or wants to open a WebSocket.
+    - 415: the body of a POST, PUT or PATCH is not JSON.
+    """
+
+    def __init__(self, app: App, *, origins: Iterable[str], types: Iterable[str] = (), uploads: Iterable[str] = ()):
+        """Wrap `app`.
+
+        Args:
+            origins: the server's own addresses, as http://HOST:PORT. Their hosts are those that requests may name.
+            types: media types of bodies that are accepted besides JSON.
+            uploads: beginnings of the paths at which files of any type are stored.
+        """
+        self.app = app
+        self.origins = {origin for text in origins if (origin := _origin(text))}
+        self.types, self.uploads = frozenset(types), tuple(uploads)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer or pass on one request, WebSocket or lifespan."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+        elif refusal := self._refusal(scope):
+            await _answer(scope, send, *refusal)
+        else:
+            await self.app(scope, receive, _unframed(send))
+
+    def _refusal(self, scope: Message) -> tuple[int, str] | None:
+        """Return the status and the reason for which a request is refused; None if it is passed on."""
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        if len(hosts) != 1 or not self._is_own_host(hosts[0]):
+            return 400, f"Host {', '.join(hosts)!r} is not an address of this server. {_FIX}"
+        if any(_origin(origin) not in self.origins for origin in origins):
+            return 403, f"Origin {', '.join(origins)!r} is not a page of this server. {_FIX}"
+        if scope["type"] == "websocket" or scope["method"] in _READS:
+            return None
+        site = _values(scope, b"sec-fetch-site")
+        if not origins and any(value not in ("same-origin", "none") for value in site):
+            return 403, "A page of another origin sent this request."
+        if scope["method"] in _WRITES and _has_body(scope) and not scope["path"].startswith(self.uploads):
+            kinds = _values(scope, b"content-type")
+            if len(kinds) != 1 or not self._is_accepted(kinds[0]):
+                found = ", ".join(kinds) or "none"
+                return 415, f"Content-Type: found {found!r}; allowed: application/json."
+        return None
+
+    def _is_own_host(self, header: str) -> bool:
+        host = split_host(header)
+        if host is None:
+            return False
+        name, port = host
+        # Without a port it is the scheme's own; a proxy that speaks TLS passes on the name alone.
+        return any(name == own and (port or _PORTS[scheme]) == at for scheme, own, at in self.origins)
+
+    def _is_accepted(self, content_type: str) -> bool:
+        kind = content_type.partition(";")[0].strip().lower()
+        return kind in {"application/json", *self.types} or bool(re.fullmatch(r"application/[\w.-]+\+json", kind))
+
+
+class BasicAuthentication:
+    """Ask for a user's name and password (HTTP Basic), except at `open_paths`."""
+
+    def __init__(self, app: App, *, credentials: str, open_paths: Iterable[str] = ()):
+        """Wrap `app`; `credentials` are USER:PASSWORD."""
+        self.app, self.credentials, self.open_paths = app, credentials.encode(), frozenset(open_paths)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer 401 without the right name and password."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in self.open_paths or self._knows(scope):
+            await self.app(scope, receive, send)
+        else:
+            asks = (b"www-authenticate", b'Basic realm="Ratchet", charset="UTF-8"')
+            await _answer(scope, send, 401, "This server asks for a user's name and password.", asks)
+
+    def _knows(self, scope: Message) -> bool:
+        values = _values(scope, b"authorization")
+        scheme, _, given = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        try:
+            decoded = base64.b64decode(given.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        return scheme.lower() == "basic" and hmac.compare_digest(decoded, self.credentials)
+
+
+def _origin(text: str) -> tuple[str, str, int] | None:
+    """Split http://HOST:PORT into scheme, host and port. None: it is no http origin, such as "null"."""
+    try:
+        parts = urlsplit(text.strip().lower())
+        if parts.scheme in _PORTS and parts.hostname and not parts.username:
+            return parts.scheme, normal_host(parts.hostname), parts.port or _PORTS[parts.scheme]
+    except ValueError:
+        pass
+    return None
+
+
+def _values(scope: Message, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _has_body(scope: Message) -> bool:
+    return bool(_values(scope, b"transfer-encoding")) or any(
+        value != "0" for value in _values(scope, b"content-length")
+    )
+
+
+async def _answer(scope: Message, send: Send, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:
+    body = json.dumps({"detail": reason}).encode()
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        kind = "websocket.http.response"
+        if kind not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: the server answers 403
+            return
+    length = (b"content-length", str(len(body)).encode())
+    sent = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"), length, *headers]
+    await send({"type": f"{kind}.start", "status": status, "headers": sent})
+    await send({"type": f"{kind}.body", "body": body})
+
+
+def _unframed(send: Send) -> Send:
+    """Add headers by which no other page may show an answer in a frame (clickjacking) or guess its type."""
+
+    async def add(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            present = {name.lower() for name, _ in headers}
+            for name, value in ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff")):
+                if name not in present:
+                    headers.append((name, value))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return add

@@ -1,0 +1,145 @@
+"""Layers whose backward pass on CUDA has no deterministic implementation, found before the first step.
+
+PyTorch raises for them when deterministic algorithms are required (`training.deterministic: true`). Which operations
+these are is listed under `torch.use_deterministic_algorithms`; the backward pass of a model names its operations on any
+device, so the search also works where there is no GPU.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from ratchet.errors import TrainingError
+from ratchet.training.batches import Split
+from ratchet.training.duplicate import duplicate
+from ratchet.training.models import Classifier
+from ratchet.training.plan import Plan
+
+__all__ = ["Nondeterministic", "explained", "nondeterministic_layers", "require_deterministic"]
+
+_NO_IMPLEMENTATION = "does not have a deterministic implementation"  # PyTorch's sentence
+_TRIED = 2  # samples
+_OFF = "or set training.deterministic to false: runs then no longer repeat to the bit"
+
+# Node of the backward pass -> what to take instead. Read from the documentation of torch.use_deterministic_algorithms
+# in PyTorch 2.15. Not in it: pooling to 1x1, which is a mean; interpolation without antialias and MaxPool3d, which
+# PyTorch computes in another, deterministic way when asked for.
+_INSTEAD = {
+    "AdaptiveAvgPool2D": "x.mean((2, 3)) or nn.AdaptiveAvgPool2d(1), or nn.AvgPool2d with a fixed kernel",
+    "AdaptiveAvgPool3D": "x.mean((2, 3, 4)) or nn.AdaptiveAvgPool3d(1)",
+    "AdaptiveMaxPool2D": "x.amax((2, 3)), or nn.MaxPool2d with a fixed kernel",
+    "AvgPool3D": "a convolution of stride, or nn.MaxPool3d",
+    "FractionalMaxPool2D": "nn.MaxPool2d",
+    "FractionalMaxPool3D": "nn.MaxPool3d",
+    "MaxUnpool2D": "nn.ConvTranspose2d, or nn.Upsample",
+    "MaxUnpool3D": "nn.ConvTranspose3d, or nn.Upsample",
+    "ReflectionPad1D": "zero or replicate padding",
+    "ReflectionPad2D": "zero or replicate padding",
+    "ReflectionPad3D": "zero or replicate padding",
+    "GridSampler2D": "nearest or fixed resampling",
+    "GridSampler3D": "nearest or fixed resampling",
+    "UpsampleLinear1D": "interpolation of mode nearest",
+    "UpsampleBilinear2DAa": "interpolation without antialias",
+    "UpsampleBicubic2DAa": "interpolation without antialias",
+    "EmbeddingBag": "nn.Embedding and a sum",
+    "CtcLoss": "another loss",
+    "Kthvalue": "torch.sort",
+}
+
+
+class Nondeterministic(NamedTuple):
+    """An operation without a deterministic backward pass on CUDA."""
+
+    layer: str  # path of the innermost module that runs it; empty: the model's own forward()
+    operation: str  # name of the node in the backward pass
+    instead: str
+
+    def __str__(self) -> str:
+        place = f"layer {self.layer}" if self.layer else "forward()"
+        return f"{place} ({self.operation})"
+
+
+def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nondeterministic]:
+    """The operations in a forward pass over `images` that CUDA cannot differentiate deterministically, in order."""
+    spans: list[tuple[int, int, str]] = []
+    begun: list[int] = []
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_: begun.append(_sequence())))
+        hooks.append(module.register_forward_hook(lambda *_, name=name: spans.append((begun.pop(), _sequence(), name))))
+    try:
+        with torch.enable_grad():
+            output = model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    listed = []
+    for node in sorted(_nodes(output), key=lambda node: node._sequence_nr()):
+        kind = node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("_")
+        if kind in _INSTEAD:
+            place = node._sequence_nr()
+            inside = [(end - begin, name) for begin, end, name in spans if begin <= place < end]
+            layer = min(inside)[1] if inside else ""
+            listed.append(Nondeterministic(layer.removeprefix("network").removeprefix("."), kind, _INSTEAD[kind]))
+    return list(dict.fromkeys(listed))
+
+
+def explained(error: BaseException, model: nn.Module, images: torch.Tensor) -> tuple[str, str] | None:
+    """What raised PyTorch's error about a missing deterministic implementation, and the fix; None for other errors."""
+    if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
+        return None
+    operation = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
+    return _sentence(nondeterministic_layers(model, images[:_TRIED]), operation)
+
+
+def require_deterministic(model: Classifier, train: Split, plan: Plan, device: torch.device) -> None:
+    """Try one forward and backward pass where training must be deterministic on CUDA; do nothing elsewhere.
+
+    Args:
+        model: on `device`; a copy of it is tried.
+
+    Raises:
+        TrainingError: an operation has no deterministic backward pass; the message names layer and fix.
+    """
+    if device.type != "cuda" or not plan.deterministic:
+        return
+    images, _ = train.batch(np.arange(min(_TRIED, len(train))), device)
+    try:
+        tried = duplicate(model)
+    except TrainingError:
+        return  # training may need no copy; the first step reports what is not deterministic
+    try:
+        torch.autograd.backward(tried.eval()(images).float().sum())
+    except RuntimeError as error:
+        sentence = explained(error, tried, images)
+        if sentence is None:
+            return  # the first step reports it
+        raise TrainingError(": ".join(sentence)) from error
+
+
+def _sentence(layers: list[Nondeterministic], operation: str) -> tuple[str, str]:
+    where = ", ".join(map(str, layers)) or f"an operation ({operation})"
+    told = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
+    instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
+    return told, f"{instead}{_OFF}"
+
+
+def _sequence() -> int:
+    """The number that the next node of a backward pass gets in this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _nodes(output: torch.Tensor) -> Iterator[Node]:
+    waiting = [output.grad_fn] if output.grad_fn is not None else []
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen and hasattr(other, "_sequence_nr"):
+                seen.add(other)
+                waiting.append(other)

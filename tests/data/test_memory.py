@@ -1,0 +1,87 @@
+"""How much memory an ingest takes, measured in a process of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+
+import numpy as np
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 1 << 20)
+
+%s
+print(json.dumps([before, peak()]))
+"""
+
+PAIRS = """
+from ratchet.data.trouble.likeness import pairs
+
+drawn = np.random.default_rng(0)
+rows = 20_000
+marks = drawn.integers(0, 1 << 63, rows).astype(np.uint64)
+for part in range(4):  # as pictures on a plain ground have them: few fingerprints, shared by crowds
+    few = drawn.integers(0, 20, rows).astype(np.uint64) << np.uint64(16 * part)
+    marks = (marks & ~np.uint64(0xFFFF << 16 * part)) | few
+small = drawn.integers(0, 256, (rows, 8, 8), dtype=np.uint8)
+before = peak()
+pairs(marks, small)
+"""
+
+ABSENT = """
+from ratchet.data.ingest import ingest
+from ratchet.errors import DataError
+from ratchet.params import DataSettings
+
+before = peak()
+nowhere = Path("/nowhere/at/all")
+try:
+    settings = DataSettings(source="MNIST", path=str(nowhere), download=False)
+    ingest(settings, packed=nowhere, quarantine=nowhere, root=nowhere, report=lambda *_: None)
+except DataError as error:
+    assert "the folder is not there" in str(error)
+"""
+
+SET = """
+from ratchet.data.ingest import ingest
+from ratchet.params import DataSettings
+
+import torchvision.datasets
+
+before = peak()
+folder = Path(sys.argv[2])
+settings = DataSettings(source="FashionMNIST", path=sys.argv[1], download=False, workers=2)
+ingest(settings, packed=folder / "packed", quarantine=folder / "bad", root=folder, report=lambda *_: None)
+"""
+
+
+def grown(code: str, *arguments: str) -> float:
+    """MiB by which a process grows at its highest."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE % code, *arguments], capture_output=True, text=True, check=True
+    )
+    before, after = json.loads(done.stdout)
+    return float(after - before)
+
+
+def test_comparing_crowds_of_pictures_takes_little_memory() -> None:
+    """All pairs at once would take gigabytes: 80 crowds of 1,000 pictures are 80 million pairs."""
+    assert grown(PAIRS) < 400
+
+
+def test_a_torchvision_set_that_is_absent_costs_nothing() -> None:
+    """torch and torchvision alone are 650 MiB."""
+    assert grown(ABSENT) < 60
+
+
+@pytest.mark.slow
+def test_a_torchvision_set_takes_few_times_its_pixels(shared: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shared("FashionMNIST")
+    assert grown(SET, str(folder), str(tmp_path)) < 400

@@ -1,0 +1,214 @@
+"""Servers beyond loopback: never without a password, and under the name that others use."""
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.errors import PlatformError, SettingsError
+from ratchet.params import PlatformSettings
+from ratchet.platform import servers
+from ratchet.platform.addresses import (
+    address,
+    is_loopback,
+    public_mlflow,
+    public_prefect,
+    require_authentication,
+)
+from ratchet.platform.lifecycle import up
+from ratchet.platform.processes import free_port
+from ratchet.settings import override
+from ratchet.workspace import Workspace
+
+PASSWORDS = {
+    "PREFECT_API_AUTH_STRING": "team:secret",
+    "MLFLOW_TRACKING_USERNAME": "team",
+    "MLFLOW_TRACKING_PASSWORD": "secret",
+}
+
+
+@pytest.fixture
+def no_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PASSWORDS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]", "0:0:0:0:0:0:0:1"])
+def test_loopback_needs_no_password(host: str, no_passwords: None) -> None:
+    assert is_loopback(host)
+    require_authentication(PlatformSettings(host=host), prefect=host, mlflow=host)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.7", "10.0.0.1", "fe80::1", "2001:db8::1", "nobody.invalid"]
+)
+def test_beyond_loopback_needs_passwords(host: str, no_passwords: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = PlatformSettings(host=host, public_url="http://gpu.lan:4200")
+    with pytest.raises(PlatformError, match=r"platform\.host: .* Fix: `export PREFECT_API_AUTH_STRING=USER:PASSWORD`"):
+        require_authentication(found, prefect=host, mlflow=host)
+    with pytest.raises(PlatformError, match=r"platform\.host: .* Fix: `export MLFLOW_TRACKING_USERNAME=USER MLFLOW_TR"):
+        require_authentication(found, prefect=None, mlflow=host)
+    require_authentication(found, prefect=None, mlflow=None)
+    for name, value in PASSWORDS.items():
+        monkeypatch.setenv(name, value)
+    require_authentication(found, prefect=host, mlflow=host)
+
+
+@pytest.mark.parametrize("given", ["", "team", "team:", ":secret"])
+def test_a_password_without_user_or_secret_is_none(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", given)
+    with pytest.raises(PlatformError, match="only with a password"):
+        require_authentication(PlatformSettings(host="10.0.0.1"), prefect="10.0.0.1", mlflow=None)
+
+
+def test_prefect_api_beyond_loopback_names_its_setting(no_passwords: None) -> None:
+    with pytest.raises(PlatformError, match=r"^platform\.prefect_api: 10\.0\.0\.1 lets other machines reach"):
+        require_authentication(
+            PlatformSettings(prefect_api="http://10.0.0.1:4200/api"), prefect="10.0.0.1", mlflow=None
+        )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "0", "0x0", "0.0", "::ffff:0.0.0.0"])
+def test_all_interfaces_need_a_public_url(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PASSWORDS.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(PlatformError, match=r"^platform\.public_url: found auto; .* Fix: .* `ratchet set platform"):
+        require_authentication(PlatformSettings(host=host), prefect=host, mlflow=host)
+
+
+@pytest.mark.parametrize(
+    ("given", "prefect", "mlflow"),
+    [
+        ({}, "http://127.0.0.1:4200", "http://127.0.0.1:5000"),
+        ({"host": "::1"}, "http://[::1]:4200", "http://[::1]:5000"),
+        ({"host": "10.0.0.7"}, "http://10.0.0.7:4200", "http://10.0.0.7:5000"),
+        ({"host": "0.0.0.0", "public_url": "http://gpu.lan:4200"}, "http://gpu.lan:4200", "http://gpu.lan:5000"),
+        ({"host": "::", "public_url": "http://[2001:db8::7]:4200"}, "http://[2001:db8::7]:4200",
+         "http://[2001:db8::7]:5000"),
+        ({"public_url": "https://prefect.example"}, "https://prefect.example", "http://127.0.0.1:5000"),
+        ({"public_url": "https://prefect.example", "mlflow_public_url": "https://mlflow.example"},
+         "https://prefect.example", "https://mlflow.example"),
+    ],
+)  # fmt: skip
+def test_public_addresses(given: dict[str, Any], prefect: str, mlflow: str) -> None:
+    found = PlatformSettings(**given)
+    assert (public_prefect(found, found.host), public_mlflow(found)) == (prefect, mlflow)
+
+
+def test_the_address_of_a_server_on_all_interfaces_is_loopback() -> None:
+    assert [address(host, 1) for host in ("0.0.0.0", "::", "[::]")] == ["http://127.0.0.1:1", *["http://[::1]:1"] * 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"platform.public_url": "gpu.lan:4200"}, {"platform.public_url": "http://gpu.lan:4200/prefect"},
+        {"platform.public_url": "https://a b"}, {"platform.allowed_hosts": ["*"]},
+        {"platform.allowed_hosts": ["http://gpu.lan"]}, {"platform.allowed_hosts": ["gpu.lan/x"]},
+        {"platform.public_url": "http://gpu.lan:99999"}, {"platform.mlflow_public_url": "http://[:::]:5000"},
+        {"platform.prefect_api": "http://gpu.lan:99999/api"}, {"platform.allowed_hosts": ["gpu.lan:99999"]},
+        {"alerts.webhook": "https://[gpu/x"},
+    ],
+)  # fmt: skip
+def test_a_wrong_address_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(settings.template())
+    with pytest.raises(SettingsError, match=next(iter(change))):
+        override(file, change)
+
+
+def test_up_beyond_loopback_without_password_starts_nothing(project: Any) -> None:
+    override(project.workspace.params, {"platform.host": "0.0.0.0"})
+    told = project.refused("ratchet", "up")
+    assert "ratchet: platform.host: 0.0.0.0 lets other machines reach Prefect's server" in told
+    assert not (project.workspace.state / "servers.json").exists()
+
+
+def ask(port: int, path: str, host: str, credentials: str = "", body: object = None) -> tuple[int, Any]:
+    headers = {"Host": host, "Content-Type": "application/json"}
+    if credentials:
+        headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, None
+
+
+def test_with_passwords_and_a_public_url_both_answer_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PASSWORDS.items():
+        monkeypatch.setenv(name, value)
+    workspace = Workspace(tmp_path.resolve())
+    workspace.params.write_text(settings.template())
+    port, mlflow_port = free_port("0.0.0.0"), free_port("0.0.0.0")
+    found = PlatformSettings(
+        host="0.0.0.0",
+        prefect_port=port,
+        mlflow_port=mlflow_port,
+        public_url=f"http://gpu.lan:{port}",
+        allowed_hosts=("gpu",),
+    )
+    host, allowed, public = found.host, found.allowed_hosts, public_prefect(found, found.host)
+    starting = [servers.start_prefect(workspace, host=host, port=port, database="auto", public=public, allowed=allowed)]
+    try:
+        mlflow = servers.start_mlflow(
+            workspace,
+            host=host,
+            port=mlflow_port,
+            tracking_uri=f"sqlite:///{workspace.root}/mlflow.db",
+            artifacts=(workspace.root / "files").as_uri(),
+            public=public_mlflow(found),
+            allowed=allowed,
+        )
+        starting.append(mlflow)
+        servers.wait_for(starting, up=lambda part, seconds: None)
+        assert [one.part.shown for one in starting] == [f"http://gpu.lan:{port}", f"http://gpu.lan:{mlflow_port}"]
+        assert ask(port, "/ui-settings", f"gpu.lan:{port}")[1]["api_url"] == f"http://gpu.lan:{port}/api"
+        for name in ("gpu.lan", "gpu", "127.0.0.1"):
+            flows = "/api/flows/filter"
+            assert ask(port, flows, f"{name}:{port}", "team:secret", {}) == (200, [])
+            assert ask(port, flows, f"{name}:{port}", body={})[0] == 401
+            search = "/api/2.0/mlflow/experiments/search?max_results=5"
+            assert ask(mlflow_port, search, f"{name}:{mlflow_port}", "team:secret")[0] == 200
+            assert ask(mlflow_port, search, f"{name}:{mlflow_port}")[0] == 401
+        assert ask(port, "/api/health", f"other.lan:{port}")[0] == 400
+        assert servers.call(f"http://127.0.0.1:{port}/api", "/flows/filter", {}) == []
+    finally:
+        for one in starting:
+            one.part.end(grace=servers.SERVER_GRACE)
+            one.process.wait()
+
+
+def test_a_part_keeps_sign_in_settings_and_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"PREFECT_API_AUTH_STRING": "a:b", "PREFECT_API_SSL_CERT_FILE": "ca.pem", "PREFECT_LOGGING_LEVEL": "DEBUG"}
+    dropped = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "*"}
+    for name, value in (kept | dropped).items():
+        monkeypatch.setenv(name, value)
+    environment = servers.part_environment(Workspace(tmp_path))
+    assert {name: environment.get(name) for name in kept} == kept
+    assert not dropped.keys() & environment.keys()
+
+
+def test_a_prefect_password_outside_ascii_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's server compares passwords in a way that takes ASCII alone, and would answer each request with 500."""
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "team:schlüssel")
+    with pytest.raises(PlatformError, match=r"^PREFECT_API_AUTH_STRING: has a character outside ASCII") as caught:
+        servers.start_prefect(Workspace(tmp_path), host="127.0.0.1", port=free_port("127.0.0.1"), database="auto")
+    assert "schl" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["ä..b", "nobody.invalid", "http://gpu.lan"])
+def test_what_is_no_address_here_is_refused(host: str, no_passwords: None, tmp_path: Path) -> None:
+    """Before a password is asked for, which would not help."""
+    found = PlatformSettings(host=host, prefect_port=free_port("127.0.0.1"), mlflow_port=free_port("127.0.0.1"))
+    with pytest.raises(PlatformError, match=r"^platform\.host: .* cannot be listened on \(.+\)"):
+        up(Workspace(tmp_path), found, tracking_uri="sqlite:///mlflow.db", artifacts="artifacts", say=print)
+    assert not (tmp_path / ".ratchet" / "servers.json").exists()

@@ -1,0 +1,71 @@
+"""End every process that a test session started, however the session ends.
+
+Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their keepers run in sessions of their
+own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their environment,
+which processes inherit.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import psutil
+
+MARK = "RATCHET_TEST_SESSION"
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL: a keeper gives a flow run 20 s
+
+
+def marked(token: str) -> list[psutil.Process]:
+    """The live processes of the session, except this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            named = token in process.environ().get(MARK, "").split(":")
+            if named and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):  # it has ended, or is another user's
+            continue
+    return found
+
+
+def end(token: str) -> None:
+    """Send SIGTERM to keepers, which end what they keep, and to all else that no keeper looks after; later SIGKILL."""
+    deadline, asked = time.monotonic() + GRACE, set[int]()
+    while processes := marked(token):
+        late = time.monotonic() > deadline
+        for process in processes:
+            if late or (process.pid not in asked and not _kept(process)):
+                try:
+                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+                except psutil.NoSuchProcess:
+                    continue
+                asked.add(process.pid)
+        time.sleep(0.1)
+
+
+def _kept(process: psutil.Process) -> bool:
+    """Whether a keeper looks after it and ends it in order, runs before their worker."""
+    try:
+        return any(_keeper(parent) for parent in process.parents())
+    except psutil.Error:
+        return False
+
+
+def _keeper(process: psutil.Process) -> bool:
+    return any(argument.endswith("ratchet/platform/guard.py") for argument in process.cmdline())
+
+
+def main(pid: int, token: str) -> None:
+    """Wait until process `pid` has ended, then end what it left."""
+    try:
+        session = psutil.Process(pid)
+        while session.is_running() and session.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.2)
+    except psutil.NoSuchProcess:
+        pass
+    end(token)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,603 @@
+"""Attacks on the ledger and on MLflow by someone who can write to both databases: each is found, none is obeyed."""
+
+import hashlib
+import re
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import files
+from ratchet.errors import LedgerBroken, RegistryError, SettingsError
+from ratchet.lineage.archive import Archive
+from ratchet.lineage.sealed import Sealed
+from ratchet.params import Params, RegistrySettings
+from ratchet.registry import audit as auditing
+from ratchet.registry import recovery
+from ratchet.registry.chain import COLUMNS, FIRST, Entry
+from ratchet.registry.heads import FILE
+from ratchet.registry.ledger import Ledger
+from ratchet.registry.statement import SEALED, figure_metrics, write_statement
+from ratchet.workspace import Workspace
+
+pytestmark = pytest.mark.usefixtures("mlflows_own")
+Line = Any  # conftest.py's
+
+
+@pytest.fixture
+def line(database: Any, new_line: Callable[[Any], Line], tmp_path: Path) -> Line:
+    """A line in a project folder of its own, whose MLflow is the room's."""
+    line = new_line(database)
+    line.params = line.params.model_copy(
+        update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/ledger.db", export="none")}
+    )
+    return line
+
+
+def edit(line: Line, *statements: str) -> None:
+    """Change the ledger as somebody would who knows how."""
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection, connection:
+        for act in ("update", "delete"):
+            connection.execute(f"DROP TRIGGER IF EXISTS ledger_no_{act}")
+        for statement in statements:
+            connection.execute(statement)
+
+
+def rewrite(line: Line, change: Callable[[Entry], Entry], start: int = 1) -> None:
+    """Change every entry from one on, seal it again, and let MLflow's note follow."""
+    ledger = Ledger(line.place.workspace, line.params.registry.ledger)
+    entries, before = [], FIRST
+    for entry in ledger.read().entries:
+        if entry.number >= start:
+            entry = replace(change(entry), before=before)
+            entry = replace(entry, seal=entry.sealed())
+        entries.append(entry)
+        before = entry.seal
+    edit(line, "DELETE FROM ledger")
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection, connection:
+        marks = ", ".join("?" * len(COLUMNS))
+        for entry in entries:
+            connection.execute(f"INSERT INTO ledger VALUES ({marks})", [entry.row()[name] for name in COLUMNS])
+    line.succession.registry.set_anchor(line.name, entries[-1].seal)
+
+
+def forged(entry: Entry) -> Entry:
+    return replace(entry, why=f"{entry.why}!")
+
+
+def acts(line: Line, version: Any) -> list[Callable[[], object]]:
+    """Every act that there is."""
+    return [
+        lambda: line.succession.register(version, why="x", over=None),
+        lambda: line.succession.withdraw(version, why="x", over=None),
+        lambda: line.succession.crown(version, over=None),
+        lambda: line.succession.approve(version, why="x"),
+        lambda: line.succession.promote(version, why="x"),
+        lambda: line.succession.rollback("1", why="x"),
+        lambda: line.succession.adopt(why="x"),
+        lambda: line.succession.repair(why="x"),
+        line.succession.settle,
+        line.repair,
+        lambda: line.succession.ledger.append("approve", model="another", version="1"),
+    ]
+
+
+EDITS = {
+    "a forged promotion": ["UPDATE ledger SET version = '1' WHERE number = 4"],
+    "only the version": ["UPDATE ledger SET version = '7' WHERE number = 4"],
+    "a removed entry": ["DELETE FROM ledger WHERE number = 2"],
+    "a removed end": ["DELETE FROM ledger WHERE number = 4"],
+    "an emptied ledger": ["DELETE FROM ledger"],
+    "an entry of another model": [
+        "INSERT INTO ledger SELECT 5, at, who, 'promote', 'another', '1', why, content, seal, seal FROM ledger "
+        "WHERE number = 4"
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_no_act_obeys_an_edited_ledger(line: Line, kind: str) -> None:
+    """Each edit of the table is refused by every act, moves no alias, and is named by the audit."""
+    line.champion()
+    version = line.champion()
+    edit(line, *EDITS[kind])
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection:
+        before = list(connection.execute("SELECT * FROM ledger"))
+    for place, act in enumerate(acts(line, version)):
+        if kind == "an emptied ledger" and place in (6, 10):
+            continue  # `adopt` is what takes over where a ledger is lost; another model begins one
+        with pytest.raises(RegistryError) as refusal:
+            act()
+        assert "ratchet recover" in str(refusal.value), place
+        assert len(str(refusal.value).splitlines()) == 1
+    assert line.aliases() == {"champion": "2"}
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection:
+        assert list(connection.execute("SELECT * FROM ledger")) == before
+    assert any("ratchet recover" in one for one in line.amiss())
+
+
+def test_a_refusal_names_the_entry_and_the_recovery(line: Line) -> None:
+    version = line.champion()
+    edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
+    with pytest.raises(LedgerBroken) as refusal:
+        line.succession.approve(version, why="x")
+    assert re.search(
+        rf"ledger .*ledger\.db is broken: ledger entry 2 \(promote {line.name}, .*\) was edited after it was written\. "
+        r"Nothing was changed\. Fix: restore .*`ratchet recover`",
+        str(refusal.value),
+    )
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_resealed_ledger_is_found_by_this_machine_s_log(line: Line, start: int) -> None:
+    line.champion()
+    version = line.champion()
+    rewrite(line, forged, start=start)
+    assert Ledger(line.place.workspace, line.params.registry.ledger).read().faults == []  # valid in itself
+    with pytest.raises(LedgerBroken, match=r"was replaced|was rewritten"):
+        line.succession.approve(version, why="x")
+    assert any("was replaced" in one or "was rewritten" in one for one in line.amiss())
+
+
+# Recovery
+
+
+def confirmed(line: Line, champion: str | None) -> Mapping[str, Mapping[str, str | None]]:
+    return {line.name: {"champion": champion}}
+
+
+@pytest.fixture
+def alone(line: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
+    """The room's MLflow has models of other tests, in ledgers of their own; a project has one ledger."""
+    from ratchet.registry.models import ModelRegistry
+
+    monkeypatch.setattr(ModelRegistry, "names", lambda self: [line.name])
+    return line
+
+
+@pytest.mark.parametrize("kind", ["a forged promotion", "a removed end", "an emptied ledger"])
+def test_recovery_keeps_the_evidence_and_ends_clean(alone: Line, kind: str) -> None:
+    """After any edit one command brings a clean audit; the edited rows stay as they are, and count no more."""
+    line = alone
+    line.champion()
+    line.champion()
+    edit(line, *EDITS[kind])
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection:
+        before = list(connection.execute("SELECT * FROM ledger ORDER BY number"))
+    damage = recovery.examine(line.place.workspace, line.params)
+    assert damage.faults
+    entry = recovery.recover(line.place.workspace, line.params, confirmed(line, "2"), why="the disk was edited")
+    with closing(sqlite3.connect(line.folder / "ledger.db")) as connection:
+        after = list(connection.execute("SELECT * FROM ledger ORDER BY number"))
+    assert after[:-1] == before
+    assert line.aliases() == {"champion": "2"}
+    assert line.amiss() == []
+    (note,) = [one for one in auditing.notes(line.place.workspace, line.params) if "recovered" in one]
+    assert "the disk was edited" in note
+    assert entry.content["intact"] + entry.content["aside"] <= entry.number - 1
+    third = line.champion()  # and it goes on
+    assert line.succession.rollback(None, why="3 is bad").champion == "2"
+    assert third.number == "3"
+    assert line.amiss() == []
+
+
+def test_a_rewritten_ledger_is_recovered_too(alone: Line) -> None:
+    line = alone
+    line.champion()
+    line.champion()
+    rewrite(line, forged, start=3)
+    damage = recovery.examine(line.place.workspace, line.params)
+    assert (damage.intact, damage.entries) == (2, 4)
+    recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="rewritten")
+    assert line.aliases() == {"champion": "1"}
+    assert line.amiss() == []
+
+
+def test_changed_evidence_of_a_recovery_is_found(alone: Line) -> None:
+    line = alone
+    version = line.champion()
+    edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
+    recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="edited")
+    edit(line, "UPDATE ledger SET why = 'y' WHERE number = 2")
+    assert any("ledger entry 2" in one for one in line.amiss())
+    with pytest.raises(LedgerBroken):
+        line.succession.approve(version, why="x")
+
+
+def test_recovery_asks_for_each_champion(alone: Line) -> None:
+    line = alone
+    line.champion()
+    with pytest.raises(RegistryError, match="nothing to recover"):
+        recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="x")
+    edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
+    with pytest.raises(RegistryError, match=rf"found none; allowed: one for each of {line.name}"):
+        recovery.recover(line.place.workspace, line.params, {}, why="x")
+    with pytest.raises(RegistryError, match="no such version"):
+        recovery.recover(line.place.workspace, line.params, confirmed(line, "9"), why="x")
+    line.artifact(line.succession.registry.versions(line.name)[0], "model.safetensors").write_bytes(b"others")
+    with pytest.raises(RegistryError, match=r"is not what was registered: .*model\.safetensors was replaced"):
+        recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="x")
+
+
+# Anchors in Git
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    """A folder with a git repository, and a ledger in SQLite."""
+    root = tmp_path / "project"
+    root.mkdir()
+    for command in (["init", "-q"], ["config", "user.name", "ann"], ["config", "user.email", "ann@example.org"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    return Workspace(root)
+
+
+def commit(workspace: Workspace, *names: str) -> str:
+    git = ["git", "-C", str(workspace.root)]
+    subprocess.run([*git, "add", "-f", *names], check=True)
+    who = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    subprocess.run([*git, *who, "commit", "-qm", "state"], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+URI = "sqlite:///mlruns/ledger.db"
+
+
+def fill(workspace: Workspace, count: int, why: str = "good") -> Ledger:
+    ledger = Ledger(workspace, URI)
+    for number in range(count):
+        ledger.append("promote", model="pets", version=str(number), who="ann", why=why)
+    return ledger
+
+
+def registered(workspace: Workspace, ledger: Ledger) -> None:
+    """Leave behind what the register stage leaves: the head in a file that DVC keeps, its hash in dvc.lock."""
+    head = ledger.head
+    assert head
+    files.write_json(workspace.registration, {"ledger": head.to_json()})
+    content = workspace.registration.read_bytes()
+    value = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    files.write_bytes(workspace.root / ".dvc/cache/files/md5" / value[:2] / value[2:], content)
+    lock = f"stages:\n  register:\n    outs:\n    - path: data/registration.json\n      hash: md5\n      md5: {value}\n"
+    files.write_text(workspace.root / "dvc.lock", lock)
+
+
+def committed_faults(workspace: Workspace) -> list[str]:
+    return [fault.text for fault in Ledger(workspace, URI).faults()]
+
+
+@pytest.mark.parametrize("kept", ["dvc.lock", FILE])
+def test_a_resealed_ledger_disagrees_with_git_s_history(project: Workspace, kept: str) -> None:
+    """Even where this machine's own log was removed and the working tree's files were changed; the commit is named."""
+    ledger = fill(project, 3)
+    if kept == FILE:
+        ledger.publish()
+    else:
+        registered(project, ledger)
+    first = commit(project, kept)
+    fill(project, 1)
+    assert committed_faults(project) == []
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        connection.execute("DROP TABLE ledger")
+    for path in (ledger.heads.log, project.registration, project.root / FILE):
+        path.unlink(missing_ok=True)
+    forged = fill(project, 4, why="forged")
+    forged.heads.log.unlink()
+    (told,) = committed_faults(project)
+    assert "the ledger was replaced" in told
+    with pytest.raises(LedgerBroken, match="the ledger was replaced"):
+        fill(project, 1)
+    assert f"of commit {first[:12]} has" in told
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE ledger SET why = 'because' WHERE number = 2",
+        "UPDATE ledger SET who = 'bob' WHERE number = 1",
+        "UPDATE ledger SET why = x'00ff' WHERE number = 2",
+        "UPDATE ledger SET content = '[1' WHERE number = 3",
+        "INSERT INTO ledger SELECT 4, at, who, 'promote', model, '1', why, content, before, seal FROM ledger LIMIT 1",
+    ],
+)
+def test_any_edit_of_any_field_stops_every_act(project: Workspace, statement: str) -> None:
+    fill(project, 3)
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        connection.execute("DROP TRIGGER ledger_no_update")
+        connection.execute(statement)
+    with pytest.raises(LedgerBroken, match=r"is broken: ledger entry \d .*`ratchet recover`"):
+        Ledger(project, URI).append("approve", model="another", version="1")
+
+
+def test_a_head_that_git_has_and_the_ledger_lacks_is_named(project: Workspace) -> None:
+    ledger = fill(project, 3)
+    ledger.publish()
+    first = commit(project, FILE)
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        connection.execute("DROP TRIGGER ledger_no_delete")
+        connection.execute("DELETE FROM ledger WHERE number = 3")
+    ledger.heads.log.unlink()
+    (project.root / FILE).unlink()
+    assert committed_faults(project) == [
+        f"ledger entry 3 is gone, which {FILE} of commit {first[:12]} has: the end was cut off"
+    ]
+
+
+def test_a_clone_begins_a_ledger_of_its_own(project: Workspace, tmp_path: Path) -> None:
+    ledger = fill(project, 3)
+    ledger.publish()
+    registered(project, ledger)
+    commit(project, FILE, "dvc.lock")
+    subprocess.run(["git", "clone", "-q", str(project.root), str(tmp_path / "clone")], check=True)
+    clone = Workspace(tmp_path / "clone")
+    fill(clone, 2, why="mine").publish()
+    commit(clone, FILE)
+    assert committed_faults(clone) == []
+
+
+def test_clones_accept_a_moved_ledger_after_its_head_is_committed(project: Workspace, tmp_path: Path) -> None:
+    """As docs/team.md says: until then a clone knows the heads of the old ledger alone."""
+    fill(project, 1).publish()
+    commit(project, FILE)
+    subprocess.run(["git", "clone", "-q", str(project.root), str(tmp_path / "clone")], check=True)
+    uri = f"sqlite:///{tmp_path}/moved.db"
+    moved, seen = Ledger(project, uri), Ledger(Workspace(tmp_path / "clone"), uri)
+    moved.append("promote", model="pets", version="1", who="ann", why="x")
+    assert moved.faults() == []
+    assert "the ledger was replaced" in seen.faults()[0].text
+    moved.publish()
+    commit(project, FILE)
+    subprocess.run(["git", "-C", str(tmp_path / "clone"), "pull", "-q"], check=True)
+    assert Ledger(Workspace(tmp_path / "clone"), uri).faults() == []
+
+
+def test_a_broken_line_of_the_heads_names_its_place(project: Workspace) -> None:
+    fill(project, 1).publish()
+    with (project.root / FILE).open("a") as file:
+        file.write("<<<<<<< HEAD\n")
+    with pytest.raises(RegistryError, match=rf"{FILE} line 4: found '<<<<<<< HEAD'; allowed: LEDGER NUMBER SEAL"):
+        fill(project, 1)
+    (project.root / FILE).write_text((project.root / FILE).read_text().replace("<<<<<<< HEAD\n", "abc"))
+    fill(project, 1)  # a line that a kill cut off is no line
+
+
+@pytest.mark.parametrize(
+    ("what", "content"),
+    [
+        ("recover", {"models": 5}),
+        ("recover", {"models": {"pets": {"held": 5}}}),
+        ("recover", {"lost": [1]}),
+        ("adopt", {"champion": ["1"]}),
+        ("repair", {"deleted": 5}),
+        ("judge", {"question": "x"}),
+    ],
+)
+def test_a_sealed_entry_with_unreadable_content_is_a_fault(
+    project: Workspace, what: str, content: dict[str, Any]
+) -> None:
+    """An added entry has a right seal; content of another kind stops every act with its number, not a traceback."""
+    ledger = fill(project, 2)
+    last = ledger.entries()[-1]
+    added = Entry(3, last.at, "eve", what, "pets", "1", "", content, last.seal, "")
+    row = replace(added, seal=added.sealed()).row()
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        marks = ", ".join(f":{name}" for name in COLUMNS)
+        connection.execute(f"INSERT INTO ledger ({', '.join(COLUMNS)}) VALUES ({marks})", row)
+    with pytest.raises(LedgerBroken, match=r"is broken: ledger entry 3 .*`ratchet recover`"):
+        Ledger(project, URI).append("approve", model="another", version="1")
+
+
+@pytest.mark.parametrize("keep", [-1, -60, 100])
+def test_heads_go_on_after_a_line_without_its_end(project: Workspace, keep: int) -> None:
+    """An editor left the last line's end out, or a full disk cut the line."""
+    ledger = fill(project, 2)
+    ledger.publish()
+    for path in (ledger.heads.log, project.root / FILE):
+        *whole, last, _ = path.read_bytes().split(b"\n")
+        path.write_bytes(b"\n".join([*whole, f"{last.decode()}\n".encode()[:keep]]))
+    fill(project, 1).publish()
+    fill(project, 1).publish()
+    found = Ledger(project, URI)
+    assert [head.number for head in found.heads.logged()][-2:] == [3, 4]
+    assert [head.number for head in found.heads.here()][-2:] == [3, 4]
+    assert found.faults() == []
+
+
+def test_attributes_and_settings_hide_no_committed_head(project: Workspace) -> None:
+    ledger = fill(project, 3)
+    ledger.publish()
+    commit(project, FILE)
+    for name, value in (("log.showRoot", "false"), ("diff.noprefix", "true"), ("core.pager", "false")):
+        subprocess.run(["git", "-C", str(project.root), "config", name, value], check=True)
+    (project.root / ".gitattributes").write_text("* -diff\n")
+    assert [head.number for head in Ledger(project, URI).heads.committed()[0]] == [3]
+
+
+def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:
+    """A replaced ledger with a forged log looks like a clone's own, so audit says what Git's history has."""
+    ledger = fill(project, 3)
+    ledger.publish()
+    first = commit(project, FILE)
+    (project.mlruns / "ledger.db").unlink()
+    for path in (ledger.heads.log, project.root / FILE):
+        path.unlink()
+    fill(project, 4, why="forged")
+    (note,) = [one for one in auditing.notes(project, Params()) if "none of this one" in one]
+    assert f"{FILE} of commit {first[:12]} has entry 3" in note
+    assert "the ledger was replaced" in note
+
+
+# Signatures
+
+
+@pytest.fixture
+def signing_key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A private key in the environment; its public key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    monkeypatch.setenv("RATCHET_LEDGER_KEY", pem.decode())
+    from ratchet.registry.signatures import public_key
+
+    found = public_key()
+    assert found
+    return found
+
+
+def test_a_pinned_key_must_sign_every_entry(
+    project: Workspace, signing_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unsigned, resealed and foreign entries are named; the ledger holds no private key."""
+    signed = Ledger(project, URI, keys=[signing_key])
+    for number in range(3):
+        signed.append("promote", model="pets", version=str(number))
+    assert signed.faults() == []
+    monkeypatch.delenv("RATCHET_LEDGER_KEY")
+    with pytest.raises(RegistryError, match=r"registry\.ledger_keys is set, so every act must be signed"):
+        signed.append("promote", model="pets", version="4")
+    Ledger(project, URI).append("promote", model="pets", version="5")
+    (fault,) = Ledger(project, URI, keys=[signing_key]).faults()
+    assert "entry 4 " in fault.text
+    assert "has no signature" in fault.text
+    assert Ledger(project, URI, keys=[signing_key], signed_from=5).faults() == []
+    assert b"PRIVATE" not in (project.mlruns / "ledger.db").read_bytes()
+
+
+def test_an_edited_signed_entry_is_found(project: Workspace, signing_key: str) -> None:
+    signed = Ledger(project, URI, keys=[signing_key])
+    signed.append("promote", model="pets", version="1")
+    entry = replace(signed.entries()[0], version="2")
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        connection.execute("DROP TRIGGER ledger_no_update")
+        connection.execute("UPDATE ledger SET version = '2', seal = ?", (entry.sealed(),))
+    signed.heads.log.unlink()
+    (fault,) = Ledger(project, URI, keys=[signing_key]).faults()
+    assert "has a signature that does not fit it" in fault.text
+
+
+@pytest.mark.parametrize("text", ["secret words", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
+def test_a_key_that_is_none_is_refused(project: Workspace, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RATCHET_LEDGER_KEY", text)
+    with pytest.raises(SettingsError, match="RATCHET_LEDGER_KEY: holds no Ed25519 private key") as refusal:
+        fill(project, 1)
+    assert text not in str(refusal.value)
+
+
+# MLflow's values
+
+
+NUMBERS = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
+
+
+@pytest.fixture
+def sealed(line: Line) -> tuple[Line, Any]:
+    """A champion with measured figures, a verdict and a description, sealed as the register stage seals them."""
+    version, client = line.version(), line.place.client
+    for name, value in figure_metrics(NUMBERS).items():
+        client.log_metric(version.run_id, name, value, step=0)
+    client.set_tag(version.run_id, "mlflow.note.content", "Passed: accuracy is 50 %.")
+    client.set_tag(version.run_id, "ratchet.gate", "passed")
+    line.succession.registry.describe(version, "Right in 50 %.")
+    write_statement(line.succession.registry, version, NUMBERS)
+    line.succession.register(version, why="Passed: accuracy is 50 %.", over=None)
+    line.succession.crown(version, over=None)
+    assert line.amiss() == []
+    return line, version
+
+
+def database_edit(line: Line, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(line.place.workspace.mlruns / "mlflow.db")) as connection, connection:
+        assert connection.execute(statement, values).rowcount
+
+
+MLFLOW_EDITS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "metric": (
+        lambda line, one: database_edit(
+            line, "UPDATE latest_metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", one.run_id
+        ),
+        "MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",
+    ),
+    "point of a chart": (
+        lambda line, one: database_edit(
+            line, "UPDATE metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", one.run_id
+        ),
+        "MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",
+    ),
+    "verdict": (
+        lambda line, one: line.place.client.set_tag(one.run_id, "mlflow.note.content", "Passed: 99.99 %"),
+        "MLflow has tag mlflow.note.content = Passed: 99.99 %, and the sealed value is Passed: accuracy is 50 %.",
+    ),
+    "setting": (
+        lambda line, one: database_edit(line, "UPDATE params SET value = '7' WHERE run_uuid = ?", one.run_id),
+        "MLflow has setting seed = 7, and the sealed value is 0",
+    ),
+    "tag of the version": (
+        lambda line, one: line.place.client.set_model_version_tag(one.name, one.number, "ratchet.provenance", "x"),
+        "MLflow has tag of the version ratchet.provenance = x, and the sealed value is nothing",
+    ),
+    "description": (
+        lambda line, one: line.place.client.update_model_version(one.name, one.number, "Right in 99.99 %."),
+        "MLflow has text description of the version = Right in 99.99 %., and the sealed value is Right in 50 %.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MLFLOW_EDITS)
+def test_edited_values_in_mlflow_are_named(sealed: tuple[Line, Any], kind: str) -> None:
+    line, version = sealed
+    change, told = MLFLOW_EDITS[kind]
+    change(line, version)
+    assert line.amiss() == [f"{line.name} version 1: {told}"]
+
+
+def test_edited_values_are_never_shown_as_true(sealed: tuple[Line, Any]) -> None:
+    """compare and trace show the sealed figure, verdict, settings and aliases, and say what MLflow has instead."""
+    line, version = sealed
+    for kind in ("metric", "verdict", "setting"):
+        MLFLOW_EDITS[kind][0](line, version)
+    line.place.client.set_registered_model_alias(line.name, "challenger", "1")
+    archive = Archive(line.place.workspace, line.params)
+    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
+    assert (made.metrics["test/accuracy"], made.params["seed"]) == (0.5, "0")
+    assert made.tags["mlflow.note.content"] == "Passed: accuracy is 50 %."
+    assert made.releases[0].aliases == ("champion",)
+    assert made.doubts == ("MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",)
+
+
+def test_a_changed_statement_is_shown_no_more(sealed: tuple[Line, Any]) -> None:
+    line, version = sealed
+    path = line.artifact(version, "statement.json")
+    path.write_text(path.read_text().replace("0.5", "0.9999"))
+    archive = Archive(line.place.workspace, line.params)
+    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
+    assert made.metrics == {}
+    assert made.doubts[0].startswith(f"{SEALED} was changed since it was registered: SHA-256 ")
+    assert line.amiss() == [f"{line.name} version 1: {SEALED} was replaced"]
+
+
+def test_verification_of_ten_thousand_entries_is_quick(project: Workspace) -> None:
+    """All are verified before every act: the first time in full, then only rows that are not equal to those."""
+    ledger = Ledger(project, URI)
+    ledger.append("promote", model="pets", version="1")
+    entries = [ledger.entries()[0]]
+    for number in range(2, 10_001):
+        entry = replace(entries[-1], number=number, before=entries[-1].seal, content={"evidence": {"a": "b" * 64}})
+        entries.append(replace(entry, seal=entry.sealed()))
+    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
+        marks = ", ".join("?" * len(COLUMNS))
+        rows = [[entry.row()[name] for name in COLUMNS] for entry in entries[1:]]
+        connection.executemany(f"INSERT INTO ledger VALUES ({marks})", rows)
+    fresh = Ledger(project, URI)
+    begun = time.process_time()
+    fresh.require_whole()
+    first = time.process_time() - begun
+    fresh.append("promote", model="pets", version="2")
+    print(f"{first:.3f} s in full, {time.process_time() - begun - first:.3f} s with the next act")
+    assert len(fresh.entries()) == 10_001

@@ -1,0 +1,157 @@
+"""How many tries the ledger counts, and what restores level: entries in, tries out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ratchet.evaluation.verdict import Comparison, Verdict
+from ratchet.registry.gate.level import Tries, spend
+from ratchet.registry.ledger import Entry
+from ratchet.registry.samples import Samples
+from ratchet.registry.tries import Question, judgement, known_try, tries_before
+
+
+def samples(first: int, count: int) -> Samples:
+    """Samples with such numbers; the same number is the same sample."""
+    digests = np.random.default_rng(7).integers(1, 2**64, 60_000, dtype=np.uint64)
+    mine = digests[first : first + count]
+    return Samples(mine, mine ^ np.uint64(2**63), np.zeros(count, np.uint64))
+
+
+class Log:
+    """A ledger in memory: the entries of one model."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def add(self, what: str, version: str | None = None, **content: Any) -> None:
+        written: Mapping[str, Any] = json.loads(json.dumps(content))
+        number = len(self.entries) + 1
+        self.entries.append(Entry(number, "", "ann", what, "pets", version, "", written, "", f"seal {number}"))
+
+    def judge(self, run: str, rows: Samples, *, over: str | None = "1", won: bool = False) -> Tries:
+        """One candidate's try; the tries before it."""
+        question = Question(run, over, "answers", rows, {"confidence": 0.95})
+        before = tries_before(self.entries, rows, np.ones(len(rows), np.bool_))
+        level = spend(before, confidence=0.95)
+        p = level.level if won else 0.5
+        found = Comparison(before.count + 1, len(rows), len(rows), p, level.level, level.left, won)
+        verdict = Verdict(won, (), "Passed." if won else "Refused.", found if over else None)
+        self.add("judge", **judgement(self.entries, question, before, verdict, reserved=0.0))
+        return before
+
+
+ROWS = samples(0, 3000)
+
+
+def test_tries_on_the_same_rows_add_up() -> None:
+    log = Log()
+    found = [log.judge(f"run {number}", ROWS) for number in range(4)]
+    assert [(one.count, one.spent) for one in found] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_won_promotion_restores_the_level_and_a_rollback_takes_it_back() -> None:
+    log = Log()
+    log.add("promote", "1", run="first")
+    for number in range(5):
+        log.judge(f"run {number}", ROWS)
+    log.judge("good", ROWS, won=True)
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)).spent == 6
+    log.add("promote", "2", run="good")
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)).spent == 0
+    log.judge("later", ROWS, over="2")
+    log.add("rollback", "1", run="first")
+    found = tries_before(log.entries, ROWS, np.ones(3000, bool))
+    assert (found.count, found.spent) == (7, 7.0)
+
+
+def test_a_promotion_that_won_no_comparison_restores_nothing() -> None:
+    log = Log()
+    log.judge("run", ROWS)
+    log.add("promote", "2", run="run")
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)).spent == 1
+
+
+@pytest.mark.parametrize(("first", "share"), [(3000, 1.0), (0, 0.0), (1500, 0.5), (300, 0.1)])
+def test_rows_that_no_candidate_was_judged_on_restore_their_share(first: int, share: float) -> None:
+    log = Log()
+    for number in range(10):
+        log.judge(f"run {number}", ROWS)
+    found = tries_before(log.entries, samples(first, 3000), np.ones(3000, bool))
+    assert found.new_rows == pytest.approx(share, abs=0.04)  # from a sample of the digests
+    assert found.spent == pytest.approx(10 * (1 - found.new_rows))
+
+
+def test_images_in_other_files_are_not_new_rows() -> None:
+    log = Log()
+    log.judge("run", ROWS)
+    others = samples(3000, 3000)
+    again = Samples(others.content, ROWS.pixels, ROWS.groups)
+    assert tries_before(log.entries, again, np.ones(3000, bool)).new_rows == 0.0
+
+
+def test_rows_of_a_far_larger_set_are_recognised() -> None:
+    log = Log()
+    log.judge("large", samples(0, 50_000))
+    assert tries_before(log.entries, samples(0, 8000), np.ones(8000, bool)).new_rows == 0.0
+    assert tries_before(log.entries, samples(50_000, 8000), np.ones(8000, bool)).new_rows == 1.0
+    assert len(json.dumps(log.entries[0].content)) < 60_000
+
+
+def test_the_same_question_is_the_same_try_and_another_answer_is_not() -> None:
+    log = Log()
+    log.judge("run", ROWS)
+    first = Question("run", "1", "answers", ROWS, {"confidence": 0.95})
+    assert known_try(log.entries, first) == Tries()
+    for changed in ({"answers": "others"}, {"over": "2"}, {"settings": {"confidence": 0.9}}, {"run": "another"}):
+        assert known_try(log.entries, Question(**{**vars(first), **changed})) is None
+
+
+def test_a_candidate_without_a_champion_spends_nothing() -> None:
+    log = Log()
+    log.judge("first", ROWS, over=None)
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries(0, 0.0, 0.0, 1.0)
+
+
+def test_a_damaged_entry_is_passed_over() -> None:
+    log = Log()
+    log.add("judge")
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries()
+
+
+def recovered(log: Log, intact: int, champion: str | None) -> tuple[list[Entry], list[Entry]]:
+    """Add a recovery; return the entries that count and those set aside."""
+    aside = log.entries[intact:]
+    log.add("recover", models={"pets": {"champion": champion}}, intact=intact, aside=len(aside))
+    return [*log.entries[:intact], log.entries[-1]], aside
+
+
+@pytest.mark.parametrize("intact", [0, 1, 4])
+def test_tries_that_a_recovery_sets_aside_remain_spent(intact: int) -> None:
+    log = Log()
+    log.add("promote", "1", run="first")
+    for number in range(6):
+        log.judge(f"run {number}", ROWS)
+    log.entries[6] = replace(log.entries[6], content={**log.entries[6].content, "before": vars(Tries())})  # an edit
+    log.entries[5] = replace(log.entries[5], content={"damaged": "?"})
+    valid, aside = recovered(log, intact, "1")
+    found = tries_before(valid, ROWS, np.ones(3000, bool), model="pets", aside=aside)
+    assert (found.count, found.spent, found.new_rows) == (6, 6.0, 0.0)
+
+
+def test_level_of_a_promotion_that_a_recovery_undoes_is_taken_back() -> None:
+    log = Log()
+    log.add("promote", "1", run="first")
+    for number in range(5):
+        log.judge(f"run {number}", ROWS)
+    log.judge("good", ROWS, won=True)
+    log.add("promote", "2", run="good")
+    for champion, spent in (("2", 0.0), ("1", 6.0)):
+        again = Log()
+        again.entries = log.entries[:]
+        valid, aside = recovered(again, 3, champion)
+        assert tries_before(valid, ROWS, np.ones(3000, bool), model="pets", aside=aside).spent == spent

@@ -1,0 +1,70 @@
+"""Settings changed between a kill and the next `ratchet train`: which continue the training, and what is said."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WRITTEN = (
+    "training.keep_last=5", "training.keep_best=2", "training.log_every=3", "training.checkpoint_steps=2",
+    "training.profile=2", "training.doctor=always", "training.overfit_gap=0.01", "training.max_rollbacks=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(new_project: Callable[[str], Any]) -> Any:
+    """A project that has trained once, by DVC."""
+    project = new_project("identity")
+    project.good("dvc", "repro", "train")
+    return project
+
+
+def killed(project: Any) -> None:
+    """Train, killed after the first checkpoint."""
+    running = project.workspace.running
+    with subprocess.Popen(
+        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_what_is_only_written_down_may_change_in_the_middle_and_after(trained: Any) -> None:
+    expected = trained.digests("data/model")
+    killed(trained)
+    trained.good("ratchet", "set", *WRITTEN)
+    said = trained.good(*trained.stage("train"))
+    assert "continues at step" in said
+    assert "unfinished" not in said
+    assert trained.digests("data/model") == expected
+    trained.good("dvc", "repro", "train")
+    trained.good("ratchet", "set", "training.keep_last=3", "training.log_every=1", "training.profile=0")
+    assert "up to date" in trained.good("dvc", "status", "train")  # finished, it is not trained again
+    assert trained.digests("data/model") == expected
+
+
+def test_a_run_of_another_identity_is_named_and_continues_when_it_is_put_back(trained: Any) -> None:
+    expected = trained.digests("data/model")
+    killed(trained)
+    (theirs,) = trained.workspace.running.glob("[!.]*/")
+    trained.good("ratchet", "set", "training.learning_rate=0.001")
+    said = trained.good("dvc", "repro", "train")
+    assert "this run starts at step 0; another one is unfinished, at step" in said
+    assert "What differs: training.learning_rate was 2.0e-3, is now 1.0e-3." in said
+    assert (
+        f"`ratchet set training.learning_rate=2.0e-3`, and run again. To delete it: `rm -r data/running/{theirs.name}`"
+        in said
+    )
+    assert trained.digests("data/model") != expected
+    assert list(theirs.glob("step-*.safetensors"))
+    trained.good("ratchet", "set", "training.learning_rate=2.0e-3")
+    assert "continues at step" in trained.good(*trained.stage("train"))
+    assert trained.digests("data/model") == expected

@@ -1,0 +1,209 @@
+"""Settings of one run in params.yaml: kept when it completes, else taken back."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratchet import settings
+from ratchet.errors import SettingsError, WorkspaceError
+from ratchet.run_settings import overridden, restore, restore_if_idle
+from ratchet.workspace import Workspace
+
+CHANGES = {"training.epochs": 3, "data.classes": ["a", "b"]}
+Said = list[str]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path)
+    text = settings.template().replace("epochs: 30  #", "epochs:   30   # mine:").replace("0.002", "2.0e-3")
+    made.params.write_text(text)
+    return made
+
+
+def run(workspace: Workspace, *, keep: bool = False, edit: str = "") -> Said:
+    """Hold the workspace with CHANGES in its settings, as a flow run does."""
+    said: Said = []
+    with workspace.hold("a run"), overridden(workspace, CHANGES, say=said.append) as mine:
+        assert mine.params.training.epochs == 3
+        assert settings.load(workspace.params) == mine.params
+        if edit:
+            settings.override(workspace.params, settings.parse_assignments([edit]))
+        if keep:
+            mine.keep()
+    return said
+
+
+def killed(workspace: Workspace) -> None:
+    """The same in another process that gets SIGKILL."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
+        "from ratchet.run_settings import overridden; w = Workspace(Path(sys.argv[1]))\n"
+        f"with w.hold('a run'), overridden(w, {CHANGES}, say=print): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(workspace.root)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert settings.load(workspace.params).training.epochs == 3
+
+
+def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
+    assert run(workspace, keep=True) == []
+    kept = workspace.params.read_bytes()
+    assert settings.load(workspace.params).training.epochs == 3
+    with workspace.hold("the next") as restored:
+        assert restored is None
+    assert workspace.params.read_bytes() == kept
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_a_failed_run_leaves_every_byte_as_before(workspace: Workspace, line_end: bytes) -> None:
+    before = workspace.params.read_bytes().replace(b"\n", line_end)
+    workspace.params.write_bytes(before)
+    [said] = run(workspace)
+    assert workspace.params.read_bytes() == before
+    assert "training.epochs is 30 again" in said
+    assert not workspace.overrides.exists()
+
+
+def test_an_interrupt_takes_the_settings_back(workspace: Workspace) -> None:
+    before = workspace.params.read_bytes()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        workspace.hold("a run"),
+        overridden(workspace, CHANGES, say=lambda _: None),
+    ):
+        raise KeyboardInterrupt
+    assert workspace.params.read_bytes() == before
+
+
+def test_a_killed_runs_settings_are_taken_back_by_the_next(workspace: Workspace) -> None:
+    before = workspace.params.read_bytes()
+    killed(workspace)
+    with workspace.hold("the next") as restored:
+        assert workspace.params.read_bytes() == before
+    assert restored is not None
+    assert "training.epochs is 30 again" in restored
+
+
+def test_a_retried_run_has_its_settings_again(workspace: Workspace) -> None:
+    before = workspace.params.read_bytes()
+    killed(workspace)
+    run(workspace)
+    assert workspace.params.read_bytes() == before
+    killed(workspace)
+    run(workspace, keep=True)
+    assert settings.load(workspace.params).training.epochs == 3
+
+
+def test_an_edit_during_the_run_is_kept(workspace: Workspace) -> None:
+    before = workspace.params.read_text()
+    run(workspace, edit="training.batch_size=7")
+    assert workspace.params.read_text() == before.replace("batch_size: 64  #", "batch_size: 7  #")
+
+
+def test_an_edit_of_an_overridden_key_wins(workspace: Workspace) -> None:
+    before = workspace.params.read_text()
+    [said] = run(workspace, edit="training.epochs=9")
+    assert workspace.params.read_text() == before.replace("epochs:   30   #", "epochs:   9   #")
+    assert "epochs" not in said
+
+
+def test_an_edit_after_the_kill_is_kept(workspace: Workspace) -> None:
+    killed(workspace)
+    workspace.params.write_text(workspace.params.read_text().replace("batch_size: 64", "batch_size: 7"))
+    with workspace.hold("the next"):
+        pass
+    now = settings.load(workspace.params)
+    assert (now.training.epochs, now.training.batch_size, now.data.classes) == (30, 7, "auto")
+
+
+def test_a_file_broken_meanwhile_waits_for_the_next_run(workspace: Workspace) -> None:
+    killed(workspace)
+    good = workspace.params.read_text()
+    workspace.params.write_text(good + "\n  : [")
+    assert restore(workspace) is None
+    assert workspace.overrides.exists()
+    workspace.params.write_text(good)
+    assert restore(workspace) is not None
+    assert settings.load(workspace.params).training.epochs == 30
+
+
+@pytest.mark.parametrize("broken", [b"\n# \xe4\n", b"\nday: 2026-13-45\n"])
+def test_a_file_broken_during_the_run_hides_no_error(workspace: Workspace, broken: bytes) -> None:
+    """Text that is not UTF-8, and a date that does not exist: the run's own error is the one to show."""
+    good = b""
+
+    def fail() -> None:
+        nonlocal good
+        with workspace.hold("a run"), overridden(workspace, CHANGES, say=print):
+            good = workspace.params.read_bytes()
+            workspace.params.write_bytes(good + broken)
+            raise WorkspaceError("why the run failed")
+
+    with pytest.raises(WorkspaceError, match="why the run failed"):
+        fail()
+    with workspace.hold("the next"), pytest.raises(SettingsError, match="not YAML"):
+        settings.load(workspace.params)
+    workspace.params.write_bytes(good)
+    assert restore(workspace) is not None
+    assert settings.load(workspace.params).training.epochs == 30
+
+
+def test_a_run_under_way_keeps_its_settings(workspace: Workspace) -> None:
+    with workspace.hold("a run"), overridden(workspace, CHANGES, say=print):
+        code = (
+            "import sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
+            "from ratchet.run_settings import restore_if_idle; print(restore_if_idle(Workspace(Path(sys.argv[1]))))"
+        )
+        environment = {name: value for name, value in os.environ.items() if name != "RATCHET_HOLDER"}
+        command = [sys.executable, "-c", code, str(workspace.root)]
+        assert subprocess.check_output(command, text=True, env=environment) == "None\n"
+        assert settings.load(workspace.params).training.epochs == 3
+    assert restore_if_idle(workspace) is None
+
+
+def test_a_refused_change_leaves_nothing(workspace: Workspace) -> None:
+    before = workspace.params.read_bytes()
+    with (
+        pytest.raises(SettingsError, match=r"training\.epochs"),
+        overridden(workspace, {"training.epochs": 0}, say=print),
+    ):
+        raise AssertionError("never begins")
+    assert workspace.params.read_bytes() == before
+    assert not workspace.state.exists()
+
+
+def test_a_damaged_note_is_an_error_that_names_it(workspace: Workspace) -> None:
+    workspace.state.mkdir()
+    workspace.overrides.write_text("{")
+    with pytest.raises(SettingsError, match=r"overrides\.json: damaged.*git diff params\.yaml"), workspace.hold("x"):
+        raise AssertionError("never begins")
+    with pytest.raises(SettingsError, match="damaged"):  # the lock was given back
+        restore_if_idle(workspace)
+
+
+def test_set_after_a_kill_changes_the_restored_file(workspace: Workspace) -> None:
+    killed(workspace)
+    command = [sys.executable, "-m", "ratchet.cli", "set", "training.batch_size=7"]
+    done = subprocess.run(command, cwd=workspace.root, capture_output=True, text=True, check=True)
+    assert "training.epochs is 30 again" in done.stderr
+    now = settings.load(workspace.params)
+    assert (now.training.epochs, now.training.batch_size) == (30, 7)
+
+
+def test_a_stage_after_a_kill_asks_to_be_run_again(workspace: Workspace) -> None:
+    """DVC, which starts it, has read params.yaml as the killed run left it."""
+    before = workspace.params.read_bytes()
+    killed(workspace)
+    command = [sys.executable, "-m", "tasks.ingest"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=workspace.root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("did not complete. Fix: run the same command again\n")
+    assert "Traceback" not in done.stderr
+    assert workspace.params.read_bytes() == before
+    assert not (workspace.root / "data").exists()

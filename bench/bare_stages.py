@@ -11,15 +11,15 @@ from ratchet import settings, training
 from ratchet.data.manifest import Manifest
 from ratchet.serving.export import export
 from ratchet.workspace import Workspace
-from tasks.course import Course
 from tasks.evaluate import evaluate
 from tasks.ingest import ingest
-from tasks.watch import Terminal
+from tasks.progress import Terminal
+from tasks.training_job import TrainingJob
 
 workspace = Workspace.find()
 params = settings.load(workspace.params)
 ingest(params, workspace, watch=Terminal("ingest", unit="samples"))
-course = Course.of(params, workspace, Manifest.read(workspace.packed))
+course = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
 store = training.CheckpointStore(Path(sys.argv[1]), keep_last=course.plan.keep_last, keep_best=course.plan.keep_best)
 train, validation = (training.open_split(workspace.packed, name) for name in ("train", "validation"))
 events = training.fit(train, validation, course.spec, course.plan, store=store, identity=course.identity)

@@ -19,7 +19,7 @@ from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["POPULATIONS", "Population", "figures_held", "figures_of", "measure", "paired_held"]
 

@@ -28,9 +28,9 @@ def measure(rounds: int) -> list[Row]:
         with scratch() as folder:
             clone = Clone(folder / "clone")
             began = time.time()
-            clone.python("-m", "ratchet.cli", "train")
+            clone.python("-m", "commands", "train")
             pipeline.append(time.time() - began)
-            clone.python("-m", "ratchet.cli", "down")
+            clone.python("-m", "commands", "down")
             splits.append(_stages(clone.folder, began, began + pipeline[-1]))
             first.append(_first_step(clone.folder) - began)
             began = time.time()

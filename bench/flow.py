@@ -77,7 +77,7 @@ class _Served:
         self.workspace = Workspace(folder)
         ports = {f"platform.{name}_port": free_port("127.0.0.1") for name in ("prefect", "mlflow")}
         settings.override(self.workspace.params, {**_TINY, **ports})
-        self.clone.python("-m", "ratchet.cli", "up")
+        self.clone.python("-m", "commands", "up")
         api = f"http://127.0.0.1:{ports['platform.prefect_port']}/api"
         self.clone.environment |= client_environment(self.workspace, api)
         self.clone.python("-c", _FLOW)  # the first of all, which every server has something to set up for
@@ -87,7 +87,7 @@ class _Served:
         self.waiting = {who: (spent - before[who]) / _WAITING for who, spent in self._spent().items()}
 
     def down(self) -> None:
-        self.clone.python("-m", "ratchet.cli", "down")
+        self.clone.python("-m", "commands", "down")
 
     def run(self, *arguments: str) -> _Cost:
         """What Python took with these arguments, and the servers for it."""

@@ -21,9 +21,9 @@ from bench import online_testing
 from bench.report import Row, alone, options
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.significance import p_better
-from ratchet.params import EvaluationSettings, GateSettings
-from ratchet.registry.gate import CandidateFigures, Case, ChampionRows, Tries, answers_rule, judge
-from ratchet.registry.gate.level import FIRST_TRY, spend
+from ratchet.gate import CandidateFigures, Case, ChampionRows, Tries, answers_rule, judge
+from ratchet.gate.level import FIRST_TRY, spend
+from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["PAIRS", "History", "Pair", "measure", "nights", "share_promoted"]
 

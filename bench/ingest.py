@@ -35,7 +35,7 @@ from bench.project import ROOT, Project, scratch, source
 from bench.report import Row, alone, options, ratio, spread
 
 if TYPE_CHECKING:
-    from ratchet.params import DataSettings
+    from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
 
@@ -189,7 +189,7 @@ def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
     import shutil
 
     from ratchet.data.ingest import ingest
-    from ratchet.params import DataSettings
+    from ratchet.settings.model import DataSettings
 
     if what == "list":
         began = time.perf_counter()

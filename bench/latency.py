@@ -17,7 +17,7 @@ from functools import partial
 
 from bench.report import Row, alone, options
 from ratchet.evaluation.latency import side_by_side
-from ratchet.params import GateSettings
+from ratchet.settings.model import GateSettings
 
 __all__ = ["measure"]
 

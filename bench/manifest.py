@@ -26,7 +26,7 @@ from bench.report import Row, alone, options, ratio, spread
 from ratchet.data.privacy import looks_personal
 from ratchet.data.quarantine import HINTS
 from ratchet.data.table_contract import check_table
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
 

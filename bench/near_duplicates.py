@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from bench.report import Row, alone, options
-from ratchet.data.reading.pictures import to_pixels
-from ratchet.data.trouble.likeness import look
-from ratchet.data.trouble.transformed import transformed_pairs
+from ratchet.data.checks.near_duplicates import look
+from ratchet.data.checks.transformed_duplicates import transformed_pairs
+from ratchet.data.reading.images import to_pixels
 
 __all__ = ["search"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ratchet.registry.gate.level import FIRST_TRY, Tries, spend
+from ratchet.gate.level import FIRST_TRY, Tries, spend
 
 __all__ = ["PROCEDURES"]
 

@@ -17,11 +17,11 @@ from PIL import Image
 
 from bench.project import ROOT, scratch
 from bench.report import Row, alone, options
+from commands.labels import check_labels
 from ratchet import settings
 from ratchet.data.ingest import ingest
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 from ratchet.workspace import Workspace
-from tasks.labels import check_labels
 
 __all__ = ["check"]
 

@@ -10,13 +10,13 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows.ending import ended_by
-from flows.watch import tell_mistakes_plainly
+from flows.final_state import ended_by
+from flows.progress import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.registry.access import user
 from ratchet.registry.models import ModelRegistry
-from ratchet.registry.succession import Succession
+from ratchet.registry.promotion import Promotions
 from ratchet.workspace import Workspace
 
 __all__ = ["approve_flow"]
@@ -42,7 +42,7 @@ def approve_flow(
         workspace = Workspace.find()
         params = settings.load(workspace.params)
         found = ModelRegistry(workspace, params).find(version)
-        succession, via = Succession(workspace, params, found.name), f"Prefect, by a worker of {user()}"
+        succession, via = Promotions(workspace, params, found.name), f"Prefect, by a worker of {user()}"
         succession.approve(found, who=who, why=why, via=via)
         told = f"{found.name} version {found.number}: approved by {who}"
         if promote:

@@ -14,13 +14,13 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from ratchet import platform, settings, urls
-from ratchet.errors import TrackingAway
+from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.figures import Figures
-from ratchet.markdown import escaped
-from ratchet.params import Params
 from ratchet.platform.addresses import mlflow_credentials
 from ratchet.platform.servers import read_json
 from ratchet.registry.mlflow_store import VIEW
+from ratchet.reports.markdown import escaped
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
 from tasks.register import Registration
@@ -128,7 +128,7 @@ def _asked(params: Params, workspace: Workspace, run_id: str) -> str | None:
     try:
         with reachable(params.tracking.uri):
             return str(connect(workspace, params.tracking).get_run(run_id).info.experiment_id)
-    except TrackingAway:  # the run is recorded; a link that leads nowhere is worth nothing
+    except TrackingUnavailable:  # the run is recorded; a link that leads nowhere is worth nothing
         return None
 
 

@@ -9,8 +9,8 @@ from prefect.client.orchestration import get_client
 
 from flows import dvc_stage
 from ratchet.errors import RatchetError, WorkspaceError
+from ratchet.provenance.git_worktree import commit_in, lay_down
 from ratchet.workspace import ROOT_VARIABLE, Workspace
-from ratchet.worktree import commit_in, lay_down
 
 __all__ = ["find_workspace", "prepare", "project_or_revision"]
 

@@ -21,10 +21,10 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
-from flows.watch import PrefectWatch
-from ratchet.params import Params
+from flows.progress import PrefectProgress
 from ratchet.platform.quotas import GPUS, RUNS, anybodys, everybodys, one_persons
 from ratchet.registry.access import user
+from ratchet.settings.model import Params
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -63,7 +63,7 @@ def a_gpu(params: Params) -> Iterator[None]:
 @contextmanager
 def place(what: str, who: str, *, stage: str) -> Iterator[None]:
     """Hold a place for `what`, of all and of this person, inside a flow run; `stage` is who waits for it."""
-    watch, told = PrefectWatch(stage, unit=what), ""
+    watch, told = PrefectProgress(stage, unit=what), ""
     with ExitStack() as held:
         while full := _take(held, what, who):
             if full != told:

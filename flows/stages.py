@@ -15,13 +15,13 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows import dvc_stage
-from flows.ending import ended_by
+from flows.final_state import ended_by
+from flows.progress import PrefectProgress
 from flows.quotas import a_gpu
-from flows.watch import PrefectWatch
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
-from ratchet.params import BESIDE, Params
+from ratchet.settings.model import BESIDE, Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest
@@ -70,7 +70,7 @@ def as_task(
             return Completed(name="Unchanged", message=f"{settled}: {recorded.words}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
-        with place, disk_errors(workspace.root), PrefectWatch(name, unit=unit) as watch:
+        with place, disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
             made = stage(params, workspace, watch=watch, **extra)
             watch.say(made.words)
             _refuse_if_edited(params, workspace)

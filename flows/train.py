@@ -6,14 +6,14 @@ from prefect.states import Completed
 
 from flows import production, quotas
 from flows.artifacts import publish, publish_stop
-from flows.ending import ended_by
+from flows.final_state import ended_by
+from flows.progress import tell_mistakes_plainly
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
-from flows.watch import tell_mistakes_plainly
 from ratchet import settings
 from ratchet.errors import RatchetError
-from ratchet.params import Overrides
 from ratchet.registry.access import require, user
-from ratchet.run_settings import overridden
+from ratchet.settings.model import Overrides
+from ratchet.settings.run_settings import overridden
 from ratchet.workspace import disk_errors
 from tasks.register import Registration
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
-from ratchet.params import EvaluationSettings, Params
+from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.workspace import Workspace
-from tasks.watch import Watch
+from tasks.progress import Watch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,6 +202,6 @@ def split_ids(workspace: Workspace, split: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    from tasks.command import run
+    from tasks.stage_runner import run
 
     run(evaluate, unit="rows")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from ratchet import files
 from ratchet.data.depth import largest
 from ratchet.data.manifest import Manifest
-from ratchet.params import Params
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.watch import Watch
+from tasks.progress import Watch
 
 if TYPE_CHECKING:
     import polars
@@ -76,8 +76,8 @@ def _index(workspace: Workspace) -> "polars.DataFrame | None":
 
 def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
     """The data card, unless there is one of this very version already: it tells what changed since another."""
-    from ratchet.data.card import card
     from ratchet.data.difference import difference
+    from ratchet.reports.data_card import card
 
     after = _index(workspace)
     assert after is not None
@@ -110,7 +110,7 @@ def _name_trouble(workspace: Workspace, watch: Watch) -> None:
 if __name__ == "__main__":
     import os
 
-    from tasks.command import run
+    from tasks.stage_runner import run
 
     # polars' allocator keeps for a while what is freed, which in an ingest is as much as what is held. It reads this
     # when it is imported; a parent that imported it has left its own defaults here.

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.params import Params
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.card import attach_card
-from tasks.judging import judge_model
+from tasks.gate_inputs import judge_model
+from tasks.model_card import attach_card
+from tasks.progress import Watch
 from tasks.report import write_report
 from tasks.train import TrainedModel, tell_training
-from tasks.watch import Watch
 
 if TYPE_CHECKING:
-    from ratchet.evaluation.verdict import Verdict
+    from ratchet.gate.verdict import Verdict
     from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.promotion import Promotions
     from ratchet.registry.runs import Run
-    from ratchet.registry.succession import Succession
     from ratchet.registry.versions import Version
     from ratchet.training import ModelSpec
 
@@ -61,8 +61,8 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
         NotAllowed: this user may not register.
     """
     from ratchet.registry.access import require, user
+    from ratchet.registry.promotion import Promotions
     from ratchet.registry.runs import Run
-    from ratchet.registry.succession import Succession
 
     trained, manifest = TrainedModel.load(workspace), Manifest.read(workspace.packed)
     name = manifest.name if params.registry.model == "auto" else params.registry.model
@@ -72,7 +72,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     run_id = run.send()
     watch.progress(1, _STEPS, "MLflow has the training")
 
-    succession = Succession(workspace, params, name)
+    succession = Promotions(workspace, params, name)
     with tempfile.TemporaryDirectory() as folder:
         model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
     watch.progress(2, _STEPS, "the model is stored")
@@ -97,7 +97,7 @@ class _Candidate:
 
 
 def _decide_in_peace(
-    candidate: _Candidate, succession: "Succession", params: Params, workspace: Workspace, watch: Watch
+    candidate: _Candidate, succession: "Promotions", params: Params, workspace: Workspace, watch: Watch
 ) -> Registration:
     """Decide, and again as often as another model becomes champion meanwhile."""
     from ratchet.errors import ChampionMoved
@@ -111,7 +111,7 @@ def _decide_in_peace(
 
 
 def _decide(
-    candidate: _Candidate, succession: "Succession", params: Params, workspace: Workspace, watch: Watch
+    candidate: _Candidate, succession: "Promotions", params: Params, workspace: Workspace, watch: Watch
 ) -> Registration:
     """Judge against the champion that there is now, tell the outcome, and enter the model or not."""
     registry, name = succession.registry, succession.name
@@ -139,14 +139,14 @@ def _decide(
 
 def _enter(
     candidate: _Candidate,
-    succession: "Succession",
+    succession: "Promotions",
     verdict: "Verdict",
     over: str | None,
     params: Params,
     workspace: Workspace,
 ) -> "Version | None":
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
-    from ratchet.registry.records import record_tags
+    from ratchet.registry.provenance_tags import record_tags
     from ratchet.registry.statement import write_statement
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
@@ -170,14 +170,14 @@ def _rules(params: Params) -> str:
 
 
 def _standing_verdict(
-    succession: "Succession", version: "Version | None", over: str | None, rules: str
+    succession: "Promotions", version: "Version | None", over: str | None, rules: str
 ) -> "Verdict | None":
     """The verdict that the version was let in by, while it still counts: compared with itself it would fail.
 
     It counts for the champion, and for a version that was compared with the champion that there is now, by the same
     rules; and only if it is the one that the ledger speaks of.
     """
-    from ratchet.evaluation.verdict import Verdict
+    from ratchet.gate.verdict import Verdict
 
     last = succession.judged(version) if version else None
     if version is None or last is None or not last["passed"]:
@@ -223,7 +223,7 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
 
 def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
     """The record made when the training began, with what is known only now; of a registered one the record it has."""
-    from ratchet import provenance
+    from ratchet.provenance import record as provenance
 
     known = registry.record_of(run_id)
     return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
@@ -252,7 +252,7 @@ def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace
 
     Once there is a version the files stay its own.
     """
-    from ratchet.registry.records import record_tags
+    from ratchet.registry.provenance_tags import record_tags
     from ratchet.registry.samples import SEEN, split_samples, write_samples
 
     run = candidate.run
@@ -269,6 +269,6 @@ def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace
 
 
 if __name__ == "__main__":
-    from tasks.command import run as run_stage
+    from tasks.stage_runner import run as run_stage
 
     run_stage(register, unit="steps")

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.params import Params
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
 
 if TYPE_CHECKING:
-    from ratchet.evaluation.verdict import Verdict
+    from ratchet.gate.verdict import Verdict
 
 __all__ = ["write_report"]
 
@@ -18,7 +18,7 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
     """Write report.html and provenance.json into data/reports; `record` is of provenance."""
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
-    from ratchet.evaluation.report import Example, ReportContent, render
+    from ratchet.reports.run_report import Example, ReportContent, render
     from ratchet.training import open_split
 
     manifest = Manifest.read(workspace.packed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ratchet.cost import Cost, Meter, spoken
 from ratchet.errors import TrainingError
-from ratchet.params import BudgetSettings
+from ratchet.settings.model import BudgetSettings
 
 __all__ = ["Budget", "BudgetSpent", "TrainingStopped", "on_request"]
 

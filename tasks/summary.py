@@ -1,11 +1,11 @@
 """What a run ends by saying: what was made, where it is, what to do next."""
 
 from ratchet.errors import RegistryError
-from ratchet.params import Params
+from ratchet.registry.alias_state import standing
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.runs import spent
-from ratchet.registry.standing import standing
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset

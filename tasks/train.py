@@ -13,12 +13,12 @@ from ratchet import files
 from ratchet.cost import Meter
 from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, TrainingError
-from ratchet.params import Params
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.course import Course
+from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
+from tasks.training_job import TrainingJob
 from tasks.unfinished import note, unfinished
-from tasks.watch import Watch
 
 if TYPE_CHECKING:
     from ratchet import training
@@ -71,7 +71,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     for left in workspace.running.glob(".draft-*"):
         shutil.rmtree(left)  # a killed training's, which had handed over all of it
     manifest = Manifest.read(workspace.packed)
-    course = Course.of(params, workspace, manifest)
+    course = TrainingJob.of(params, workspace, manifest)
     train_split, validation_split = (
         training.open_split(
             workspace.packed, name, workers=course.plan.workers, sample_timeout=course.plan.sample_timeout
@@ -131,7 +131,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
 
 
 def _refuse_if_spent(
-    budget: Budget, run: "Run", store: "training.CheckpointStore", course: Course, *, rows: int
+    budget: Budget, run: "Run", store: "training.CheckpointStore", course: TrainingJob, *, rows: int
 ) -> None:
     """Before anything is begun that could not be ended."""
     from ratchet.training import run_steps
@@ -160,8 +160,8 @@ def tell_training(
     inputs: Mapping[str, str] | None = None,
 ) -> None:
     """What MLflow is to know of a training before its first step; `inputs` are the digests that name it."""
-    from ratchet import provenance
     from ratchet.data.versions import read_version
+    from ratchet.provenance import record as provenance
 
     told = {
         "seed": params.seed,
@@ -266,7 +266,7 @@ def _epoch_words(event: "training.Epoch") -> str:
 
 
 def _leave(
-    workspace: Workspace, running: Path, finished: "training.Finished", course: Course, spec: "training.ModelSpec"
+    workspace: Workspace, running: Path, finished: "training.Finished", course: TrainingJob, spec: "training.ModelSpec"
 ) -> None:
     """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
     from ratchet import training
@@ -294,6 +294,6 @@ def _leave(
 
 
 if __name__ == "__main__":
-    from tasks.command import run
+    from tasks.stage_runner import run
 
     run(train, unit="steps")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import faults, files
+from ratchet import files
+from ratchet.settings import errors as settings_errors
 from ratchet.workspace import Workspace
-from tasks.course import Course
+from tasks.training_job import TrainingJob
 
 __all__ = ["Difference", "Unfinished", "note", "unfinished"]
 
@@ -50,12 +51,13 @@ class Unfinished:
         settings = [one for one in self.differences if one.is_setting]
         files_ = [one for one in self.differences if not one.is_setting]
         differences = [
-            f"{one.name} was {faults.spell(one.theirs)}, is now {faults.spell(one.ours)}" for one in settings
+            f"{one.name} was {settings_errors.spell(one.theirs)}, is now {settings_errors.spell(one.ours)}"
+            for one in settings
         ]
         differences += [f"{one.name} changed" for one in files_]
         more = f" and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
         why = f"{'; '.join(differences[:_NAMED])}{more}" if differences else "its settings were not recorded"
-        back = " ".join(shlex.quote(f"{one.name}={faults.spell(one.theirs)}") for one in settings)
+        back = " ".join(shlex.quote(f"{one.name}={settings_errors.spell(one.theirs)}") for one in settings)
         how = [f"`ratchet set {back}`"] if back else []
         how += ["put the files back as they were (`git diff` shows your changes)"] if files_ else []
         fix = f" To continue that one: {', '.join(how)}, and run again." if how else ""
@@ -65,13 +67,13 @@ class Unfinished:
         )
 
 
-def note(folder: Path, course: Course, *, total: int) -> None:
+def note(folder: Path, course: TrainingJob, *, total: int) -> None:
     """Write beside the checkpoints what the training is, for `unfinished` of a later one."""
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / _NOTE, {"total": total, **course.parts})
 
 
-def unfinished(workspace: Workspace, course: Course) -> list[str]:
+def unfinished(workspace: Workspace, course: TrainingJob) -> list[str]:
     """One sentence for each training that was cut off, the latest first, if `course` has no checkpoint itself."""
     if _steps(workspace.running / course.key):
         return []
@@ -80,7 +82,7 @@ def unfinished(workspace: Workspace, course: Course) -> list[str]:
     return [one.words for one in found[:_SHOWN]] + more
 
 
-def _others(workspace: Workspace, course: Course) -> Iterator[Unfinished]:
+def _others(workspace: Workspace, course: TrainingJob) -> Iterator[Unfinished]:
     for folder in workspace.running.glob("[!.]*/"):
         steps = _steps(folder)
         if folder.name == course.key or not steps:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet import faults
 from ratchet.evaluation.corruptions import KINDS
-from ratchet.params import EvaluationSettings, TrainingSettings
+from ratchet.settings import errors as settings_errors
+from ratchet.settings.model import EvaluationSettings, TrainingSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 ENTRY = re.compile(r"^\*\*`(\w+)`\*\* \((.+?)\)\. (.*?)(?=\n\n(?:\*\*`|#)|\Z)", re.MULTILINE | re.DOTALL)
@@ -22,7 +22,9 @@ def page() -> str:
 
 def test_every_training_setting_is_explained_once_with_its_default_in_the_file_s_order(page: str) -> None:
     told = [(name, default) for name, default, _ in ENTRY.findall(page)]
-    assert told == [(name, faults.spell(field.default)) for name, field in TrainingSettings.model_fields.items()]
+    assert told == [
+        (name, settings_errors.spell(field.default)) for name, field in TrainingSettings.model_fields.items()
+    ]
 
 
 def test_an_explanation_says_more_than_the_comment_in_the_file(page: str) -> None:

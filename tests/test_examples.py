@@ -9,10 +9,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from ratchet import examples, settings
+from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.params import Params
-from ratchet.schema import PATH, schema
+from ratchet.settings import examples
+from ratchet.settings.model import Params
+from ratchet.settings.schema import PATH, schema
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def test_an_editor_finds_the_schema_and_it_accepts_the_file(path: str) -> None:
 
 
 def test_the_schema_file_is_of_these_settings() -> None:
-    """If not: python -m ratchet.schema."""
+    """If not: python -m ratchet.settings.schema."""
     assert PATH.read_text(encoding="utf-8") == schema()
     Draft202012Validator.check_schema(VALIDATOR.schema)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ratchet import markdown
+from ratchet.reports import markdown
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 NASTY = [

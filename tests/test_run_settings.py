@@ -10,7 +10,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError, WorkspaceError
-from ratchet.run_settings import overridden, restore, restore_if_idle
+from ratchet.settings.run_settings import overridden, restore, restore_if_idle
 from ratchet.workspace import Workspace
 
 CHANGES = {"training.epochs": 3, "data.classes": ["a", "b"]}
@@ -42,7 +42,7 @@ def killed(workspace: Workspace) -> None:
     """The same in another process that gets SIGKILL."""
     code = (
         "import os, signal, sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
-        "from ratchet.run_settings import overridden; w = Workspace(Path(sys.argv[1]))\n"
+        "from ratchet.settings.run_settings import overridden; w = Workspace(Path(sys.argv[1]))\n"
         f"with w.hold('a run'), overridden(w, {CHANGES}, say=print): os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(workspace.root)], check=False)
@@ -157,7 +157,8 @@ def test_a_run_under_way_keeps_its_settings(workspace: Workspace) -> None:
     with workspace.hold("a run"), overridden(workspace, CHANGES, say=print):
         code = (
             "import sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
-            "from ratchet.run_settings import restore_if_idle; print(restore_if_idle(Workspace(Path(sys.argv[1]))))"
+            "from ratchet.settings.run_settings import restore_if_idle\n"
+            "print(restore_if_idle(Workspace(Path(sys.argv[1]))))"
         )
         environment = {name: value for name, value in os.environ.items() if name != "RATCHET_HOLDER"}
         command = [sys.executable, "-c", code, str(workspace.root)]
@@ -188,7 +189,7 @@ def test_a_damaged_note_is_an_error_that_names_it(workspace: Workspace) -> None:
 
 def test_set_after_a_kill_changes_the_restored_file(workspace: Workspace) -> None:
     killed(workspace)
-    command = [sys.executable, "-m", "ratchet.cli", "set", "training.batch_size=7"]
+    command = [sys.executable, "-m", "commands", "set", "training.batch_size=7"]
     done = subprocess.run(command, cwd=workspace.root, capture_output=True, text=True, check=True)
     assert "training.epochs is 30 again" in done.stderr
     now = settings.load(workspace.params)

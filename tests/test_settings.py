@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ratchet import settings, source_names
+from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.params import (
+from ratchet.settings import source_names
+from ratchet.settings.model import (
     GateSettings,
     Overrides,
     Params,

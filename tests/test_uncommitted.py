@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet import provenance
-from ratchet.params import Params
-from ratchet.uncommitted import LARGEST, changes
+from ratchet.provenance import record as provenance
+from ratchet.provenance.git_patch import LARGEST, changes
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 

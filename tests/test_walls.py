@@ -99,7 +99,7 @@ def test_help_imports_none_of_the_heavy_ones() -> None:
     program = """
 import sys
 sys.argv = ["ratchet", "--help"]
-from ratchet.cli import main
+from commands.cli import main
 try:
     main()
 except SystemExit as leaving:

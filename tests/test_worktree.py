@@ -10,11 +10,11 @@ import pytest
 from filelock import FileLock
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
-from ratchet.params import Params
+from ratchet.provenance.git_worktree import commit_in, lay_down
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.mlflow_store import address
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from ratchet.worktree import commit_in, lay_down
 
 Git = Callable[..., str]
 

@@ -30,7 +30,7 @@ __all__ = [
     "RatchetError",
     "RegistryError",
     "SettingsError",
-    "TrackingAway",
+    "TrackingUnavailable",
     "TrainingError",
     "WorkspaceBusy",
     "WorkspaceError",
@@ -90,7 +90,7 @@ class NotAllowed(RegistryError):
     """The settings do not let this user do that."""
 
 
-class TrackingAway(RatchetError):
+class TrackingUnavailable(RatchetError):
     """MLflow does not answer; what was recorded waits in the journal."""
 
 

@@ -149,7 +149,7 @@ class Workspace:
 
     @property
     def overrides(self) -> Path:
-        """Note of what the settings of a run under way have replaced in params.yaml: ratchet.run_settings."""
+        """Note of what the settings of a run under way have replaced in params.yaml: ratchet.settings.run_settings."""
         return self.state / "overrides.json"
 
     @contextmanager
@@ -189,7 +189,7 @@ class Workspace:
     def _restored(self) -> str | None:
         if not self.overrides.exists():
             return None
-        from ratchet import run_settings
+        from ratchet.settings import run_settings
 
         with disk_errors(self.root):
             return run_settings.restore(self)

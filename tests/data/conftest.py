@@ -12,7 +12,7 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 Ingest = Callable[..., Manifest]
 DEFAULTS = {name: field.default for name, field in DataSettings.model_fields.items()}

@@ -5,8 +5,8 @@ import shutil
 
 from PIL import Image
 
-from ratchet.data.card import card
 from ratchet.data.difference import difference
+from ratchet.reports.data_card import card
 
 
 def drawn(place, before=None) -> str:

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.pictures import Look
+from ratchet.data.reading.images import Look
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
 

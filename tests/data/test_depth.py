@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from ratchet import files
-from ratchet.data.card import card
 from ratchet.data.depth import eight_bits, raw_values
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading import pictures, storage
+from ratchet.data.reading import images, storage
+from ratchet.reports.data_card import card
 
 
 def scan(number: int, *, bits: int = 12, side: int = 32) -> np.ndarray:
@@ -103,10 +103,8 @@ def test_what_is_added_is_decoded_and_nothing_else(scans, monkeypatch, deepest: 
     unseen = next(name for name in names if name not in looked_at)
     Image.fromarray(scan(9000, bits=deepest)).save(scans.root / "pictures" / unseen)
     assert scans.ingest().depth == deepest
-    decoded, to_pixels = [], pictures.to_pixels
-    monkeypatch.setattr(
-        pictures, "to_pixels", lambda *args, **kwargs: (decoded.append(1), to_pixels(*args, **kwargs))[1]
-    )
+    decoded, to_pixels = [], images.to_pixels
+    monkeypatch.setattr(images, "to_pixels", lambda *args, **kwargs: (decoded.append(1), to_pixels(*args, **kwargs))[1])
     fill(scans, "ill", 3, first=5000)
     assert scans.ingest().depth == deepest
     assert len(decoded) == 3
@@ -124,7 +122,7 @@ def test_a_transparent_value_is_white_and_sets_no_scale(tmp_path: Path) -> None:
     values = scan(1)
     values[5] = 65_535
     Image.fromarray(values).save(tmp_path / "a.png", transparency=65_535)
-    look = pictures.Look((32, 1), 10**7, depth=12)
+    look = images.Look((32, 1), 10**7, depth=12)
     facts, pixels = look.at(storage.LocalFolder(tmp_path).read, "a.png")
     assert facts.depth == 12
     assert pixels is not None

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ratchet.data.reading.identify import identify
-from ratchet.data.reading.pictures import Look, to_pixels
+from ratchet.data.reading.images import Look, to_pixels
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import SettingsError
 
@@ -136,10 +136,10 @@ def test_heic_by_choice_is_read(two_classes, workers: int, monkeypatch) -> None:
 
 
 def test_heif_without_its_library_is_refused_with_the_fix(two_classes, monkeypatch) -> None:
-    from ratchet.data.reading import pictures
+    from ratchet.data.reading import images
 
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif", None)
-    pictures._register_heif.cache_clear()
+    images._register_heif.cache_clear()
     with pytest.raises(
         SettingsError, match=r"data\.formats: found heif, which needs pillow-heif .*uv pip install pillow-heif"
     ):
@@ -148,13 +148,13 @@ def test_heif_without_its_library_is_refused_with_the_fix(two_classes, monkeypat
 
 
 def test_a_released_file_that_nothing_here_reads_stays_out(two_classes) -> None:
-    from ratchet.data import quarantine, releases
+    from ratchet.data import overrides, quarantine
 
     (two_classes.root / "pictures" / "cat" / "a.jxl").write_bytes(CASES["a.jxl"][0])
     two_classes.ingest()
     two_classes.releases = two_classes.root / "releases.csv"
     bad = quarantine.read(two_classes.quarantine)
-    assert releases.add(two_classes.releases, bad, "cat/a.jxl", reason="test", by="me") == ["format-not-allowed"]
+    assert overrides.add(two_classes.releases, bad, "cat/a.jxl", reason="test", by="me") == ["format-not-allowed"]
     two_classes.ingest()
     assert two_classes.bad() == {"cat/a.jxl": {"unreadable"}}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ratchet.data.trouble.spelling import look_alikes, skeleton
+from ratchet.data.checks.label_spelling import look_alikes, skeleton
 from ratchet.errors import DataError, SettingsError
 
 KEY = "0123456789abcdef"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ratchet.data.trouble.labels import fold_of, judge
+from ratchet.data.checks.label_errors import fold_of, judge
 
 CLASSES = [f"class {number}" for number in range(10)]
 

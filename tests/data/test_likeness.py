@@ -9,9 +9,9 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from ratchet import files
-from ratchet.data.reading.pictures import to_pixels
-from ratchet.data.trouble.likeness import Likeness, fingerprints, look, pairs
-from ratchet.data.trouble.transformed import transformed_pairs
+from ratchet.data.checks.near_duplicates import NearDuplicates, fingerprints, look, pairs
+from ratchet.data.checks.transformed_duplicates import transformed_pairs
+from ratchet.data.reading.images import to_pixels
 
 
 def drawn(count: int, side: int = 32) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_pairs_are_told_by_id_and_split_and_exact_copies_are_not_among_them() ->
             "pixels": ["0", "1", "1", "2", "3"],
         }
     )
-    alike = Likeness()
+    alike = NearDuplicates()
     pixels = np.stack([pictures[0], pictures[1], pictures[1], pictures[2], near])
     alike.add(look(pixels[:3]))
     alike.add(look(pixels[3:]))

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.data.reading import pictures, storage
+from ratchet.data.reading import images, storage
 from ratchet.errors import DataError
 
 
@@ -18,7 +18,7 @@ def counted(two_classes, monkeypatch):
     """80 pictures, ingested once with a memo; `read` and `decoded` count from there on."""
     monkeypatch.setattr(storage, "_FRESH", 0)  # files of this very moment are settled, too
     counts = Counter()
-    to_pixels, opened = pictures.to_pixels, storage.LocalFolder.read
+    to_pixels, opened = images.to_pixels, storage.LocalFolder.read
 
     def counting_pixels(*args, **kwargs):
         counts["decoded"] += 1
@@ -28,7 +28,7 @@ def counted(two_classes, monkeypatch):
         counts["read"] += 1
         return opened(self, name)
 
-    monkeypatch.setattr(pictures, "to_pixels", counting_pixels)
+    monkeypatch.setattr(images, "to_pixels", counting_pixels)
     monkeypatch.setattr(storage.LocalFolder, "read", counting_open)
     two_classes.memo = two_classes.root / "memo.parquet"
     two_classes.ingest()
@@ -126,9 +126,9 @@ def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str)
     elif damage == "cut":
         counted.memo.write_bytes(counted.memo.read_bytes()[:200])
     elif damage == "other decoders":
-        monkeypatch.setattr("ratchet.data.reading.memo.version", lambda name: "0")
+        monkeypatch.setattr("ratchet.data.reading.cache.version", lambda name: "0")
     elif damage == "other scaling":
-        monkeypatch.setattr("ratchet.data.reading.memo.depth.__file__", __file__)
+        monkeypatch.setattr("ratchet.data.reading.cache.depth.__file__", __file__)
     else:
         counted.ingest(image_size=16)
         counted.counts.clear()

@@ -22,7 +22,7 @@ print(json.dumps([before, peak()]))
 """
 
 PAIRS = """
-from ratchet.data.trouble.likeness import pairs
+from ratchet.data.checks.near_duplicates import pairs
 
 drawn = np.random.default_rng(0)
 rows = 20_000
@@ -38,7 +38,7 @@ pairs(marks, small)
 ABSENT = """
 from ratchet.data.ingest import ingest
 from ratchet.errors import DataError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 before = peak()
 nowhere = Path("/nowhere/at/all")
@@ -51,7 +51,7 @@ except DataError as error:
 
 SET = """
 from ratchet.data.ingest import ingest
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 import torchvision.datasets
 

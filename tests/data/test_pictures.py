@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.pictures import FORMATS, Facts, Look, check_formats, claimed, to_pixels
+from ratchet.data.reading.images import FORMATS, Facts, Look, check_formats, claimed, to_pixels
 from ratchet.data.reading.storage import LocalFolder
 
 

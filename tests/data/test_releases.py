@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from ratchet.data import releases
+from ratchet.data import overrides
 from ratchet.errors import DataError
 
 
@@ -20,7 +20,7 @@ def tiny(two_classes):
 
 
 def release(place, source: str, reason: str = "all we have") -> list[str]:
-    return releases.add(place.releases, pl.read_parquet(place.quarantine), source, reason=reason, by="me")
+    return overrides.add(place.releases, pl.read_parquet(place.quarantine), source, reason=reason, by="me")
 
 
 def test_a_released_sample_is_trained_on_and_the_version_says_why(tiny) -> None:

@@ -12,7 +12,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.reading.sample import PER_CLASS, sampled, spread
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.data.sources.image_folder import ImageFolder
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 OWN = """
 import torch

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from ratchet.data import split
-from ratchet.data.reading import pictures
-from ratchet.data.reading.pictures import full_digest
+from ratchet.data.reading import images
+from ratchet.data.reading.images import full_digest
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
@@ -206,8 +206,8 @@ def test_given_splits_need_no_image_at_full_size(place, monkeypatch) -> None:
     """And splits that are drawn later go by the digests at full size, not by what was remembered without them."""
     monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
     digested = []
-    original = pictures.full_digest
-    monkeypatch.setattr(pictures, "full_digest", lambda image: digested.append(image.size) or original(image))
+    original = images.full_digest
+    monkeypatch.setattr(images, "full_digest", lambda image: digested.append(image.size) or original(image))
     for number, split_folder in enumerate(("train", "val", "test")):
         for name in ("cat", "dog"):
             place.fill(f"{split_folder}/{name}", 12, first=100 * number + 50 * (name == "dog"))

@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 
 from ratchet import files
-from ratchet.data.card import card
-from ratchet.data.trouble.telling import telling
+from ratchet.data.checks.leakage import telling
+from ratchet.reports.data_card import card
 
 DRAWN = np.random.default_rng(0)
 COUNT = 400

@@ -7,7 +7,7 @@ import sklearn.metrics  # noqa: F401  # as it is imported it draws from Python's
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.limits import limits, weak_classes
 from ratchet.evaluation.metrics import measure
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 CLASSES = ("ant", "bee", "cat", "dog")
 

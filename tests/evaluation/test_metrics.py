@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 from ratchet.errors import DataError, TrainingError
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.metrics import measure
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100)
 

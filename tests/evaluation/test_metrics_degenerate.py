@@ -17,7 +17,7 @@ from sklearn import metrics as sk
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.metrics import measure
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100, top_k=2)
 Given = tuple[np.ndarray, np.ndarray]

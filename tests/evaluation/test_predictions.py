@@ -12,7 +12,7 @@ from ratchet.errors import DataError
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from sklearn.linear_model import LogisticRegression
 
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
-from ratchet.evaluation.report import Example, ReportContent, render
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
-from ratchet.evaluation.verdict import Verdict
-from ratchet.params import EvaluationSettings, GateSettings, Params
-from ratchet.registry.gate import CandidateFigures, answers_rule, judge
+from ratchet.gate import CandidateFigures, answers_rule, judge
+from ratchet.gate.verdict import Verdict
+from ratchet.reports.run_report import Example, ReportContent, render
+from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 
 FEW = EvaluationSettings(resamples=100)
 NASTY = "<script>alert('x')</script>\"&"

@@ -12,7 +12,7 @@ from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.robustness import NotMeasured, Robustness, enough, measure_robustness, spread
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 ROWS = 60
 Answer = Callable[[np.ndarray], np.ndarray]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.params import PlatformSettings
 from ratchet.platform import client_environment, prefect_server, quotas
 from ratchet.platform.deployments import create_pool
 from ratchet.platform.servers import POOL, call
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.slow

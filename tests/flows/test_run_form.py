@@ -9,7 +9,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, build_err
 
 from flows.train import train_flow
 from ratchet import settings
-from ratchet.params import Overrides
+from ratchet.settings.model import Overrides
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ratchet.lineage import chain_page
-from ratchet.lineage.archive import Made, Release
-from ratchet.lineage.chain import Link, data_link
+from ratchet.provenance.archive import Made, Release
+from ratchet.provenance.chain import Link, data_link
+from ratchet.reports import chain_page
 
 RECORD = {
     "id": "0123456789abcdef",

@@ -6,9 +6,10 @@ import pytest
 from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
-from ratchet.lineage import comparison, comparison_page
-from ratchet.lineage.comparison import CodeChange, Comparison, Figure, compare_rows, patched_files
-from ratchet.lineage.records import Change, changes, environment
+from ratchet.provenance import comparison
+from ratchet.provenance.changes import Change, changes, environment
+from ratchet.provenance.comparison import CodeChange, Comparison, Figure, compare_rows, patched_files
+from ratchet.reports import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
 PATCH = b"""diff --git a/a.py b/a.py

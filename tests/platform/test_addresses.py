@@ -11,7 +11,6 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import PlatformError, SettingsError
-from ratchet.params import PlatformSettings
 from ratchet.platform import servers
 from ratchet.platform.addresses import (
     address,
@@ -23,6 +22,7 @@ from ratchet.platform.addresses import (
 from ratchet.platform.lifecycle import up
 from ratchet.platform.processes import free_port
 from ratchet.settings import override
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 PASSWORDS = {

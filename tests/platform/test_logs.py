@@ -15,7 +15,7 @@ from ratchet.workspace import Workspace
 
 # As the program begins in a shell: a test may run where SIGINT is ignored, which would be inherited.
 PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from ratchet.cli import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from commands.cli import main; main()"
 )
 
 

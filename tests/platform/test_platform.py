@@ -22,13 +22,13 @@ import pytest
 
 from ratchet import files
 from ratchet.errors import PlatformError
-from ratchet.params import PlatformSettings
 from ratchet.platform import Addresses, PrefectServer, client_environment, down, servers, status, up
 from ratchet.platform.condition import TITLES
 from ratchet.platform.guard import marked
 from ratchet.platform.processes import Part, free_port, port_holder
 from ratchet.platform.record import Record
 from ratchet.settings import override
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "__init__.py").touch()
     (root / "flows" / "train.py").write_text(FLOW)
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
-    for name in ("params.yaml", "prefect.yaml", "tasks/watch.py"):
+    for name in ("params.yaml", "prefect.yaml", "tasks/progress.py"):
         shutil.copy(REPOSITORY / name, root / name)
     for name in ("alerts", "approve", "dvc_stage", "production", "server", "watch"):
         shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
@@ -158,7 +158,7 @@ def flow_runs(running: Running) -> list[dict[str, Any]]:
 
 
 def ratchet(running: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ratchet.cli", *arguments]
+    command = [sys.executable, "-m", "commands", *arguments]
     return subprocess.run(command, cwd=running.workspace.root, capture_output=True, text=True, check=False)
 
 
@@ -337,7 +337,7 @@ def test_two_ups_at_once_start_anew_what_lost_its_keeper_and_nothing_twice(runni
     until(lambda: states(running) == ["up", "down", "up"])
     assert marked(before["mlflow"].token)  # the server itself, which nobody looks after any more
     environment = os.environ | {"RATCHET_ROOT": str(running.workspace.root)}
-    command = [sys.executable, "-m", "ratchet.cli", "up"]
+    command = [sys.executable, "-m", "commands", "up"]
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     after = running.parts()

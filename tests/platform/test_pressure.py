@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from ratchet import settings
-from ratchet.params import AlertSettings
 from ratchet.platform.pressure import Reading, Watch, readings
 from ratchet.platform.record import Record
+from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ const char *nvmlErrorString(int error) { return "refused"; }
 LOOK = """
 import sys
 from pathlib import Path
-from ratchet.params import AlertSettings
+from ratchet.settings.model import AlertSettings
 from ratchet.platform.pressure import readings
 from ratchet.workspace import Workspace
 for reading in readings(Workspace(Path(sys.argv[1])), AlertSettings(memory_used=1.0)):

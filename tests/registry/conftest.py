@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.params import Params, RegistrySettings, TrackingSettings
 from ratchet.platform.processes import free_port
 from ratchet.registry import audit as auditing
 from ratchet.registry.models import ModelRegistry
+from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
-from ratchet.registry.succession import Succession
 from ratchet.registry.versions import Version
+from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.training import ModelSpec
 from ratchet.workspace import Workspace
 
@@ -137,12 +137,12 @@ class Line:
     params: Params
     count: Iterator[int] = field(default_factory=itertools.count)
 
-    def under(self, **changes: object) -> Succession:
+    def under(self, **changes: object) -> Promotions:
         """The same line under other settings."""
-        return Succession(self.place.workspace, self.params.model_copy(update=changes), self.name)
+        return Promotions(self.place.workspace, self.params.model_copy(update=changes), self.name)
 
     @property
-    def succession(self) -> Succession:
+    def succession(self) -> Promotions:
         return self.under()
 
     def run(self) -> tuple[str, str]:
@@ -243,7 +243,7 @@ import os, signal, sys
 from pathlib import Path
 from ratchet.registry import journal
 from ratchet.registry.runs import Run
-from ratchet.params import Params, TrackingSettings
+from ratchet.settings.model import Params, TrackingSettings
 from ratchet.workspace import Workspace
 root, uri, experiment, key, method = sys.argv[1:]
 run = Run(Workspace(Path(root)), Params(tracking=TrackingSettings(uri=uri, experiment=experiment)), key)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import RegistryError, TrackingAway
-from ratchet.lineage.archive import Archive
-from ratchet.params import Params, TrackingSettings
-from ratchet.registry.records import read_record, record_tags
+from ratchet.errors import RegistryError, TrackingUnavailable
+from ratchet.provenance.archive import Archive
+from ratchet.registry.provenance_tags import read_record, record_tags
 from ratchet.registry.runs import Run
+from ratchet.settings.model import Params, TrackingSettings
 
 RECORD = {"id": "0123456789abcdef", "dvc": {"data/packed": "d.dir"}, "python": "3.11"}
 
@@ -95,5 +95,5 @@ def test_a_server_that_is_away_is_said(tmp_path: Any) -> None:
     from ratchet.workspace import Workspace
 
     away = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))
-    with pytest.raises(TrackingAway, match="MLflow at http"):
+    with pytest.raises(TrackingUnavailable, match="MLflow at http"):
         Archive(Workspace(tmp_path), away).runs()

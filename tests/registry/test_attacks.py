@@ -15,15 +15,15 @@ import pytest
 
 from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError, SettingsError
-from ratchet.lineage.archive import Archive
-from ratchet.lineage.sealed import Sealed
-from ratchet.params import Params, RegistrySettings
+from ratchet.provenance.archive import Archive
+from ratchet.provenance.sealed import Sealed
 from ratchet.registry import audit as auditing
 from ratchet.registry import recovery
 from ratchet.registry.chain import COLUMNS, FIRST, Entry
 from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.statement import SEALED, figure_metrics, write_statement
+from ratchet.settings.model import Params, RegistrySettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")

@@ -12,9 +12,9 @@ from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.robustness import Robustness
-from ratchet.evaluation.verdict import RuleResult, Unused, Verdict
-from ratchet.params import EvaluationSettings
-from ratchet.registry.card import CardContent, description, render_html, render_markdown
+from ratchet.gate.verdict import RuleResult, Unused, Verdict
+from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
+from ratchet.settings.model import EvaluationSettings
 
 NASTY = "<script>alert('x')</script>|*_`&\"[a](b)"
 CLASSES = ("ant", NASTY, "cat")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import TrackingAway
-from ratchet.params import TrackingSettings
+from ratchet.errors import TrackingUnavailable
+from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
@@ -115,7 +115,7 @@ def test_a_server_that_fails_at_any_request_makes_one_version_in_the_end(line: A
         door.fails = lambda _, at=fail_at: failure if len(door.asked) - 1 in (at, at + 1) else None
         try:
             crown(line, run_id, model_uri)
-        except TrackingAway as error:
+        except TrackingUnavailable as error:
             told.append(str(error))
         fail_at += 3
     door.fails = lambda _: None
@@ -159,7 +159,7 @@ def test_a_server_that_is_away_is_told_and_the_same_again_does_it(line: Any, doo
     second = line.challenger()
     server.stop()
     try:
-        with pytest.raises(TrackingAway, match="start the server"):
+        with pytest.raises(TrackingUnavailable, match="start the server"):
             line.succession.crown(second, over=first.number)
     finally:
         server.start()

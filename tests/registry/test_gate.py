@@ -10,11 +10,11 @@ import pytest
 from bench.gate_errors import FIVE_PER_CENT, Pair, detectable, nights, share_promoted
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
-from ratchet.evaluation.verdict import RuleResult, Unused, Verdict
-from ratchet.params import EvaluationSettings, GateSettings
-from ratchet.registry.gate import CandidateFigures, ChampionRows, Tries, answers_rule, judge
-from ratchet.registry.gate.level import spend
+from ratchet.gate import CandidateFigures, ChampionRows, Tries, answers_rule, judge
+from ratchet.gate.level import spend
+from ratchet.gate.verdict import RuleResult, Unused, Verdict
 from ratchet.serving.program import NotExported, Parity
+from ratchet.settings.model import EvaluationSettings, GateSettings
 
 ANSWERS = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
 MEASURED = EvaluationSettings(resamples=1000)

@@ -14,17 +14,17 @@ from PIL import Image
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RegistryError
-from ratchet.evaluation.verdict import Verdict
-from ratchet.params import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
+from ratchet.gate.verdict import Verdict
+from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
 from ratchet.registry.samples import SEEN, read_samples, split_samples, write_samples
-from ratchet.registry.succession import Succession
 from ratchet.registry.versions import Version
+from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
 from ratchet.training import ModelSpec, build, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
-from tasks.judging import judge_model
-from tasks.watch import Terminal
+from tasks.gate_inputs import judge_model
+from tasks.progress import Terminal
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 
@@ -48,8 +48,8 @@ class Pets:
     runs: int = 0
 
     @property
-    def succession(self) -> Succession:
-        return Succession(self.workspace, self.params, "pets")
+    def succession(self) -> Promotions:
+        return Promotions(self.workspace, self.params, "pets")
 
     def pack(self, split: Callable[[int], str], *, classes: int = 2, size: int = 8, names: str = "{}.png") -> None:
         """Ingest 60 images; the same number is the same image, whatever its file is called."""

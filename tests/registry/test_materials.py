@@ -12,7 +12,7 @@ from cyclonedx.model.bom import Bom
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from ratchet.registry.materials import Made, bill
+from ratchet.registry.sbom import Made, bill
 
 LOCK = Path(__file__).parents[2] / "requirements.txt"
 MADE = Made(

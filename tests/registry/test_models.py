@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from ratchet.errors import RatchetError, RegistryError, TrackingAway
-from ratchet.params import Params, RegistrySettings, TrackingSettings
+from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
 from ratchet.registry.pickles import files_under, find_pickles
 from ratchet.registry.runs import Run
 from ratchet.serving.program import Program
+from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.training import ModelSpec, build, load_model, save_model, seal, verify
 from ratchet.workspace import Workspace
 
@@ -187,7 +187,7 @@ def test_a_model_that_is_not_there_is_named(registry: ModelRegistry) -> None:
 
 def test_a_dead_address_is_told_with_the_way_out(tmp_path: Path) -> None:
     dead = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))
-    with pytest.raises(TrackingAway, match=r"http://127\.0\.0\.1:9 .*`ratchet sync`"):
+    with pytest.raises(TrackingUnavailable, match=r"http://127\.0\.0\.1:9 .*`ratchet sync`"):
         ModelRegistry(Workspace(tmp_path), dead).champion("digits", tmp_path)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ratchet.cost import Cost
-from ratchet.errors import TrackingAway, TrainingError
-from ratchet.params import ModelSettings, Params, TrackingSettings
+from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, connect, experiment_id
 from ratchet.registry.runs import Run, send_all, spent
+from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
 
 DEAD = "http://127.0.0.1:9"
@@ -209,7 +209,7 @@ def test_what_waited_is_delivered_once_when_mlflow_is_back(server: Any, served: 
         with Run(served.workspace, served.params, "k") as run:
             tell(run)
         assert run.away
-        with pytest.raises(TrackingAway, match=f"{re.escape(server.uri)} .*`ratchet sync`"):
+        with pytest.raises(TrackingUnavailable, match=f"{re.escape(server.uri)} .*`ratchet sync`"):
             send_all(served.workspace, served.params)
     finally:
         server.start()
@@ -228,7 +228,7 @@ def test_a_server_that_goes_away_in_between_loses_and_repeats_nothing(server: An
     server.stop()
     try:
         run.metrics({"loss": 0.5}, step=2)
-        with pytest.raises(TrackingAway):
+        with pytest.raises(TrackingUnavailable):
             run.send()
     finally:
         server.start()
@@ -254,7 +254,7 @@ def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str
     (tmp_path / "file").touch()
     with Run(Workspace(tmp_path), Params(tracking=TrackingSettings(uri=uri)), "k") as run:
         run.metrics({"loss": 1.0}, step=1)
-        with pytest.raises(TrackingAway, match=r"(file/mlflow\.db|nonsense://there) .*`ratchet sync`"):
+        with pytest.raises(TrackingUnavailable, match=r"(file/mlflow\.db|nonsense://there) .*`ratchet sync`"):
             run.send()
     assert run.away
 

@@ -15,20 +15,20 @@ from typing import Any
 import polars
 import pytest
 
+from commands.compare import compare
+from commands.reproduce import require_evidence
+from commands.trace import trace
 from ratchet.errors import RegistryError
-from ratchet.lineage.archive import Archive, Release
-from ratchet.lineage.chain import data_link
-from ratchet.lineage.sealed import Sealed
-from ratchet.params import Params, TrackingSettings
-from ratchet.registry.kept import Kept
-from ratchet.registry.records import RECORD, record_tags
+from ratchet.provenance.archive import Archive, Release
+from ratchet.provenance.chain import data_link
+from ratchet.provenance.sealed import Sealed
+from ratchet.registry.alias_sync import AliasSync
+from ratchet.registry.provenance_tags import RECORD, record_tags
 from ratchet.registry.runs import Run
 from ratchet.registry.statement import parse_statement, write_statement
+from ratchet.settings.model import Params, TrackingSettings
 from ratchet.workspace import Workspace
-from tasks.compare import compare
-from tasks.reproduce import require_evidence
 from tasks.summary import model_line
-from tasks.trace import trace
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 Line = Any  # conftest.py's
@@ -63,7 +63,7 @@ def test_the_summary_has_the_aliases_of_now(line: Line) -> None:
 def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     version = line.champion()
     release = Release(line.name, version.number, ("champion",), {})
-    kept = Kept(line.place.workspace, line.params, line.name)
+    kept = AliasSync(line.place.workspace, line.params, line.name)
     assert "digests in the ledger fit what is stored" in require_evidence(kept, release, version.run_id)
     path = line.artifact(version, "model.safetensors")
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -142,7 +142,7 @@ def test_compare_says_which_files_are_damaged(tmp_path: Path) -> None:
     (root / "params.yaml").write_bytes((Path(__file__).parents[2] / "params.yaml").read_bytes())
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=root, check=True)
     workspace = Workspace(root)
-    registry, runs = Kept(workspace, Params(), "x").registry, []
+    registry, runs = AliasSync(workspace, Params(), "x").registry, []
     settings, answers = tmp_path / "params.yaml", tmp_path / "predictions.parquet"
     for number, (yaml, parquet) in enumerate([("a: [", b"PAR1"), ("- a", b"")]):
         run = Run(workspace, Params(), f"training-{number}")
@@ -202,7 +202,7 @@ def test_every_printed_name_can_be_traced(tmp_path: Path) -> None:
     kept = [
         record[name] for name in ("id", "weights", "settings", "lock", "git_commit", "prefect_flow_run", "training")
     ]
-    name = Kept(workspace, Params(), "x").registry.client.get_run(run_id).info.run_name
+    name = AliasSync(workspace, Params(), "x").registry.client.get_run(run_id).info.run_name
     asked = [*kept, record["git_commit"][:12], run_id, run_id[:8], f"run {run_id[:8]}", name]
     for one in [*asked, *rows["id"], *rows["content"], record["dvc"]["data/packed"]]:
         found = trace(workspace, one)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ratchet.errors import ChampionMoved, LedgerBroken, NotAllowed, RegistryError
-from ratchet.params import AccessSettings, Params, RegistrySettings
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.models import ModelRegistry
-from ratchet.registry.succession import Succession
+from ratchet.registry.promotion import Promotions
 from ratchet.registry.versions import Version
+from ratchet.settings.model import AccessSettings, Params, RegistrySettings
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 OTHERS = AccessSettings(runners=("ann",), approvers=("bob",), admins=("cem",))
@@ -103,7 +103,7 @@ def test_registering_again_says_nothing_twice(line: Line) -> None:
     ],
 )
 def test_whoever_has_not_the_role_moves_nothing(
-    line: Line, act: Callable[[Succession, Version], object], role: str, name: str
+    line: Line, act: Callable[[Promotions, Version], object], role: str, name: str
 ) -> None:
     version = line.challenger()
     before = acts(line)
@@ -348,7 +348,7 @@ def test_two_that_were_judged_against_the_same_champion_do_not_both_get_in(line:
 
 def _crown(workspace: Any, params: Params, name: str, version: Version, outcomes: Any) -> None:
     try:
-        Succession(workspace, params, name).crown(version, over="1")
+        Promotions(workspace, params, name).crown(version, over="1")
     except ChampionMoved:
         outcomes.put("moved")
     else:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ratchet.evaluation.verdict import Comparison, Verdict
-from ratchet.registry.gate.level import Tries, spend
+from ratchet.gate.level import Tries, spend
+from ratchet.gate.verdict import Comparison, Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 from ratchet.registry.tries import Question, judgement, known_try, tries_before

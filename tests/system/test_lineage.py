@@ -322,7 +322,7 @@ def test_compare_takes_runs_too_and_finds_no_difference_of_one_and_itself(lineag
 TRACE = """
 import json, sys
 from ratchet.workspace import Workspace
-from tasks.trace import trace
+from commands.trace import trace
 
 def titles(link):
     return [[link.title, list(link.lines)], *(one for below in link.made for one in titles(below))]

@@ -19,7 +19,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.registry import audit as auditing
-from ratchet.registry.succession import Succession
+from ratchet.registry.promotion import Promotions
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,12 +60,12 @@ class Struck:
         return code
 
     @property
-    def succession(self) -> Succession:
-        return Succession(self.project.workspace, self.params, "digits")
+    def succession(self) -> Promotions:
+        return Promotions(self.project.workspace, self.params, "digits")
 
     def amiss(self, name: str) -> list[str]:
         """What an audit says of a model; nothing of one that is not there yet."""
-        succession = Succession(self.project.workspace, self.params, name)
+        succession = Promotions(self.project.workspace, self.params, name)
         if not succession.entries() and succession.registry.anchor(name) is None:
             return []
         return [one.removeprefix(name) for one in auditing.audit(self.project.workspace, self.params, name)]
@@ -199,7 +199,7 @@ def test_two_that_register_at_once_are_each_judged_against_the_champion_they_rep
     ]  # fmt: skip
     told = [process.communicate()[0] for process in at_work]
     assert [process.returncode for process in at_work] == [0, 0], told
-    succession = Succession(projects[0].workspace, settings.load(projects[0].workspace.params), "digits")
+    succession = Promotions(projects[0].workspace, settings.load(projects[0].workspace.params), "digits")
     promoted = [entry for entry in succession.entries() if entry.what == "promote"]
     assert [entry.content["over"] for entry in promoted] == [None, promoted[0].version]
     last = [entry for entry in succession.entries() if entry.version == promoted[1].version]

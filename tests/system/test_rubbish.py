@@ -17,7 +17,7 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.quarantine import HINTS
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 pytestmark = pytest.mark.slow
 

@@ -85,7 +85,7 @@ def test_a_proof_that_is_cut_off_leaves_nothing_behind(trained, number: signal.S
 
     before = trained.digests("data")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.verify", "--steps=100"], cwd=trained.root, env=trained.environment
+        [sys.executable, "-m", "commands.verify_resume", "--steps=100"], cwd=trained.root, env=trained.environment
     )
     try:
         while not under_way():

@@ -26,10 +26,10 @@ MODULES = (
     "ratchet.provenance",
     "ratchet.registry.runs",
     "ratchet.training",
-    "ratchet.registry.succession",
+    "ratchet.registry.promotion",
     "mlflow.pyfunc",
     "polars",
-    "tasks.command",
+    "tasks.stage_runner",
     "tasks.machine",
     "tasks.register",
 )
@@ -62,7 +62,7 @@ def act(command: list[str], near: str, after: int) -> int:
         die_at(near, after)
     try:
         if command[0] == "ratchet":
-            from ratchet.cli import main
+            from commands.cli import main
 
             sys.argv = command
             main()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from commands.checkpoint_difference import differences
+from commands.resume_trial import Trial
 from ratchet.training import CheckpointStore
 from ratchet.training.checkpoint import Snapshot
-from tasks.difference import differences
-from tasks.scratch import Scratch
-from tasks.trial import Trial
+from tasks.scratch_project import Scratch
 
 SNAPSHOT = Snapshot(
     step=4,

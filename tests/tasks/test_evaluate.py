@@ -16,7 +16,7 @@ from ratchet.evaluation.corruptions import corrupt
 from ratchet.evaluation.explanations import read_explanations
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness, spread
-from ratchet.params import DataSettings, EvaluationSettings, Params
+from ratchet.settings.model import DataSettings, EvaluationSettings, Params
 from ratchet.training import ModelSpec, build, load_model, open_split, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate, read_figures, slice_columns

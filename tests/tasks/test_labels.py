@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from commands.labels import _summary, check_labels
 from ratchet import settings
 from ratchet.data.ingest import ingest
 from ratchet.errors import DataError
 from ratchet.workspace import Workspace
-from tasks.labels import _summary, check_labels
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.params import BESIDE, Params
+from ratchet.settings.model import BESIDE, Params
 from ratchet.training import Plan
 from ratchet.workspace import Workspace
 

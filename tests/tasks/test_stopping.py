@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.cost import Cost, Meter
-from ratchet.params import BudgetSettings
+from ratchet.settings.model import BudgetSettings
 from ratchet.workspace import Workspace
 from tasks.stopping import Budget
 from tasks.summary import newest_checkpoint

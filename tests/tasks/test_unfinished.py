@@ -10,7 +10,7 @@ from ratchet import settings
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.workspace import Workspace
-from tasks.course import Course
+from tasks.training_job import TrainingJob
 from tasks.unfinished import note, unfinished
 
 
@@ -30,12 +30,12 @@ def read(workspace: Workspace) -> None:
     )  # fmt: skip
 
 
-def course(workspace: Workspace, **changes: Any) -> Course:
+def course(workspace: Workspace, **changes: Any) -> TrainingJob:
     settings.override(workspace.params, {name.replace("__", "."): value for name, value in changes.items()})
-    return Course.of(settings.load(workspace.params), workspace, Manifest.read(workspace.packed))
+    return TrainingJob.of(settings.load(workspace.params), workspace, Manifest.read(workspace.packed))
 
 
-def cut_off(workspace: Workspace, one: Course, *, step: int = 1200) -> Path:
+def cut_off(workspace: Workspace, one: TrainingJob, *, step: int = 1200) -> Path:
     """What a training leaves that was killed after a checkpoint."""
     folder = workspace.running / one.key
     note(folder, one, total=8000)

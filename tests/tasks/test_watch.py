@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks import watch
-from tasks.watch import Terminal
+from tasks import progress
+from tasks.progress import Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def test_progress_is_told_now_and_then_not_at_every_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Terminal("train", unit="steps") as terminal:
         for step in range(1, 51):
             now[0] += 1.0

@@ -2,7 +2,7 @@
 
 import torch
 
-from tasks.weights import compare
+from commands.weights import compare
 
 ONE = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([[2.0]], dtype=torch.bfloat16), "n": torch.tensor(3)}
 

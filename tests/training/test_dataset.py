@@ -22,10 +22,10 @@ import torch
 
 from ratchet.data.ingest import ingest
 from ratchet.errors import TrainingError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 from ratchet.training import CheckpointStore, Finished, Plan, Started, Stopped, Trouble, fit
 from ratchet.training.augment import sample_bits
-from ratchet.training.dataset import DatasetSplit
+from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
 
 CPU = torch.device("cpu")
@@ -116,7 +116,7 @@ class Home:
         path.write_text(json.dumps(manifest))
 
     def open_factory_digest(self) -> str:
-        from ratchet.training.samples import Factory
+        from ratchet.training.custom_samples import Factory
 
         return Factory("own:photos", self.root, "own.py").digest()
 
@@ -348,7 +348,7 @@ KILLED = """
 import json, signal, sys
 from pathlib import Path
 import numpy as np, torch
-from ratchet.training.dataset import DatasetSplit
+from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
 
 if __name__ == "__main__":
@@ -490,7 +490,7 @@ import json, sys
 from pathlib import Path
 import numpy as np, torch
 from ratchet.training import interrupt
-from ratchet.training.dataset import DatasetSplit
+from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
 from ratchet.training.interrupt import Interrupted
 from tasks.stopping import on_request
@@ -557,7 +557,7 @@ STOPPED = """
 import json, os, sys
 from pathlib import Path
 import numpy as np, torch
-from ratchet.training.dataset import DatasetSplit
+from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
 
 if __name__ == "__main__":

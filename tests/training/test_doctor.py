@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from ratchet.data.ingest import ingest
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 from ratchet.training import ModelSpec, Plan, Split, build, open_split
-from ratchet.training.doctor import Finding, examine, room
-from ratchet.training.doctor.room import examine_memory
+from ratchet.training.doctor import Finding, examine, resources
+from ratchet.training.doctor.resources import examine_memory
 from ratchet.training.models import Classifier
 
 CPU = torch.device("cpu")
@@ -374,7 +374,7 @@ def test_a_batch_that_memory_cannot_hold_is_told_before_it_kills(tmp_path: Path)
 
 def test_four_copies_of_a_checkpoint_are_reckoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot, its bytes, the file read back, and the next snapshot, which waits; and the best weights."""
-    monkeypatch.setattr(room, "available_memory", lambda: 0)
+    monkeypatch.setattr(resources, "available_memory", lambda: 0)
     model = nn.Linear(2**14, 2**12, bias=False)  # 256 MiB
     plan = replace(PLAN, optimizer="sgd")  # a checkpoint is 3 times the weights: their best copy, and the momentum
     (finding,) = examine_memory(model, plan, device=CPU, precision="fp32", rows=16, activations=0)
@@ -391,7 +391,7 @@ def test_checkpoint_copies_are_those_that_are_reckoned(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     ).stdout
-    assert 3.5 < float(measured) < room._HOST_COPIES + 0.3
+    assert 3.5 < float(measured) < resources._HOST_COPIES + 0.3
 
 
 def test_labels_outside_the_classes_are_told(look: Callable[..., list[Finding]]) -> None:

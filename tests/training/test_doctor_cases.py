@@ -16,13 +16,13 @@ from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.training import ModelSpec, Plan, Split
-from ratchet.training.dataset import DatasetSplit, _Stack
+from ratchet.training.custom_dataset import DatasetSplit, _Stack
+from ratchet.training.custom_samples import Factory, Reader
 from ratchet.training.doctor import Finding, examine
 from ratchet.training.doctor.agreement import Looked, examine_shortcuts
-from ratchet.training.doctor.rows import examine_rows
+from ratchet.training.doctor.sample_checks import examine_rows
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
-from ratchet.training.samples import Factory, Reader
 
 CPU = torch.device("cpu")
 CLASSES = tuple(f"class {number}" for number in range(10))

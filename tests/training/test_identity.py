@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.params import TrainingSettings
+from ratchet.settings.model import TrainingSettings
 from ratchet.training import Plan, Started
 from ratchet.training.plan import DECIDE_NOTHING
 

@@ -15,10 +15,10 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.reading.identify import fix_for_format, fix_for_problem
-from ratchet.data.reading.pictures import ARRAY, claimed
+from ratchet.data.reading.images import ARRAY, claimed
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = [
     "FACTS",

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data import contract, pack, quarantine, split
-from ratchet.data import releases as releasing
+from ratchet.data import overrides as releasing
+from ratchet.data.checks.near_duplicates import NearDuplicates, look
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
-from ratchet.data.reading import memo
-from ratchet.data.reading.memo import Earlier, Memo
-from ratchet.data.reading.pictures import check_formats, patient_pillow
+from ratchet.data.reading import cache
+from ratchet.data.reading.cache import Earlier, Memo
+from ratchet.data.reading.images import check_formats, patient_pillow
 from ratchet.data.reading.sample import sampled
 from ratchet.data.reading.scratch import Scratch
 from ratchet.data.reading.survey import Survey
 from ratchet.data.sources import LISTING, Source, open_source
-from ratchet.data.trouble.likeness import Likeness, look
 from ratchet.errors import DataError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 from ratchet.workspace import disk_errors
 
 __all__ = ["ingest"]
@@ -76,10 +76,10 @@ def ingest(
         WorkspaceError: the disk is full or cannot be written.
     """
     if settings.source == "factory":
-        from ratchet.data.unpacked import ingest_own  # imports torch
+        from ratchet.data.custom_dataset import ingest_custom  # imports torch
 
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            return ingest_own(
+            return ingest_custom(
                 settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample,
                 sample_timeout=sample_timeout,
             )  # fmt: skip
@@ -126,7 +126,7 @@ class _Ingest:
             manifest, bad, facts, shape = self._into(draft)
         quarantine.write(self.table, bad)  # at once after the set that it belongs to
         if self.remember is not None:
-            memo.write(
+            cache.write(
                 self.remember, facts, shape=shape, whole=self.whole, inputs=self._inputs, outputs=self._outputs()
             )
         return manifest
@@ -191,7 +191,7 @@ class _Ingest:
             out = contract.kept_out(facts, bad)
             contract.check_index(index, self.settings, classes=self.source.classes, kept_out=out, table=self.table)
         index = self._placed(index, scratch, earlier)
-        alike = Likeness()
+        alike = NearDuplicates()
         splits, values, start = {}, {}, 0
         counts = dict(index.group_by("split").len().rows())
         for name in split.SPLITS:
@@ -282,7 +282,7 @@ class _Ingest:
         return read
 
     def _pack_split(
-        self, folder: Path, index: pl.DataFrame, scratch: Scratch, earlier: Earlier, alike: Likeness
+        self, folder: Path, index: pl.DataFrame, scratch: Scratch, earlier: Earlier, alike: NearDuplicates
     ) -> tuple[SplitFiles, NDArray[np.int64]]:
         shards, seen = pack.write_shards(
             folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), look(pixels)),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from ratchet.errors import SettingsError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["KEY_VARIABLE", "guarded", "looks_personal"]
 

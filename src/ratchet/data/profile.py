@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.reading.pictures import one_below_the_other
+from ratchet.data.checks.leakage import telling
+from ratchet.data.reading.images import one_below_the_other
 from ratchet.data.split import SPLITS
-from ratchet.data.trouble.telling import telling
 
 __all__ = ["channel_statistics", "histogram", "packed_pixels", "profile"]
 

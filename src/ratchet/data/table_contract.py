@@ -9,7 +9,7 @@ from pandera import polars as pa
 from ratchet.data import quarantine
 from ratchet.data.contract import failures, must
 from ratchet.data.privacy import looks_personal
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["check_table"]
 

@@ -19,7 +19,7 @@ from ratchet.evaluation.intervals import (
     resample_weights,
     share_interval,
 )
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["intervals"]
 

@@ -11,7 +11,7 @@ from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.figures import Averages, ClassFigures, Figures
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.slices import slices
-from ratchet.params import EvaluationSettings
+from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["measure"]
 

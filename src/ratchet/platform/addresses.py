@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from ratchet.errors import PlatformError
-from ratchet.params import PlatformSettings
 from ratchet.request_filter import normal_host, split_host
+from ratchet.settings.model import PlatformSettings
 
 __all__ = [
     "MLFLOW_NAMES",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.errors import PlatformError
-from ratchet.params import AlertSettings
 from ratchet.platform.sending import ENVIRONMENT, PASSWORD, WEBHOOK
 from ratchet.platform.servers import call
 from ratchet.platform.troubles import TROUBLES, Trouble
+from ratchet.settings.model import AlertSettings
 
 __all__ = ["NOBODY", "arrange", "require_secrets"]
 

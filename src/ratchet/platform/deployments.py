@@ -46,7 +46,7 @@ def _has_pool(api: str) -> bool:
 
 def deployment_digest(workspace: Workspace) -> str:
     """What the deployments are made from: prefect.yaml, the flows and the settings, from which the run form comes."""
-    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/params.py"))
+    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/settings/model.py"))
 
 
 def begin_deploy(workspace: Workspace, api: str) -> "subprocess.Popen[str]":

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ratchet.params import AlertSettings, PlatformSettings
 from ratchet.platform.alerts import NOBODY
 from ratchet.platform.lifecycle import down, turn, up
 from ratchet.platform.record import Record
+from ratchet.settings.model import AlertSettings, PlatformSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["stay"]

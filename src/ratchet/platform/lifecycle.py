@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from ratchet.errors import PlatformError, WorkspaceError
-from ratchet.params import AlertSettings, PlatformSettings
 from ratchet.platform import addresses, alerts, deployments, quotas, servers
 from ratchet.platform.alerts import NOBODY
 from ratchet.platform.condition import TITLES, condition
 from ratchet.platform.processes import Part, free_port_after, port_holder
 from ratchet.platform.record import Record
+from ratchet.settings.model import AlertSettings, PlatformSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["Addresses", "down", "turn", "up"]

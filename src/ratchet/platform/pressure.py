@@ -19,9 +19,9 @@ import psutil
 
 from ratchet import settings
 from ratchet.errors import PlatformError
-from ratchet.params import AlertSettings
 from ratchet.platform.record import Record
 from ratchet.platform.servers import call
+from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["EVENT", "Reading", "Watch", "readings"]

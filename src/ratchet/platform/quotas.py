@@ -7,8 +7,8 @@ says how much is anybody's.
 import re
 from typing import Any
 
-from ratchet.params import PlatformSettings
 from ratchet.platform.servers import POOL, call
+from ratchet.settings.model import PlatformSettings
 
 __all__ = ["GPUS", "RUNS", "anybodys", "everybodys", "one_persons", "tell"]
 

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ratchet.errors import PlatformError
-from ratchet.params import PlatformSettings
 from ratchet.platform import sending
 from ratchet.platform.addresses import (
     PREFECT_PASSWORD,
@@ -28,6 +27,7 @@ from ratchet.platform.addresses import (
     prefect_credentials,
 )
 from ratchet.platform.processes import Part, spawn
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 __all__ = [

@@ -11,7 +11,7 @@ import time
 from ratchet.errors import PlatformError, RatchetError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, answers
-from ratchet.run_settings import restore_if_idle
+from ratchet.settings.run_settings import restore_if_idle
 from ratchet.workspace import Workspace
 
 _WORKER = ("worker", "start", "--pool", POOL, "--type", "process")

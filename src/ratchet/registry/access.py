@@ -4,7 +4,7 @@ import os
 from typing import Literal
 
 from ratchet.errors import NotAllowed
-from ratchet.params import AccessSettings
+from ratchet.settings.model import AccessSettings
 
 __all__ = ["Role", "require", "user"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import LedgerBroken, RegistryError
-from ratchet.params import Params
-from ratchet.registry.evidence import difference, evidence
+from ratchet.registry.fingerprints import difference, evidence
 from ratchet.registry.ledger import RECOVER, Ledger
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.pickles import files_under, find_pickles
+from ratchet.registry.promotion import Promotions
 from ratchet.registry.statement import SEALED, edits
-from ratchet.registry.succession import Succession
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _is_here(place: str) -> bool:
     return place.startswith("file:") or place.startswith("/")
 
 
-def _successions(workspace: Workspace, params: Params, model: str | None, ledger: Ledger) -> list[Succession]:
+def _successions(workspace: Workspace, params: Params, model: str | None, ledger: Ledger) -> list[Promotions]:
     """Every model that the ledger speaks of, or that was kept in one; or the one that is asked for."""
     registry = ModelRegistry(workspace, params)
     kept = {name for name in registry.names() if registry.anchor(name) is not None}
@@ -162,10 +162,10 @@ def _successions(workspace: Workspace, params: Params, model: str | None, ledger
             f"{model}: the ledger knows no such model; it knows {', '.join(sorted(kept | told)) or 'none'}"
         )
     names = sorted(kept | told) if model is None else [model]
-    return [Succession(workspace, params, name, ledger=ledger) for name in names]
+    return [Promotions(workspace, params, name, ledger=ledger) for name in names]
 
 
-def _versions(succession: Succession, *, deleted: bool) -> Iterator[str]:
+def _versions(succession: Promotions, *, deleted: bool) -> Iterator[str]:
     """What is wrong with single versions: deleted, changed, or come in by another door."""
     for number in sorted(succession.deleted() if deleted else (), key=int):
         yield f"{succession.name} version {number} was deleted in MLflow; the ledger knows it"

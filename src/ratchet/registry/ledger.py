@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import urls
 from ratchet.errors import LedgerBroken, RegistryError
-from ratchet.params import Params
 from ratchet.registry.access import user
 from ratchet.registry.chain import COLUMNS, FIRST, SIGNATURE, Chain, Entry, Fault, Row
 from ratchet.registry.heads import Head, Heads, head_faults
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

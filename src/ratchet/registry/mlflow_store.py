@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet.errors import RegistryError, TrackingAway, first_line
-from ratchet.params import TrackingSettings
+from ratchet.errors import RegistryError, TrackingUnavailable, first_line
+from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def reachable(uri: str) -> Iterator[None]:
             f"does not take what it is sent ({first_line(error)[:200]})",
             "start the server or mend the address, then `ratchet sync`",
         )
-        raise TrackingAway(
+        raise TrackingUnavailable(
             f"tracking.uri: MLflow at {uri} {what}: nothing is lost, it waits in mlruns/journal; {way_out}"
         ) from error
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.errors import RegistryError
-from ratchet.params import Params
 from ratchet.registry.access import require, user
+from ratchet.registry.alias_state import standing
+from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.chain import digest_rows
-from ratchet.registry.evidence import difference, evidence
+from ratchet.registry.fingerprints import difference, evidence
 from ratchet.registry.heads import Head, head_faults, lost_heads
-from ratchet.registry.kept import Kept
 from ratchet.registry.ledger import Chain, Entry, Ledger
 from ratchet.registry.models import ModelRegistry
-from ratchet.registry.standing import standing
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 __all__ = ["Damage", "ModelState", "examine", "recover"]
@@ -144,17 +144,17 @@ def _lost(chain: Chain, heads: tuple[list[Head], list[Head]]) -> list[list[Any]]
     return [list(one) for one in sorted(lost | lost_heads(chain.entries))]
 
 
-def _models(workspace: Workspace, params: Params, ledger: Ledger) -> list[Kept]:
+def _models(workspace: Workspace, params: Params, ledger: Ledger) -> list[AliasSync]:
     """Every model that an entry names, be it set aside or not, or that MLflow knows to be kept in a ledger."""
     registry = ModelRegistry(workspace, params)
     kept = {name for name in registry.names() if registry.anchor(name) is not None}
     named = {entry.model for entry in ledger.read().entries if entry.what != "recover"}
     # An entry may name a model that is nowhere: a forged one, or one that was deleted.
     there = {name for name in named - kept if registry.is_there(name)}
-    return [Kept(workspace, params, name, ledger=ledger) for name in sorted(kept | there)]
+    return [AliasSync(workspace, params, name, ledger=ledger) for name in sorted(kept | there)]
 
 
-def _confirmed(kept: Kept, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:
+def _confirmed(kept: AliasSync, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:
     held = {}
     for number in filter(None, aliases.values()):
         version = kept.registry.find(f"{kept.name}/{number}")

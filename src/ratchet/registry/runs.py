@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from ratchet.cost import Cost, add
-from ratchet.errors import TrackingAway, TrainingError
-from ratchet.params import Params
+from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.registry.access import user
 from ratchet.registry.journal import Entry, Journal
 from ratchet.registry.mlflow_store import address, connect, experiment_id, reachable
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Run:
             try:
                 self.send()
                 self.away = None
-            except TrackingAway as error:
+            except TrackingUnavailable as error:
                 if self.away is None:
                     log.warning("%s", error)
                 self.away = str(error)

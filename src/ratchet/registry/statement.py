@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.registry.mlflow_store import reachable
-from ratchet.registry.records import parse_object
+from ratchet.registry.provenance_tags import parse_object
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

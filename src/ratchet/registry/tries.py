@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.evaluation.verdict import Verdict
-from ratchet.registry.gate.level import Tries
+from ratchet.gate.level import Tries
+from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
-from ratchet.params import Params
 from ratchet.registry.mlflow_store import address, all_pages, connect, or_none, reachable
-from ratchet.registry.records import read_record
+from ratchet.registry.provenance_tags import read_record
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

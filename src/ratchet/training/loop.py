@@ -13,16 +13,14 @@ from ratchet.training import selection
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, Split, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
-from ratchet.training.clock import waiting
 from ratchet.training.determinism import require_deterministic
 from ratchet.training.device import choose_device, describe, keep_freed_memory, ran_out_of_memory, reproducible
 from ratchet.training.duplicate import duplicate
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
-from ratchet.training.fresh import fresh_model
 from ratchet.training.interrupt import Interrupted, never
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
-from ratchet.training.meter import Meter, require_finite
+from ratchet.training.model_init import fresh_model
 from ratchet.training.models import ModelSpec
 from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
@@ -31,6 +29,8 @@ from ratchet.training.profiler import StepProfiler
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import Sums, TrainingState
 from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples
+from ratchet.training.step_metrics import Meter, require_finite
+from ratchet.training.throughput import waiting
 from ratchet.training.transfer import learn, without_pretrained
 from ratchet.training.validation import validate
 

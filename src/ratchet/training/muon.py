@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ratchet.training.lean import lean
+from ratchet.training.optim_fast_import import without_compile_wrappers
 
 __all__ = ["Muon", "orthogonal"]
 
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group["matrices"]]
         self._adamw: torch.optim.Optimizer | None = None
         if others:
-            self._adamw = lean(torch.optim.AdamW)(others, betas=betas, eps=eps, fused=fused)
+            self._adamw = without_compile_wrappers(torch.optim.AdamW)(others, betas=betas, eps=eps, fused=fused)
             # One list of groups and one state for both, so that rates, clipping and checkpoints see all of it.
             self._adamw.state = self.state
             self.param_groups = [

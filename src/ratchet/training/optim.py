@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ratchet.errors import CheckpointError
-from ratchet.training.lean import lean
 from ratchet.training.models import Classifier
 from ratchet.training.muon import Muon
+from ratchet.training.optim_fast_import import without_compile_wrappers
 from ratchet.training.plan import Plan
 from ratchet.training.transfer import rate_shares
 
@@ -37,15 +37,15 @@ def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torc
     fused = device.type in _FUSED
     match plan.optimizer:
         case "adam":
-            return lean(torch.optim.Adam)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+            return without_compile_wrappers(torch.optim.Adam)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
         case "adamw":
-            return lean(torch.optim.AdamW)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
+            return without_compile_wrappers(torch.optim.AdamW)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
         case "muon":
-            return lean(Muon)(
+            return without_compile_wrappers(Muon)(
                 groups, momentum=plan.momentum, nesterov=plan.nesterov, betas=plan.betas, eps=plan.epsilon, fused=fused
             )
     nesterov = plan.nesterov and plan.momentum > 0
-    return lean(torch.optim.SGD)(groups, momentum=plan.momentum, nesterov=nesterov, fused=fused)
+    return without_compile_wrappers(torch.optim.SGD)(groups, momentum=plan.momentum, nesterov=nesterov, fused=fused)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

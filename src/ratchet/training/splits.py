@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ratchet.errors import TrainingError
 from ratchet.training.batches import Split
-from ratchet.training.dataset import DatasetSplit
+from ratchet.training.custom_dataset import DatasetSplit
 
 __all__ = ["open_split"]
 

@@ -8,12 +8,12 @@ from PIL import Image
 
 from ratchet.data import contract
 from ratchet.data.reading import pool
-from ratchet.data.reading.pictures import Look, patient_pillow
+from ratchet.data.reading.images import Look, patient_pillow
 from ratchet.data.reading.sample import spread
 from ratchet.data.reading.scratch import Scratch
 from ratchet.data.reading.worker import Reading, columns
 from ratchet.data.sources import Source
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["Survey"]
 

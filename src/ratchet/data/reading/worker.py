@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from ratchet.data.reading.pictures import Facts, Look
+from ratchet.data.reading.images import Facts, Look
 from ratchet.data.reading.scratch import Scratch
 
 __all__ = ["Reading", "columns"]

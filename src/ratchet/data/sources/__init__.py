@@ -8,7 +8,7 @@ import polars as pl
 from PIL import Image
 
 from ratchet.data.split import SplitName
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 

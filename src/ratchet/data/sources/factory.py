@@ -10,9 +10,9 @@ import numpy as np
 from ratchet.data.reading import pool
 from ratchet.data.split import SPLITS, SplitName, keys
 from ratchet.errors import DataError, SettingsError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 from ratchet.training.augment import sample_bits
-from ratchet.training.samples import Factory, Faulty, Piece, Reader, Sample, id_of
+from ratchet.training.custom_samples import Factory, Faulty, Piece, Reader, Sample, id_of
 
 __all__ = ["Measures", "OwnSource"]
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import polars as pl
 
 from ratchet.data import quarantine
+from ratchet.data.checks.label_spelling import look_alikes
 from ratchet.data.contract import FACTS
 from ratchet.data.privacy import guarded
 from ratchet.data.reading.storage import Storage
@@ -19,9 +20,8 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, TableFile, read_table
 from ratchet.data.split import SPLITS, SplitName
 from ratchet.data.table_contract import check_table
-from ratchet.data.trouble.spelling import look_alikes
 from ratchet.errors import DataError, SettingsError
-from ratchet.params import DataSettings
+from ratchet.settings.model import DataSettings
 
 __all__ = ["ImageManifest"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import polars as pl
 from PIL import Image
 
-from ratchet import source_names
 from ratchet.data import quarantine
 from ratchet.data.sources import Label, listing
 from ratchet.data.sources.torchvision_files import faults
 from ratchet.data.split import SplitName
 from ratchet.errors import DataError, SettingsError, first_line
+from ratchet.settings import source_names
 
 __all__ = ["TorchvisionSet"]
 

@@ -12,11 +12,11 @@ import torch
 from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
-from ratchet.training.doctor.course import examine_course
 from ratchet.training.doctor.findings import Finding
-from ratchet.training.doctor.network import Patient
-from ratchet.training.doctor.room import examine_disk, examine_memory
-from ratchet.training.doctor.rows import balanced_rows, examine_rows
+from ratchet.training.doctor.model_checks import ModelProbe
+from ratchet.training.doctor.resources import examine_disk, examine_memory
+from ratchet.training.doctor.sample_checks import balanced_rows, examine_rows
+from ratchet.training.doctor.schedule_checks import examine_course
 from ratchet.training.models import Classifier, ModelSpec
 from ratchet.training.plan import Plan
 
@@ -63,7 +63,7 @@ def examine(
             return findings + without_batch
         batch = _sample(train, spec, plan, device)
         try:
-            patient = Patient(model, *batch, plan, pretrained=pretrained is not None)
+            patient = ModelProbe(model, *batch, plan, pretrained=pretrained is not None)
         except TrainingError as error:  # training itself may need no copy
             return [*findings, Finding("model not examined", "the doctor skips the model", str(error), "warning")]
         return [*findings, *patient.examine(), *memory(activations=patient.activations)]

@@ -1,0 +1,5 @@
+"""`python -m commands ...`."""
+
+from commands.cli import main
+
+main()

@@ -1,5 +1,0 @@
-"""`python -m ratchet.cli ...`."""
-
-from ratchet.cli import main
-
-main()

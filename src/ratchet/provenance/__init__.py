@@ -1,0 +1,1 @@
+"""The record of where a model came from."""

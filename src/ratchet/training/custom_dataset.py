@@ -1,0 +1,173 @@
+"""A split whose images stay with a user's own torch Dataset, read sample by sample.
+
+Before every read Python, NumPy and PyTorch are seeded from (seed, epoch, sample key) and from nothing else. So a sample
+is the same whichever process reads it, in whichever batch, and a resumed epoch reads only what it has left.
+"""
+
+import math
+import os
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratchet.errors import TrainingError
+from ratchet.training.augment import augment, sample_bits
+from ratchet.training.batches import Batch, Rows, Split
+from ratchet.training.custom_samples import Factory, Faulty, Piece, Reader, Sample
+from ratchet.training.plan import Plan
+
+__all__ = ["DatasetSplit"]
+
+_AGAIN = "ingest again, with `dvc repro` or `ratchet train`"
+_DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSplit(Split):
+    """What `Split` offers, of images that were checked at ingest but not packed: `training.workers` processes read.
+
+    Images are uint8 or float32, as the Dataset gives them; whole batches are then augmented as a packed set's are.
+    """
+
+    reader: Reader["_Stacked | Faulty"]
+    places: NDArray[np.int64]  # (rows,), each row's index in the user's Dataset
+    low: NDArray[np.float32]  # (channels,), the values shown as black
+    high: NDArray[np.float32]  # (channels,), and as white
+
+    @classmethod
+    def open_rows(
+        cls, packed: Path, name: str, manifest: dict[str, Any], *, workers: int = 0, sample_timeout: float = 0.0
+    ) -> "DatasetSplit":
+        """Open split `name` of the set that `manifest` describes; `workers` processes will read it, 0: this one.
+
+        A sample that takes more than `sample_timeout` seconds is an error; 0: no limit.
+
+        Raises:
+            TrainingError: the user's function is not there, its code or its data is not what was ingested, or what was
+                written at ingest cannot be read.
+        """
+        told = manifest["factory"]
+        root = Path(os.path.normpath(packed.absolute() / told["root"]))
+        factory = Factory(told["function"], root, told["code"])
+        if factory.digest() != told["code_digest"]:
+            raise TrainingError(f"data.code: {told['code']} is not as it was when the data was ingested: {_AGAIN}")
+        try:
+            labels, keys, places = (np.load(packed / name / f"{part}.npy") for part in ("labels", "keys", "places"))
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{packed}: split {name} cannot be read ({error}): {_AGAIN}") from error
+        shape = manifest["height"], manifest["width"], manifest["channels"]
+        reader = Reader(factory, _Stack(shape, manifest["dtype"]), workers=workers, timeout=sample_timeout)
+        found, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
+        if found != expected:
+            raise TrainingError(
+                f"data.factory: {factory.function}({name!r}) has {found} samples and had {expected} when they were "
+                f"ingested: {_AGAIN}"
+            )
+        low, high = (np.array(told[end], np.float32) for end in ("low", "high"))
+        return cls(name, [], np.zeros(0, np.int64), labels, keys, reader=reader, places=places, low=low, high=high)
+
+    def gather(self, rows: Rows) -> NDArray[np.uint8]:
+        """The images of `rows` to be looked at: uint8 (n, height, width, 1 or 3).
+
+        Floating-point values are shown on the range that each channel has in the training images; of four channels or
+        more the first three, of two the first.
+        """
+        seen = slice(3 if len(self.low) >= 3 else 1)
+        images = self.batch(rows, torch.device("cpu"))[0].permute(0, 2, 3, 1).numpy()[..., seen]
+        if images.dtype == np.uint8:
+            return np.ascontiguousarray(images)
+        low, high = self.low[seen], self.high[seen]
+        span = np.where(high > low, high - low, 1)
+        return np.clip(np.rint((images - low) / span * 255), 0, 255).astype(np.uint8)
+
+    def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
+        """One batch, read by this process: see `feed`."""
+        stacked = self.reader.read_here(self._piece(rows, plan, epoch))
+        return self._finished(stacked, rows, device, plan, epoch)
+
+    def feed(
+        self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
+    ) -> Generator[Batch]:
+        """A batch for each piece of rows, in order, read ahead by the workers, which stay for the next call.
+
+        Returns:
+            images uint8 or float32 (n, channels, height, width) and labels int64 (n,) on `device`; augmented if a plan
+            is given.
+
+        Raises:
+            TrainingError: a sample raised an error, took too long or is not what it was at ingest, or a worker died.
+            Interrupted: the run was asked to stop while a sample was read, see `answer`.
+        """
+        read = self.reader.read(self._piece(rows, plan, epoch) for rows in pieces)
+        for rows, stacked in zip(pieces, read, strict=True):
+            yield self._finished(stacked, rows, device, plan, epoch)
+
+    def answer(self, stop: Callable[[], bool]) -> None:
+        """Let `stop` interrupt a sample that is waited for."""
+        self.reader.answer(stop)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.reader.close()
+
+    def _piece(self, rows: Rows, plan: Plan | None, epoch: int) -> Piece:
+        seeds = sample_bits(self.keys[rows], seed=plan.seed if plan else 0, epoch=epoch)
+        return Piece(self.name, self.places[rows], seeds)
+
+    def _finished(
+        self, stacked: "_Stacked | Faulty", rows: Rows, device: torch.device, plan: Plan | None, epoch: int
+    ) -> Batch:
+        if isinstance(stacked, Faulty):
+            raise TrainingError(
+                f"data.factory: sample {stacked.id} of split {self.name} cannot be used ({stacked.rule}: "
+                f"{stacked.problem}), and could when it was ingested: mend it, or {_AGAIN} to have it quarantined"
+            )
+        images, found = stacked
+        wrong = np.flatnonzero(found.numpy() != self.labels[rows])
+        if wrong.size:
+            row = rows[wrong[0]]
+            raise TrainingError(
+                f"data.factory: sample {self.places[row]} of split {self.name} has label {found[wrong[0]].item()} and "
+                f"had {self.labels[row]} when it was ingested: {_AGAIN}"
+            )
+        images, labels = images.to(device, non_blocking=True), found.to(device, non_blocking=True)
+        if plan is not None:
+            images = augment(images, self.keys[rows], plan, epoch=epoch)
+        return images.permute(0, 3, 1, 2), labels
+
+
+_Stacked = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Samples -> images (n, height, width, channels), in the memory order of a packed set's, and labels int64 (n,)."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+
+    def __call__(self, samples: list[Sample | Faulty]) -> "_Stacked | Faulty":
+        images = torch.empty((len(samples), *self.shape), dtype=_DTYPES[self.dtype])
+        labels = torch.empty(len(samples), dtype=torch.int64)
+        for number, sample in enumerate(samples):
+            if isinstance(sample, Faulty):
+                return sample
+            image = sample.image.permute(1, 2, 0)
+            if image.shape != self.shape or image.dtype != _DTYPES[self.dtype]:
+                height, width, channels = self.shape
+                expected = f"{self.dtype} {channels} x {height} x {width}"
+                return Faulty(sample.id, "other-shape", f"{sample.kind}, where all others are {expected}")
+            images[number], labels[number] = image, sample.label
+        # One sum for the whole batch: it is finite unless a value is not, or the values are huge.
+        if images.is_floating_point() and not math.isfinite(images.sum()):
+            for sample, image in zip(samples, images, strict=True):
+                count = int((~image.isfinite()).sum())
+                if count:
+                    problem = f"{count:,} of its {image.numel():,} values are infinite or not a number"
+                    return Faulty(sample.id, "not-finite", problem)
+        return images, labels

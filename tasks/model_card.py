@@ -1,0 +1,139 @@
+"""What goes with a version: its card and its bill of materials, among the MLflow run's artifacts."""
+
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet import files, settings, urls
+from ratchet.data.manifest import Manifest
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+from tasks.evaluate import read_figures
+from tasks.train import TrainedModel
+
+if TYPE_CHECKING:
+    from ratchet.gate.verdict import Verdict
+    from ratchet.registry.journal import Journal
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.versions import Version
+
+__all__ = ["attach_card"]
+
+_MADE = ("data/packed", "data/model", "data/checkpoints")
+_DECIDE = ("seed", "data", "model", "training", "evaluation", "gate", "registry")  # the rest says where things are
+
+
+def attach_card(
+    registry: "ModelRegistry",
+    version: "Version",
+    verdict: "Verdict",
+    record: Mapping[str, Any],
+    *,
+    journal: "Journal",
+    params: Params,
+    workspace: Workspace,
+) -> None:
+    """Write card and bill of materials of a registered version; done again it writes the same.
+
+    `record` is of provenance, `journal` the run's.
+
+    Raises:
+        TrackingAway: MLflow does not answer.
+    """
+    from ratchet.registry.runs import spent
+    from ratchet.registry.sbom import Made, bill
+    from ratchet.reports import model_card
+    from ratchet.reports.model_card import CardContent
+
+    content = CardContent(
+        name=version.name,
+        number=version.number,
+        purpose=params.registry.purpose,
+        verdict=verdict,
+        figures=read_figures(workspace),
+        settings=settings.changed(params, _DECIDE),
+        cost=spent(journal),
+        checksums=registry.checksums(version),
+        address=urls.redacted(params.tracking.uri),
+        lineage=_lineage(record),
+        **_data(workspace, record),
+        **_model(params, workspace),
+    )
+    made = Made(
+        name=version.name,
+        number=version.number,
+        weights=content.checksums.get("model.safetensors"),
+        data=content.data["name"],
+        data_version=content.data["version"],
+        at=datetime.fromtimestamp(journal.entries(0)[0].time // 1000, UTC),
+        record=record,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        written = {
+            "card.md": model_card.render_markdown(content),
+            "card.html": model_card.render_html(content),
+            "sbom.cdx.json": bill(made, workspace.root / "requirements.txt"),
+        }
+        for name, text in written.items():
+            files.write_text(Path(folder, name), text)
+        registry.log_files(version.run_id, {Path(folder, name): "card" for name in written})
+    registry.describe(version, model_card.description(content))
+
+
+def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the card says of the data, and of what the model takes."""
+    manifest, profile = Manifest.read(workspace.packed), files.read_json(workspace.packed / "profile.json")
+    return {
+        "data": {
+            "name": manifest.name,
+            "source": urls.redacted(manifest.source),
+            "version": (record.get("dvc") or {}).get("data/packed"),
+            "classes": len(manifest.classes),
+            "copies within splits": profile["copies_within_splits"],
+            "pictures under several labels": profile["label_conflicts"]["groups"],
+        },
+        "rows": {name: split.rows for name, split in manifest.splits.items()},
+        "quarantined": dict(manifest.quarantined_by_rule),
+        "input": (manifest.height, manifest.width, manifest.channels),
+        "dtype": manifest.dtype if manifest.depth is None else f"uint16, raw values of up to {manifest.depth} bits",
+    }
+
+
+def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
+    """What was trained, how far, and how it answers."""
+    from ratchet.training import load_model
+
+    model, _ = load_model(workspace.model)
+    trained, measured = TrainedModel.load(workspace), files.read_json(workspace.reports / "metrics.json")
+    return {
+        "model": {
+            "model": trained.name,
+            "parameters": sum(one.numel() for one in model.parameters()),
+            "begins with": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
+            "trained for": f"{trained.steps:,} steps",
+            "best epoch": trained.best_epoch,
+            trained.best_metric: trained.best_value,
+            "temperature of its probabilities": measured["temperature"],
+            "averages over mirror images": bool(measured["flip_average"]),
+        }
+    }
+
+
+def _lineage(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record, without the versions of packages: they stand in the bill of materials."""
+    named = {
+        "provenance": record["id"],
+        "commit": record["git_commit"],
+        "uncommitted changes": record["git_uncommitted"],
+        "settings": record["settings"],
+        "lock": record["lock"],
+        "MLflow run": record["mlflow_run"],
+        "Prefect flow run": record["prefect_flow_run"],
+        "seed": record["seed"],
+        "Python": record["python"],
+        "processor": record["hardware"]["processor"],
+        "GPUs": ", ".join(record["hardware"]["gpus"]) or None,
+    }
+    return named | {f"DVC {path}": record["dvc"][path] for path in _MADE if path in record["dvc"]}

@@ -28,6 +28,9 @@ import rich.style  # noqa: F401  # draws from `random` as it is imported: not in
 from ratchet import settings
 from ratchet.workspace import Workspace
 
+sys.path.insert(0, str(Path(__file__).parent))
+import fork_server
+
 REPOSITORY = Path(__file__).parents[1]
 # Others' warnings that we can do nothing about; every other warning is an error.
 WARNINGS = (
@@ -74,10 +77,13 @@ class Project:
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder; stdout holds what it printed to either stream."""
+        environment = self.environment | variables
+        if fork_server.can_run(command, variables):
+            return fork_server.shared().run(list(command), cwd=self.root, environment=environment)
         return subprocess.run(
             command,
             cwd=self.root,
-            env=self.environment | variables,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

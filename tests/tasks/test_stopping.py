@@ -29,11 +29,11 @@ def test_a_stop_names_the_checkpoint_that_exists(kept: int | None, words: str) -
         assert ("its checkpoint is kept" in str(refusal)) == (kept is None and refusal is not asked)
 
 
-def test_the_summary_names_no_checkpoint_that_does_not_exist(tmp_path: Path) -> None:
+def test_summary_names_only_existing_checkpoints(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    assert newest_checkpoint(workspace).startswith(f"none in {workspace.checkpoints}: none could be written")
+    assert newest_checkpoint(workspace).startswith("none in data/checkpoints: none could be written")
     workspace.checkpoints.mkdir(parents=True)
     assert newest_checkpoint(workspace).startswith("none in")
     for step in (9, 12):
         (workspace.checkpoints / f"step-{step:012d}.safetensors").touch()
-    assert newest_checkpoint(workspace) == str(workspace.checkpoints / "step-000000000012.safetensors")
+    assert newest_checkpoint(workspace) == "data/checkpoints/step-000000000012.safetensors"

@@ -1,4 +1,4 @@
-"""Commands for the local servers: `ratchet up`, `down`, `status`, `logs`."""
+"""`ratchet up`, `down`, `status`, `logs`: the local servers."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,14 +18,10 @@ servers = new_group()
 @servers.command()
 def up(
     foreground: Annotated[
-        bool,
-        typer.Option("--foreground", help="Keep running, for systemd; SIGTERM, Ctrl-C or `ratchet down` stops it."),
+        bool, typer.Option("--foreground", help="Stay; SIGTERM, Ctrl-C or `ratchet down` stops them: for systemd.")
     ] = False,
 ) -> None:
-    """Start the Prefect server, the MLflow server and a worker; restart them if they die.
-
-    Also creates the deployments.
-    """
+    """Start Prefect server, MLflow server and a worker, and create the deployments. What dies is started again."""
     from ratchet import platform, settings
     from ratchet.registry.mlflow_store import address, artifacts
 
@@ -54,13 +50,13 @@ def down() -> None:
 
 @servers.command()
 def status() -> None:
-    """Show the state of the servers. Exit code: 0 all up, 1 some down, 3 none started."""
+    """Say how the servers are. Exit code 0: all that was started is up; 1: something is not; 3: nothing was started."""
     from ratchet import platform
 
-    statuses = platform.status(Workspace.find())
-    for server in statuses:
+    found = platform.status(Workspace.find())
+    for server in found:
         typer.echo(_line(server))
-    started = [server for server in statuses if server.started]
+    started = [server for server in found if server.started]
     if not started:
         raise typer.Exit(3)
     if any(server.state != "up" for server in started):
@@ -70,10 +66,10 @@ def status() -> None:
 @servers.command()
 def logs(
     part: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker]")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Old lines to print of each log.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of each to begin with.")] = 100,
 ) -> None:
-    """Print the servers' logs. Without a name, each line begins with the server's name."""
+    """Show what the servers wrote; of all, each line begins with the server's name."""
     from ratchet import platform
 
     try:
@@ -87,19 +83,19 @@ def _line(server: "platform.ServerStatus") -> str:
     if not server.started:
         where = f"elsewhere, {server.address}" if server.address else "not started"
         return f"{server.title}: {where}"
-    uptime = f" for {_span(server.seconds)}" if server.seconds is not None else ""
-    process = f" (process {server.pid})" if server.pid else ""
-    restarts = f", restarted {server.restarts} time{'s' if server.restarts > 1 else ''}" if server.restarts else ""
-    fixes = {
-        "silent": f"; see `ratchet logs {server.name}`; `ratchet up` restarts it",
-        "restarting": f"; see `ratchet logs {server.name}`",
+    up_for = f" for {_span(server.seconds)}" if server.seconds is not None else ""
+    who = f" (process {server.pid})" if server.pid else ""
+    again = f", started again {server.restarts} time{'s' if server.restarts > 1 else ''}" if server.restarts else ""
+    ways_out = {
+        "silent": f"; `ratchet logs {server.name}` may say why, `ratchet up` starts it anew",
+        "restarting": f"; `ratchet logs {server.name}` says why it died",
         "down": "; `ratchet up` starts it",
     }
-    return f"{server.title}: {server.state}{uptime} at {server.shown}{process}{restarts}{fixes.get(server.state, '')}"
+    return f"{server.title}: {server.state}{up_for} at {server.shown}{who}{again}{ways_out.get(server.state, '')}"
 
 
 def _span(seconds: float) -> str:
-    """Write a duration in its two largest units: 40 s, 5 min 3 s, 2 h 14 min, 3 d 4 h."""
+    """The two largest units: 40 s, 5 min 3 s, 2 h 14 min, 3 d 4 h."""
     left, parts = round(seconds), list[str]()
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, left = divmod(left, length)

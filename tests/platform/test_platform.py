@@ -313,7 +313,7 @@ def test_a_worker_that_prefects_server_does_not_hear_from_is_silent(running: Run
     until(lambda: states(running) == ["up", "up", "up"])
     told = ratchet(running, "status")
     assert told.returncode == 0
-    assert re.search(r"worker: up for .* at http://.*, restarted 1 time$", told.stdout, re.MULTILINE)
+    assert re.search(r"worker: up for .* at http://.*, started again 1 time$", told.stdout, re.MULTILINE)
 
 
 def test_a_server_whose_port_was_taken_meanwhile_waits_for_it(running: Running) -> None:

@@ -65,7 +65,7 @@ def use(
 
 @app.command()
 def train(assignments: Assignments = None) -> None:
-    """Ingest, train, evaluate and register, without a server. Skip unchanged stages."""
+    """Ingest, train, evaluate and register in this process. Skip unchanged stages."""
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
         from commands.train import train as run_here
 

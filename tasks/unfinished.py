@@ -44,7 +44,7 @@ class Unfinished:
     differences: tuple[Difference, ...]
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Sentence that says where it is, what differs, how to continue it and how to delete it."""
         name = f"data/running/{self.folder.name}"
         total = f" of {self.total:,}" if self.total else ""
@@ -78,7 +78,7 @@ def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
     others = sorted(_others(workspace, job), key=lambda other: other.folder.stat().st_mtime, reverse=True)
     hidden = len(others) - _TRAININGS_SHOWN
     more = [f"data/running has {hidden} older unfinished runs"] if hidden > 0 else []
-    return [other.words for other in others[:_TRAININGS_SHOWN]] + more
+    return [other.message for other in others[:_TRAININGS_SHOWN]] + more
 
 
 def _others(workspace: Workspace, job: TrainingJob) -> Iterator[Unfinished]:

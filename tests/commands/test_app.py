@@ -19,11 +19,17 @@ from ratchet.workspace import Workspace
 HELP_SECONDS = 0.3  # of CPU
 
 
-def run(command: Callable[[], None], *, fails_with: int) -> str:
-    """Run a function as the only command of a group; return what it prints to stderr."""
+def new_app(command: Callable[[], None]) -> typer.Typer:
+    """Return a group with the command `run`. A second one keeps typer from dropping the group."""
     app = new_group()
-    app.command()(command)
-    result = CliRunner().invoke(app, [])
+    app.command("run")(command)
+    app.command("other")(lambda: None)
+    return app
+
+
+def run(command: Callable[[], None], *, fails_with: int) -> str:
+    """Run a function as a command; return what it prints to stderr."""
+    result = CliRunner().invoke(new_app(command), ["run"])
     assert result.exit_code == fails_with, result.output
     return result.stderr
 
@@ -58,10 +64,8 @@ def test_other_errors_are_not_hidden() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    app = new_group()
-    app.command()(fail)
     with pytest.raises(ZeroDivisionError):
-        app([], standalone_mode=False)
+        new_app(fail)(["run"])
 
 
 def test_ctrl_c_prints_the_note_and_exits_with_130() -> None:

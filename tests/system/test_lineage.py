@@ -402,3 +402,16 @@ def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None
         refused = lineage.project.refused("ratchet", "trace", name)
         assert "nothing known here has this name. Allowed: a version" in refused
         assert len(refused.strip().splitlines()) == 1
+
+
+def test_commands_work_from_a_subfolder(lineage: Lineage) -> None:
+    """Paths are relative to the user's folder, not to the project."""
+    page = lineage.project.root / "data" / "raw" / "page.html"
+    output = lineage.project.good(
+        "sh", "-c", "cd data/raw/pets && ratchet trace dog/1003.png --html ../page.html && ratchet data diff HEAD"
+    )
+    assert "is sample dog/1003.png of data version" in output
+    assert "page: " in output
+    assert "1 removed, 1 renamed, 1 relabelled" in output
+    assert "Trace of" in page.read_text()
+    page.unlink()

@@ -1,14 +1,10 @@
-"""Messages of a training that stops early, and the checkpoint that the summary names."""
-
-from pathlib import Path
+"""Messages of a training that stops early."""
 
 import pytest
 
 from ratchet.cost import Cost, Meter
 from ratchet.settings.model import BudgetSettings
-from ratchet.workspace import Workspace
 from tasks.stopping import Budget
-from tasks.summary import newest_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -27,13 +23,3 @@ def test_stop_names_the_checkpoint_that_exists(kept: int | None, text: str) -> N
     for refusal in (request, spent.stopped(9, 80, kept=kept)):
         assert text in str(refusal)
         assert ("Checkpoint saved" in str(refusal)) == (kept is None and refusal is not request)
-
-
-def test_summary_names_only_existing_checkpoints(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    assert newest_checkpoint(workspace).startswith("none in data/checkpoints: none could be written")
-    workspace.checkpoints.mkdir(parents=True)
-    assert newest_checkpoint(workspace).startswith("none in")
-    for step in (9, 12):
-        (workspace.checkpoints / f"step-{step:012d}.safetensors").touch()
-    assert newest_checkpoint(workspace) == "data/checkpoints/step-000000000012.safetensors"

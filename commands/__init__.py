@@ -1,1 +1,1 @@
-"""What a person types: `ratchet ...`."""
+"""The command line: `ratchet ...`."""

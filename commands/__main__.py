@@ -1,4 +1,4 @@
-"""`python -m commands ...`."""
+"""`python -m commands ...` does what `ratchet ...` does."""
 
 from commands.cli import main
 

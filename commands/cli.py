@@ -1,48 +1,42 @@
-"""`ratchet ...`: each command a few lines over the rooms."""
+"""The commands of `ratchet`. Heavy imports are inside the functions, so that `ratchet --help` is fast."""
 
-import sys
-from pathlib import Path
+import signal
 from typing import Annotated
 
 import typer
 
+from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
 from commands.data import data
 from commands.models import models
-from commands.plain import PLAIN, become
 from commands.servers import servers
-from ratchet.errors import RatchetError
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 
 __all__ = ["main"]
 
-app = typer.Typer(help="Train, judge and register models; the champion only ever moves forward.", **PLAIN)
+app = new_group("Train, evaluate and register models. A model becomes champion only if the gate passes it.")
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of this run; stays if it completes. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of this run; kept if the run completes. Repeatable."),
 ]
 
 
 def main() -> None:
-    """The command line. A person's mistake ends it with its sentence and exit code 1, never with a traceback."""
-    try:
-        with disk_errors(Path.cwd()):
-            app()
-    except RatchetError as error:
-        sys.exit(f"ratchet: {error}")
+    """Run the command line; always ends the process."""
+    app()
 
 
 @app.command("set")
 def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")]) -> None:
-    """Change settings in params.yaml, comments kept."""
+    """Change settings in params.yaml. Comments are kept."""
     from ratchet import settings
 
     workspace = Workspace.find()
-    _take_back(workspace)
+    _restore_settings(workspace)
     settings.override(workspace.params, settings.parse_assignments(assignments))
 
 
-def _take_back(workspace: Workspace) -> None:
-    """Take back the settings of a killed run before params.yaml is changed."""
+def _restore_settings(workspace: Workspace) -> None:
+    """Undo what a killed run has set, before params.yaml is changed."""
     from ratchet.settings.run_settings import restore_if_idle
 
     if restored := restore_if_idle(workspace):
@@ -52,9 +46,9 @@ def _take_back(workspace: Workspace) -> None:
 @app.command()
 def use(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace settings that are not committed, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
 ) -> None:
-    """Put an example's settings into params.yaml; without a name, list the examples."""
+    """Copy an example's settings into params.yaml. Without a name, list the examples."""
     from ratchet.settings import errors as settings_errors
     from ratchet.settings import examples
 
@@ -63,7 +57,7 @@ def use(
         for example in examples.listed(workspace):
             typer.echo(f"{example.name:15} {example.about}")
         return
-    _take_back(workspace)
+    _restore_settings(workspace)
     for key, (before, after) in examples.use(workspace, name, force=force).items():
         typer.echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
     typer.echo("next: ratchet train")
@@ -71,24 +65,42 @@ def use(
 
 @app.command()
 def train(assignments: Assignments = None) -> None:
-    """Run train-flow here and now: ingest, version, train, evaluate, register. What is up to date is skipped."""
-    become("commands.train", *(assignments or []))
+    """Ingest, train, evaluate and register in this process. Skip unchanged stages."""
+    with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
+        from commands.train import train as run_here
+
+        run_here(workspace, assignments or [])
 
 
 @app.command()
 def verify_resume(
-    steps: Annotated[int | None, typer.Option(min=2, help="Optimizer steps; as many as cross an epoch's end.")] = None,
-    kills: Annotated[int, typer.Option(min=1, help="How often to kill it.")] = 5,
+    steps: Annotated[
+        int | None, typer.Option(min=2, help="Optimizer steps.", show_default="enough to cross the end of an epoch")
+    ] = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often the training is killed.")] = 5,
 ) -> None:
-    """Prove that a killed training ends as one that never was: train, kill, compare bit for bit, certify."""
-    asked = [f"--kills={kills}", *([f"--steps={steps}"] if steps else [])]
-    become("commands.verify_resume", *asked)
+    """Prove that a killed and resumed training ends with identical weights.
+
+    Trains twice, kills one of the two with SIGKILL, compares bit for bit and writes a certificate.
+    """
+    exit_on_sigterm()
+    with project_folder() as workspace:
+        from commands.verify_resume import verify_and_certify
+
+        if not verify_and_certify(workspace, steps=steps, kills=kills):
+            raise typer.Exit(1)
 
 
 @app.command()
 def preflight() -> None:
-    """Try the whole pipeline on a few samples, and look for silent bugs. Leaves nothing behind."""
-    become("commands.preflight")
+    """Try the whole pipeline on a few samples and look for silent bugs. Leaves no files."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # files are closed and removed, as on Ctrl-C
+    with project_folder() as workspace, interruptible("nothing was left behind"):
+        from rich.console import Console
+
+        from commands.preflight import preflight as run_preflight
+
+        raise typer.Exit(run_preflight(workspace, Console(highlight=False, soft_wrap=True)))
 
 
 app.add_typer(models)
@@ -97,7 +109,7 @@ app.add_typer(data, name="data")
 
 @app.command()
 def sync() -> None:
-    """Send MLflow what it missed while it was away."""
+    """Send MLflow what was recorded while it was unavailable."""
     from ratchet import settings
     from ratchet.registry.runs import send_all
 
@@ -106,7 +118,7 @@ def sync() -> None:
     for key, run_id in sent:
         typer.echo(f"{key}: sent, MLflow run {run_id}")
     if not sent:
-        typer.echo("nothing waits: MLflow has everything")
+        typer.echo("Nothing to send: MLflow has everything.")
 
 
 app.add_typer(servers)

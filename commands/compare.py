@@ -1,6 +1,5 @@
-"""compare: why two runs or versions differ, in the terminal and as a page."""
+"""`ratchet compare`: collect why two runs or versions differ."""
 
-import argparse
 import re
 import subprocess
 import tempfile
@@ -20,45 +19,49 @@ from ratchet.provenance.comparison import CodeChange, Comparison, patched_files
 from ratchet.provenance.git_patch import git_line
 from ratchet.provenance.sealed import Sealed
 from ratchet.registry.ledger import Ledger
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
-from tasks.stage_runner import end_with
 
 if TYPE_CHECKING:
     import polars
 
     from ratchet.data.difference import Difference
 
-__all__ = ["compare"]
+__all__ = ["compare", "write_page"]
 
 T = TypeVar("T")
 
 _READ = {
     "provenance/params.yaml": " among its artifacts: its settings are unknown",
-    "provenance/uncommitted.patch": "",  # where nothing was uncommitted there may be none
+    "provenance/uncommitted.patch": "",  # missing if nothing was uncommitted
     "report/predictions.parquet": ": it was not evaluated, or its artifacts are gone",
 }
-"""What is read of each run, and what to say where it is not there."""
+"""The files that are read of each run -> the end of the message if one is missing."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two, and what is kept of it."""
+    """One of the two runs, and its files."""
 
     name: str
-    made: Made
+    run: Made
     settings: Mapping[str, Any] | None  # by dotted key
     patch: bytes
     predictions: Predictions | None
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """Its provenance; empty where there is none."""
-        return self.made.record or {}
+        """Provenance record; empty if there is none."""
+        return self.run.record or {}
+
+    @property
+    def data(self) -> str | None:
+        """DVC hash of the packed data."""
+        return self.run.hash_of(PACKED)
 
 
 def compare(workspace: Workspace, a: str, b: str) -> Comparison:
-    """What differs from A to B, each a version or the id of an MLflow run.
+    """Compare A with B, each a version or the id of an MLflow run.
 
     Raises:
         RegistryError: there is no such version or run.
@@ -68,18 +71,19 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
     sealed = Sealed(archive, Ledger.of(workspace, params))
     missing: list[str] = []
     doubts: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, DvcStore.open(workspace.root) as stored:
-        one, other = (_side(archive, sealed, name, Path(folder), missing, doubts) for name in (a, b))
-        indexes = None if _same_data(one, other) else _indexes(stored, one, other, missing)
+    with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, DvcStore.open(workspace.root) as store:
+        before, after = (_side(archive, sealed, name, Path(folder), missing, doubts) for name in (a, b))
+        indexes = None if before.data == after.data else _indexes(store, before, after, missing)
+        unknown = before.settings is None or after.settings is None
         return Comparison(
-            names=(one.name, other.name),
-            code=_code(workspace.root, one, other, missing),
-            settings=None if one.settings is None or other.settings is None else changes(one.settings, other.settings),
-            data=(one.made.hash_of(PACKED), other.made.hash_of(PACKED)),
+            names=(before.name, after.name),
+            code=_code(workspace.root, before, after, missing),
+            settings=None if unknown else changes(before.settings or {}, after.settings or {}),
+            data=(before.data, after.data),
             samples=_samples(indexes),
-            environment=environment(one.record, other.record) if one.record and other.record else (),
-            figures=comparison.figures(one.made.metrics, other.made.metrics),
-            rows=_rows(one, other, indexes),
+            environment=environment(before.record, after.record) if before.record and after.record else (),
+            figures=comparison.figures(before.run.metrics, after.run.metrics),
+            rows=_rows(before, after, indexes),
             missing=tuple(missing),
             doubts=tuple(doubts),
         )
@@ -88,38 +92,38 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
 def _side(
     archive: Archive, sealed: Sealed, reference: str, folder: Path, missing: list[str], doubts: list[str]
 ) -> Side:
-    name, made = _found(archive, reference)
-    made = sealed.of(made)
-    doubts += [f"{name}: {doubt}." for doubt in made.doubts]
-    if made.record is None:
+    name, run = _find(archive, reference)
+    run = sealed.of(run)
+    doubts += [f"{name}: {doubt}." for doubt in run.doubts]
+    if run.record is None:
         missing.append(f"{name} has no provenance record: its code, data and environment are unknown.")
-    found: list[Path | None] = []
+    paths: list[Path | None] = []
     for path, why in _READ.items():
-        file, doubt = sealed.file(made, path, folder)
+        file, doubt = sealed.file(run, path, folder)
         if doubt:
             doubts.append(f"{name}: {doubt}.")
         elif file is None and why:
             missing.append(f"{name} has no {path}{why}.")
-        found.append(file)
-    params, patch, answers = found
+        paths.append(file)
+    params, patch, predictions = paths
     return Side(
         name,
-        made,
+        run,
         _read(_settings, params, name, doubts),
         patch.read_bytes() if patch else b"",
-        _read(read_predictions, answers, name, doubts),
+        _read(read_predictions, predictions, name, doubts),
     )
 
 
 def _read(read: Callable[[Path], T], path: Path | None, name: str, doubts: list[str]) -> T | None:
-    """Read a file of a run; None, and a doubt, where it is damaged: the ledger may not know its digest."""
+    """Read a file of a run. If it is damaged, add a doubt and return None: the ledger may not know its digest."""
     if path is None:
         return None
     try:
         return read(path)
     except DataError:
-        (called,) = (one for one in _READ if Path(one).name == path.name)
-        doubts.append(f"{name}: {called} is damaged: it is not read.")
+        (stored_path,) = (known for known in _READ if Path(known).name == path.name)
+        doubts.append(f"{name}: {stored_path} is damaged: it is not read.")
         return None
 
 
@@ -135,57 +139,52 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings.dotted(content)
 
 
-def _found(archive: Archive, reference: str) -> tuple[str, Made]:
+def _find(archive: Archive, reference: str) -> tuple[str, Made]:
     if REFERENCE.match(reference):
-        made, release = archive.version(reference)
-        return f"{release.name}/{release.number}", made
-    run = archive.run(reference)
-    if run is None:
+        run, release = archive.version(reference)
+        return f"{release.name}/{release.number}", run
+    found_run = archive.run(reference)
+    if found_run is None:
         raise RegistryError(
             f"{reference}: neither a version (models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS) nor the id of a run that "
             f"MLflow at {archive.uri} has"
         )
-    return f"run {run.run_id[:8]}", run
+    return f"run {found_run.run_id[:8]}", found_run
 
 
-def _code(root: Path, one: Side, other: Side, missing: list[str]) -> CodeChange:
-    commits = (one.record.get("git_commit"), other.record.get("git_commit"))
+def _code(root: Path, before: Side, after: Side, missing: list[str]) -> CodeChange:
+    commits = (before.record.get("git_commit"), after.record.get("git_commit"))
     stat: list[str] = []
-    for side, commit in zip((one, other), commits, strict=True):
+    for side, commit in zip((before, after), commits, strict=True):
         if side.record and not (commit and git_line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
             missing.append(
-                f"{side.name}: its commit {commit or ''} is unknown to the git repository here: `git fetch`."
+                f"{side.name}: its commit {commit or ''} is unknown to the git repository here. Fix: `git fetch`."
             )
             break
     else:
         if None not in commits and commits[0] != commits[1]:
-            # Only the code: dvc.lock and settings are compared by what they say.
+            # Settings and data are compared by their content, not as lines of a diff.
             command = ["git", "-C", str(root), "diff", "--stat=100", "--no-color", *map(str, commits), "--", "."]
             done = subprocess.run([*command, ":(exclude)dvc.lock"], capture_output=True, text=True, check=True)
             stat = [line.strip() for line in done.stdout.splitlines()]
-    return CodeChange(commits, tuple(stat), patched_files(one.patch, other.patch))
-
-
-def _same_data(one: Side, other: Side) -> bool:
-    return one.made.hash_of(PACKED) == other.made.hash_of(PACKED)
+    return CodeChange(commits, tuple(stat), patched_files(before.patch, after.patch))
 
 
 def _indexes(
-    stored: DvcStore, one: Side, other: Side, missing: list[str]
+    store: DvcStore, before: Side, after: Side, missing: list[str]
 ) -> "tuple[polars.DataFrame, polars.DataFrame] | None":
     import polars
 
     from ratchet.data.difference import COLUMNS
 
-    found = []
-    for side in (one, other):
-        value = side.made.hash_of(PACKED)
-        content = stored.file(value, "index.parquet") if value else None
+    indexes = []
+    for side in (before, after):
+        content = store.file(side.data, "index.parquet") if side.data else None
         if content is not None:
-            found.append(polars.read_parquet(content, columns=list(COLUMNS)))
-        elif value:
-            missing.append(f"{side.name}: its data {stored.missing(value)}.")
-    return (found[0], found[1]) if len(found) == 2 else None
+            indexes.append(polars.read_parquet(content, columns=list(COLUMNS)))
+        elif side.data:
+            missing.append(f"{side.name}: its data {store.missing(side.data)}.")
+    return (indexes[0], indexes[1]) if len(indexes) == 2 else None
 
 
 def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Difference | None":
@@ -195,42 +194,26 @@ def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Di
 
 
 def _rows(
-    one: Side, other: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
+    before: Side, after: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
 ) -> "comparison.Rows | None":
-    if one.predictions is None or other.predictions is None:
+    if before.predictions is None or after.predictions is None:
         return None
-    found = _samples(indexes)
-    altered = frozenset(found.altered["id"].to_list()) if found else frozenset()
-    return comparison.compare_rows(one.predictions, other.predictions, other.settings or {}, altered=altered)
+    samples = _samples(indexes)
+    altered = frozenset(samples.altered["id"].to_list()) if samples else frozenset()
+    return comparison.compare_rows(before.predictions, after.predictions, after.settings or {}, altered=altered)
 
 
-def _write_page(found: Comparison, asked: tuple[str, str], workspace: Workspace, path: str | None) -> Path:
+def write_page(comparison: Comparison, references: tuple[str, str], workspace: Workspace, path: Path | None) -> Path:
+    """Write the comparison as an HTML page to `path`, by default to data/reports. Return where it is.
+
+    Raises:
+        DataError: the path is a folder.
+    """
     from ratchet.reports.comparison_page import page
 
-    a, b = (re.sub(r"[^\w.-]+", "-", one.removeprefix("models:/")) for one in asked)
-    place = Path(path) if path else workspace.reports / f"compare-{a}-{b}.html"
-    if place.is_dir():
-        raise DataError(f"{place}: is a folder: --html takes the path of a file")
-    files.write_text(place, page(found))
-    return place
-
-
-def _main() -> int:
-    from commands.comparison_table import show
-
-    parser = argparse.ArgumentParser(prog="ratchet compare")
-    parser.add_argument("a")
-    parser.add_argument("b")
-    parser.add_argument("--most", type=int, default=20)
-    parser.add_argument("--html")
-    asked = parser.parse_args()
-    workspace = Workspace.find()
-    with disk_errors(workspace.root):
-        found = compare(workspace, asked.a, asked.b)
-        place = _write_page(found, (asked.a, asked.b), workspace, asked.html)
-    show(found, most=asked.most, place=place)
-    return 0
-
-
-if __name__ == "__main__":
-    end_with("compare", _main)
+    a, b = (re.sub(r"[^\w.-]+", "-", reference.removeprefix("models:/")) for reference in references)
+    path = path or workspace.reports / f"compare-{a}-{b}.html"
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder. Allowed for --html: the path of a file")
+    files.write_text(path, page(comparison))
+    return path

@@ -1,10 +1,10 @@
-"""A comparison in the terminal."""
+"""Comparison of two runs as tables in the terminal."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.data_diff import listed
+from commands.data import difference_lines
 from ratchet.provenance.changes import Change
 from ratchet.provenance.comparison import Comparison, Flip
 from ratchet.reports.comparison_page import interval_words, said
@@ -12,67 +12,67 @@ from ratchet.reports.comparison_page import interval_words, said
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["show"]
+__all__ = ["print_comparison"]
 
 
-def show(found: Comparison, *, most: int, place: Path) -> None:
-    """Print it, at most so many of each kind of sample and row (0: all), and where the page is."""
+def print_comparison(comparison: Comparison, *, most: int, page: Path) -> None:
+    """Print a comparison with at most `most` samples of each kind (0: all), and the path of its page."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    a, b = found.names
+    a, b = comparison.names
     console.print(f"[bold]A[/] {a}   [bold]B[/] {b}")
-    if found.doubts:
-        _plain(console, "warnings", found.doubts)
-    _code(console, found)
-    _settings(console, found)
-    _data(console, found, most)
-    _table(console, "environment", _rows(found.environment)) if found.environment else _plain(
-        console, "environment", ["the same, or not recorded of both"]
-    )
-    _table(
-        console,
-        "test figures",
-        [(one.name, interval_words(one.before), interval_words(one.after)) for one in found.figures],
-    )
-    if found.rows is not None:
-        _plain(console, "test rows", [found.rows.words])
-        _flips(console, "right -> wrong", found.rows.worse, most)
-        _flips(console, "wrong -> right", found.rows.better, most)
-    if found.missing:
-        _plain(console, "not compared", found.missing)
-    console.print(f"\npage: {place}", markup=False)
+    if comparison.doubts:
+        _plain(console, "warnings", comparison.doubts)
+    _code(console, comparison)
+    _settings(console, comparison)
+    _data(console, comparison, most)
+    if comparison.environment:
+        _table(console, "environment", _rows(comparison.environment))
+    else:
+        _plain(console, "environment", ["the same, or not recorded for both"])
+    metrics = [
+        (metric.name, interval_words(metric.before), interval_words(metric.after)) for metric in comparison.figures
+    ]
+    _table(console, "test metrics", metrics)
+    if comparison.rows is not None:
+        _plain(console, "test samples", [comparison.rows.words])
+        _flips(console, "right -> wrong", comparison.rows.worse, most)
+        _flips(console, "wrong -> right", comparison.rows.better, most)
+    if comparison.missing:
+        _plain(console, "not compared", comparison.missing)
+    console.print(f"\npage: {page}", markup=False)
 
 
-def _code(console: "Console", found: Comparison) -> None:
-    a, b = found.code.commits
-    lines = [f"the same commit, {a}" if a == b else f"{a} -> {b}", *found.code.stat]
-    lines += [f"uncommitted: {name}: {where}" for name, where in found.code.patched.items()]
-    _plain(console, "code", lines if found.code.patched else [*lines, "nothing uncommitted differs"])
+def _code(console: "Console", comparison: Comparison) -> None:
+    a, b = comparison.code.commits
+    lines = [f"the same commit, {a}" if a == b else f"{a} -> {b}", *comparison.code.stat]
+    lines += [f"uncommitted: {name}: {where}" for name, where in comparison.code.patched.items()]
+    _plain(console, "code", lines if comparison.code.patched else [*lines, "nothing uncommitted differs"])
 
 
-def _settings(console: "Console", found: Comparison) -> None:
-    if found.settings:
-        _table(console, "settings", _rows(found.settings))
-    elif found.settings is not None:
+def _settings(console: "Console", comparison: Comparison) -> None:
+    if comparison.settings:
+        _table(console, "settings", _rows(comparison.settings))
+    elif comparison.settings is not None:
         _plain(console, "settings", ["the same"])
 
 
-def _data(console: "Console", found: Comparison, most: int) -> None:
-    a, b = found.data
+def _data(console: "Console", comparison: Comparison, most: int) -> None:
+    a, b = comparison.data
     lines = [f"the same, {a}" if a == b else f"{a} -> {b}"]
-    if found.samples is not None:
-        lines += [*listed(found.samples, most), found.samples.words]
+    if comparison.samples is not None:
+        lines += [*difference_lines(comparison.samples, most), comparison.samples.words]
     _plain(console, "data", lines)
 
 
 def _rows(changes: Sequence[Change]) -> list[tuple[str, str, str]]:
-    return [(one.name, said(one.before), said(one.after)) for one in changes]
+    return [(change.name, said(change.before), said(change.after)) for change in changes]
 
 
 def _flips(console: "Console", title: str, flips: Sequence[Flip], most: int) -> None:
     shown = flips[:most] if most else flips
-    lines = [f"{one.id}: {one.label}, answered {one.before} -> {one.after}" for one in shown]
+    lines = [f"{flip.id}: {flip.label}, predicted {flip.before} -> {flip.after}" for flip in shown]
     if len(shown) < len(flips):
         lines.append(f"... and {len(flips) - len(shown):,} more: --most 0 lists all")
     if lines:

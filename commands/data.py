@@ -1,23 +1,31 @@
-"""`ratchet data ...`: what was kept out, what changed, what looks wrong."""
+"""`ratchet data ...`: inspect the data."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.plain import PLAIN, become
+from commands.app import interruptible, new_group, project_folder
 from ratchet.workspace import Workspace
 
-__all__ = ["data"]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-data = typer.Typer(help="Look at the data: what was kept out, what changed, what looks wrong.", **PLAIN)
+    import polars
+
+    from ratchet.data.difference import Difference
+
+__all__ = ["data", "difference_lines"]
+
+data = new_group("Inspect the data: rejected samples, changes, suspicious labels.")
+_INDEX = "data/packed/index.parquet"
 
 
 @data.command()
 def quarantine(
-    rule: Annotated[str | None, typer.Option(help="Only what breaks this rule.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Only samples that break this rule.")] = None,
     most: Annotated[int, typer.Option(min=0, help="How many to list; 0: all.")] = 50,
 ) -> None:
-    """List what was kept out, and why."""
+    """List the samples that were rejected, and why."""
     import polars
 
     from ratchet.data.quarantine import by_rule, read
@@ -32,17 +40,17 @@ def quarantine(
     if most and len(shown) > most:
         typer.echo(f"... and {len(shown) - most:,} more: --most 0 lists all")
     if table.is_empty():
-        typer.echo("nothing was kept out")
+        typer.echo("no sample is in quarantine")
     elif table["thumbnail"].count() and workspace.card.exists():
-        typer.echo(f"pictures of them: {workspace.card}")
+        typer.echo(f"images of them: {workspace.card}")
 
 
 @data.command()
 def release(
     source: Annotated[str, typer.Argument(help="As `ratchet data quarantine` lists it.")],
-    reason: Annotated[str, typer.Option(help="Why it may be trained on; kept with the data version.")],
+    reason: Annotated[str, typer.Option(help="Why it may be used for training; kept with the data version.")],
 ) -> None:
-    """Let a quarantined sample in against its rules. Void as soon as its content changes."""
+    """Accept a quarantined sample against its rules, until its content changes."""
     import getpass
 
     from ratchet.data import overrides
@@ -50,24 +58,82 @@ def release(
 
     workspace = Workspace.find()
     rules = overrides.add(workspace.releases, read(workspace.quarantine), source, reason=reason, by=getpass.getuser())
-    typer.echo(f"{source}: released from {', '.join(rules)}; noted in {workspace.releases}: commit it with git")
+    typer.echo(f"{source}: released from {', '.join(rules)}; recorded in {workspace.releases}: commit it with git")
     typer.echo("next: ratchet train")
 
 
 @data.command()
 def labels(
-    folds: Annotated[int, typer.Option(min=2, help="Models to train, each without its part of the samples.")] = 4,
-    epochs: Annotated[int, typer.Option(min=0, help="Of each model; 0: chosen by the number of samples.")] = 0,
+    folds: Annotated[int, typer.Option(min=2, help="Number of folds, and of models to train.")] = 4,
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of each model; 0: chosen by the number of samples.")] = 0,
 ) -> None:
-    """Rank training labels by how likely they are wrong, by models that never saw the samples they judge."""
-    become("commands.labels", str(folds), str(epochs))
+    """Rank training labels by how likely they are wrong, by cross-validation."""
+    with project_folder() as workspace, interruptible("nothing was changed"):
+        from commands.labels import print_suspicious_labels
+
+        print_suspicious_labels(workspace, folds=folds, epochs=epochs)
 
 
 @data.command()
 def diff(
     before: Annotated[str, typer.Argument(help="A git revision.")] = "HEAD",
-    after: Annotated[str, typer.Argument(help="Another; none: the data as it stands here.")] = "",
+    after: Annotated[str, typer.Argument(help="Another; without it, the packed data in the folder.")] = "",
     most: Annotated[int, typer.Option(min=0, help="How many of each kind to list; 0: all.")] = 20,
 ) -> None:
     """List the samples that differ between two versions of the packed data."""
-    become("commands.data_diff", before, after, str(most))
+    with project_folder() as workspace:
+        from ratchet.data.difference import difference
+
+        changed = difference(_index_at(workspace.root, before), _index_at(workspace.root, after))
+        typer.echo("\n".join([*difference_lines(changed, most), changed.words]))
+
+
+def _index_at(root: "Path", revision: str) -> "polars.DataFrame":
+    """Read the index of the packed data at a git revision, from DVC's cache or remote; "": of the working folder.
+
+    Raises:
+        DataError: the revision is unknown or has no packed data, or neither cache nor remote has it.
+    """
+    import polars
+
+    from ratchet.data.difference import COLUMNS
+    from ratchet.errors import DataError
+
+    if not revision:
+        if not (root / _INDEX).exists():
+            raise DataError(
+                f"{root / _INDEX}: file not found. Fix: ingest the data first (`ratchet train`), or name two revisions"
+            )
+        return polars.read_parquet(root / _INDEX, columns=list(COLUMNS))
+    from dvc.api import DVCFileSystem
+    from dvc.exceptions import DvcException
+    from dvc_data.index import DataIndexDirError
+    from scmrepo.exceptions import SCMError
+
+    try:
+        with DVCFileSystem(str(root), rev=revision).open(_INDEX, mode="rb") as file:
+            return polars.read_parquet(file.read(), columns=list(COLUMNS))
+    except (FileNotFoundError, DataIndexDirError):
+        raise DataError(
+            f"{revision}: its packed data is neither in DVC's cache nor in a remote, or it has none. "
+            "Fix: `dvc fetch --all-commits` brings what the remote has"
+        ) from None
+    except (DvcException, SCMError, OSError) as error:
+        raise DataError(f"{revision}: {error}. Fix: name a git revision of this project, HEAD~1 for example") from error
+
+
+def difference_lines(difference: "Difference", most: int) -> list[str]:
+    """Return a line for each sample that differs, at most `most` of each kind (0: all)."""
+    signs = {"added": "+", "removed": "-", "renamed": ">", "altered": "!", "relabelled": "~", "moved": "~"}
+    lines = []
+    for kind, count in difference.counts().items():
+        table: polars.DataFrame = getattr(difference, kind)
+        for row in (table.head(most) if most else table).iter_rows(named=True):
+            before = f"{row.pop('before')} -> " if "before" in row else ""
+            name = row.pop("id")
+            rest = row.get("after") or f"{row.get('class')}, {row.get('split')}"
+            line = f"{before}{name}: {rest}" if kind == "renamed" else f"{name}: {before}{rest}"
+            lines.append(f"{signs[kind]} {kind:10} {line}")
+        if most and count > most:
+            lines.append(f"  ... and {count - most:,} more {kind}: --most 0 lists all")
+    return lines

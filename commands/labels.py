@@ -1,7 +1,6 @@
-"""`ratchet data labels`: which labels are likely wrong, by models that never saw the samples they judge."""
+"""`ratchet data labels`: find labels that are likely wrong, by cross-validation."""
 
 import math
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,23 +14,22 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, RatchetError
+from ratchet.errors import DataError
 from ratchet.settings.model import Params
 from ratchet.settings.run_settings import restore_if_idle
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
-from tasks.stage_runner import INTERRUPTED
 
 if TYPE_CHECKING:
     import torch
 
     from ratchet import training
 
-__all__ = ["Checked", "check_labels"]
+__all__ = ["Checked", "check_labels", "print_suspicious_labels", "summary_lines"]
 
 _SHOWN = 20
 _CLASSES_SHOWN = 20
-_LARGEST = 32  # pixels a side that the check's own model sees
+_MAX_SIDE = 32  # pixels: input size of the check's own model
 _BATCH = 512
 
 
@@ -40,9 +38,9 @@ class Checked:
     """Result of a label check.
 
     Attributes:
-        judgement: how good the models were, and what they say of the labels.
+        judgement: the models' accuracy, and the probability that each label is wrong.
         samples: all training samples, the most suspicious first: id, class, likely, given, doubt, flagged.
-        method: what was trained, in one sentence.
+        method: sentence about the models that were trained.
     """
 
     judgement: Judgement
@@ -50,54 +48,64 @@ class Checked:
     method: str
 
 
+def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) -> None:
+    """Check the labels, write the ranking to data/reports/labels.csv and print its beginning."""
+    restore_if_idle(workspace)
+    params = settings.load(workspace.params)
+    with workspace.hold("ratchet data labels"), Terminal("labels", unit="steps") as watch:
+        checked = check_labels(params, workspace, folds=folds, epochs=epochs, watch=watch)
+        path = workspace.reports / "labels.csv"
+        files.write_text(path, checked.samples.write_csv(float_precision=4))
+    print("\n".join(summary_lines(checked, path)))
+
+
 def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: int, watch: Watch) -> Checked:
     """Rank the training samples by how likely their labels are wrong.
 
-    `folds` models are trained, each on all parts of the training split but one, which it then judges. A project with
-    pretrained weights or a model of its own has these trained by its settings. Else the model is a small net with its
-    own recipe, which learns more from few samples than a long training does; whether mirrored images help is tried on
-    the first part. Probabilities are averaged over the second half of the epochs (Laine and Aila 2017). Copies of an
-    image and samples of a group are held out together.
+    `folds` models are trained, each on all folds of the training split but one, whose labels it then predicts. A
+    project with pretrained weights or its own model uses that model and its settings. Otherwise the model is a small
+    network with its own recipe, which learns more from few samples than a long training does; whether mirrored images
+    help is tried on the first fold. Probabilities are averaged over the second half of the epochs (Laine and Aila
+    2017). Copies of an image and samples of a group are in the same fold.
 
     Args:
         params: the project's settings.
         workspace: has the packed data.
-        folds: parts.
-        epochs: of each model; 0: chosen by the number of samples, or `training.epochs` for a model of the project.
-        watch: is shown the progress.
+        folds: number of folds.
+        epochs: of each model; 0: chosen by the number of samples, or `training.epochs` for the project's model.
+        watch: shows the progress.
 
     Raises:
-        DataError: the data are a Dataset of the user's own, or so few that a part holds no sample.
+        DataError: the data are a Dataset of the user's own, or there are too few samples for so many folds.
     """
     from ratchet import training
 
     manifest = Manifest.read(workspace.packed)
     if manifest.factory is not None:
-        raise DataError("data.source is factory: labels are checked where images are packed, and these are not")
+        raise DataError("data.source: found factory. Allowed for this check: sources whose images are packed")
     split = training.open_split(workspace.packed, "train")
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")
+    fold, smallest = _folds(index, folds)
+    recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
+    validation = _CrossValidation(split, fold, watch, runs=folds + len(recipes) - 1)
+    probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(manifest.classes))
+    judgement = judge(probabilities, np.asarray(split.labels), classes=manifest.classes)
+    return Checked(judgement, _named(judgement, index["id"], manifest.classes), recipe.described(folds))
+
+
+def _folds(index: pl.DataFrame, folds: int) -> tuple[NDArray[np.int64], int]:
+    """Return the fold of each training sample, int64 (rows,), and the size of the smallest fold."""
     keys = "group " + index["group"] if "group" in index.columns else index["pixels"]
     fold = fold_of(pl.select(pl.coalesce(keys, index["pixels"])).to_series().to_list(), folds)
     sizes = np.bincount(fold, minlength=folds)
-    if sizes.min() == 0 or sizes.max() == len(split):
-        raise DataError(f"--folds {folds}: a part of {len(split)} training samples is empty: take fewer")
-    recipes = _recipes(params, workspace, manifest, rows=len(split) - int(sizes.min()), epochs=epochs)
-    work = _Work(split, fold, watch, runs=folds + len(recipes) - 1)
-    labels = np.asarray(split.labels)
-    tried = [work.answers(recipe, 0) for recipe in recipes]
-    right = [(answers.argmax(axis=1) == labels[fold == 0]).mean() for answers in tried]
-    best = int(np.argmax(right))
-    probabilities = np.zeros((len(split), len(manifest.classes)), np.float32)
-    probabilities[fold == 0] = tried[best]
-    for number in range(1, folds):
-        probabilities[fold == number] = work.answers(recipes[best], number)
-    judgement = judge(probabilities, labels, classes=manifest.classes)
-    return Checked(judgement, _named(judgement, index["id"], manifest.classes), recipes[best].described(folds))
+    if sizes.min() == 0 or sizes.max() == index.height:
+        raise DataError(f"--folds {folds}: a fold of the {index.height} training samples is empty. Fix: fewer folds")
+    return fold, int(sizes.min())
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How one model is trained."""
+    """Recipe for training one model."""
 
     spec: "training.ModelSpec"
     plan: "training.Plan"
@@ -110,18 +118,18 @@ class _Recipe:
 
 
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
-    """The recipes to choose from; `rows` is how many samples a model is trained on."""
+    """Return the recipes to choose from; `rows` is the number of samples that a model is trained on."""
     from ratchet import training
     from tasks.training_job import TrainingJob
 
-    course = TrainingJob.of(params, workspace, manifest)
-    if params.model.factory != "none" or course.pretrained is not None:
+    job = TrainingJob.of(params, workspace, manifest)
+    if params.model.factory != "none" or job.pretrained is not None:
         plan = replace(
-            course.plan, epochs=epochs or params.training.epochs, max_steps=0, checkpoint_steps=0, doctor="never",
+            job.plan, epochs=epochs or params.training.epochs, max_steps=0, checkpoint_steps=0, doctor="never",
             profile=0,
         )  # fmt: skip
-        return [_Recipe(course.spec, plan, course.pretrained)]
-    side = min(_LARGEST, manifest.height)
+        return [_Recipe(job.spec, plan, job.pretrained)]
+    side = min(_MAX_SIDE, manifest.height)
     batch = min(500, max(32, rows // 8))
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))
     first = (3 * side // 4,) * (epochs // 3) if side >= 24 else ()
@@ -133,34 +141,51 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
         crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
         device=given.device, precision=given.precision, deterministic=given.deterministic,
     )  # fmt: skip
-    spec = replace(course.spec, name="fastnet")
+    spec = replace(job.spec, name="fastnet")
     mirrored = _Recipe(replace(spec, flip_average=True), replace(plan, flip="alternating"))
     return [mirrored] if given.flip != "none" else [_Recipe(spec, plan), mirrored]
 
 
-class _Work:
+class _CrossValidation:
     """The trainings of one check."""
 
     def __init__(self, split: "training.Split", fold: NDArray[np.int64], watch: Watch, *, runs: int) -> None:
         self._split, self._fold, self._watch, self._runs = split, fold, watch, runs
         self._done = 0
 
-    def answers(self, recipe: _Recipe, number: int) -> NDArray[np.float32]:
-        """Probabilities of the samples of part `number` by a model that is trained on the others."""
+    def predict(self, recipes: list[_Recipe], *, folds: int, classes: int) -> tuple[NDArray[np.float32], _Recipe]:
+        """Choose the recipe with the best accuracy on the first fold, and use it for the other folds.
+
+        Returns:
+            Probabilities of all samples, float32 (rows, classes), each by a model that was not trained on the sample;
+            and the recipe.
+        """
+        first, labels = self._fold == 0, np.asarray(self._split.labels)
+        candidates = [self._predict_fold(recipe, 0) for recipe in recipes]
+        accuracies = [(predicted.argmax(axis=1) == labels[first]).mean() for predicted in candidates]
+        best = int(np.argmax(accuracies))
+        probabilities = np.zeros((len(self._split), classes), np.float32)
+        probabilities[first] = candidates[best]
+        for number in range(1, folds):
+            probabilities[self._fold == number] = self._predict_fold(recipes[best], number)
+        return probabilities, recipes[best]
+
+    def _predict_fold(self, recipe: _Recipe, number: int) -> NDArray[np.float32]:
+        """Return the probabilities of the samples of one fold by a model that is trained on the others."""
         from ratchet import training
         from ratchet.evaluation.calibration import log_softmax
 
         plan = recipe.plan
         held_out, rest = (np.flatnonzero(chosen) for chosen in (self._fold == number, self._fold != number))
-        mine, others = self._split.only(held_out), self._split.only(rest)
+        tested, others = self._split.only(held_out), self._split.only(rest)
         per_run = math.ceil(len(rest) / plan.batch_size) * plan.epochs
         model = _built(recipe.spec)
         total, counted = np.zeros((len(held_out), len(recipe.spec.classes)), np.float32), 0
         with tempfile.TemporaryDirectory() as folder:
             store = _store(Path(folder))
-            # Its validation samples are some of its own: the part held out must not choose anything.
+            # Validate on some of the training samples: the fold that is held out must not influence the model.
             events = training.fit(
-                others, others.only(_some(len(rest))), recipe.spec, plan, store=store, identity={},
+                others, others.only(_some_rows(len(rest))), recipe.spec, plan, store=store, identity={},
                 pretrained=recipe.pretrained,
             )  # fmt: skip
             for event in events:
@@ -170,14 +195,14 @@ class _Work:
                 for epoch, weights in _taken(store):
                     if epoch >= plan.epochs // 2:
                         model.load_state_dict(weights)
-                        total += np.exp(log_softmax(_logits(model, mine, plan)))
+                        total += np.exp(log_softmax(_logits(model, tested, plan)))
                         counted += 1
         self._done += 1
         return (total / max(1, counted)).astype(np.float32)
 
 
 def _built(spec: "training.ModelSpec") -> "training.Classifier":
-    """A model whose weights will be replaced: the random numbers that it draws are put back."""
+    """Build a model whose weights will be replaced. The state of the random generator is restored."""
     import torch
 
     from ratchet import training
@@ -189,7 +214,7 @@ def _built(spec: "training.ModelSpec") -> "training.Classifier":
 
 
 def _store(folder: Path) -> Any:
-    """A checkpoint store that also keeps the weights at the end of each epoch, in `ended` by epoch."""
+    """Return a checkpoint store that also keeps the weights at the end of each epoch, in `ended` by epoch."""
     from ratchet import training
     from ratchet.training.checkpoint import Snapshot
 
@@ -216,7 +241,7 @@ def _taken(store: Any) -> Iterator[tuple[int, dict[str, "torch.Tensor"]]]:
 
 
 def _logits(model: "training.Classifier", split: "training.Split", plan: "training.Plan") -> NDArray[np.float32]:
-    """Logits of all rows at the size that the last epochs are trained at: float32 (rows, classes)."""
+    """Return the logits of all rows at the image size of the last epochs: float32 (rows, classes)."""
     import torch
 
     from ratchet.training.augment import resized
@@ -231,12 +256,12 @@ def _logits(model: "training.Classifier", split: "training.Split", plan: "traini
     return logits
 
 
-def _some(rows: int) -> NDArray[np.int64]:
+def _some_rows(rows: int) -> NDArray[np.int64]:
     return np.arange(0, rows, max(1, rows // 200))
 
 
 def _named(judgement: Judgement, ids: pl.Series, classes: tuple[str, ...]) -> pl.DataFrame:
-    """The judged samples by their ids and the classes' names."""
+    """Return the judged samples with ids and class names instead of numbers."""
     samples, names = judgement.samples, pl.Series(classes)
     return samples.select(
         pl.Series("id", ids.gather(samples["row"])),
@@ -248,18 +273,18 @@ def _named(judgement: Judgement, ids: pl.Series, classes: tuple[str, ...]) -> pl
     )
 
 
-def _summary(checked: Checked, place: Path) -> list[str]:
-    """What the command prints."""
+def summary_lines(checked: Checked, path: Path) -> list[str]:
+    """Return the lines that the command prints; `path` is where the whole ranking is."""
     judgement, samples = checked.judgement, checked.samples
     total = f"{samples.height:,}"
     lines = [
         f"{checked.method}",
         f"accuracy on samples held out: {judgement.accuracy:.1%} of {total} labels "
-        f"(always the commonest class: {judgement.chance:.1%})",
+        f"(always the most frequent class: {judgement.chance:.1%})",
     ]
     classes = judgement.classes.drop_nulls().sort("accuracy").head(_CLASSES_SHOWN)
-    each = [f"{name} {share:.0%}" for name, share in classes.select("class", "accuracy").rows()]
-    lines.append(f"by class, lowest first: {', '.join(each)}")
+    accuracies = [f"{name} {accuracy:.0%}" for name, accuracy in classes.select("class", "accuracy").rows()]
+    lines.append(f"by class, lowest first: {', '.join(accuracies)}")
     shown = samples.head(_SHOWN)
     if not judgement.useful:
         shown = shown.clear()
@@ -283,29 +308,4 @@ def _summary(checked: Checked, place: Path) -> list[str]:
         f"{row['doubt']:.2f})"
         for row in shown.iter_rows(named=True)
     ]
-    return [*lines, f"All labels are ranked in {place}, the most suspicious first. Nothing was changed"]
-
-
-def main(folds: int, epochs: int) -> None:
-    """Check, write the table and print its beginning."""
-    try:
-        workspace = Workspace.find()
-        restore_if_idle(workspace)
-        params = settings.load(workspace.params)
-        with (
-            disk_errors(workspace.root),
-            workspace.hold("ratchet data labels"),
-            Terminal("labels", unit="steps") as watch,
-        ):
-            checked = check_labels(params, workspace, folds=folds, epochs=epochs, watch=watch)
-            place = workspace.reports / "labels.csv"
-            files.write_text(place, checked.samples.write_csv(float_precision=4))
-    except RatchetError as error:
-        sys.exit(f"labels: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    print("\n".join(_summary(checked, place)))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    return [*lines, f"All labels are ranked in {path}, the most suspicious first. Nothing was changed"]

@@ -1,27 +1,30 @@
-"""What is done with registered models: approved, promoted, taken back, audited, compared, rebuilt, traced."""
+"""Commands for registered models: approval, promotion, rollback, the ledger, audit and lineage."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.plain import PLAIN, become
+from commands.app import exit_on_sigterm, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from ratchet.registry.alias_state import AliasState
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.recovery import Damage
-    from ratchet.registry.versions import Version as FoundVersion
+    from ratchet.registry.versions import Version as RegisteredVersion
 
 __all__ = ["models"]
 
-models = typer.Typer(**PLAIN)
+models = new_group()
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")]
+Model = Annotated[str, typer.Argument(help="The registered model's name.")]
 Why = Annotated[str, typer.Option(help="The reason; the ledger keeps it.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the HTML page.")
+]
 
 
 @models.command()
@@ -30,47 +33,44 @@ def approve(
     why: Why,
     promote: Annotated[bool, typer.Option("--promote", help="Make it champion, too.")] = False,
 ) -> None:
-    """Approve a version as it is now; void as soon as its model, report or data change."""
-    line, found = _succession(version)
-    line.approve(found, why=why)
-    typer.echo(f"{line.name} version {found.number}: approved")
+    """Approve a version. Void as soon as its model, report or data change."""
+    promotions, registered = _find(version)
+    promotions.approve(registered, why=why)
+    typer.echo(f"{promotions.name} version {registered.number}: approved")
     if promote:
-        _tell(line.name, line.promote(found, why=why))
+        _print_aliases(promotions.name, promotions.promote(registered, why=why))
 
 
 @models.command()
 def promote(version: Version, why: Why) -> None:
-    """Make a version champion; where registry.promotion is manual it must be approved first."""
-    line, found = _succession(version)
-    _tell(line.name, line.promote(found, why=why))
+    """Make a version champion. With registry.promotion=manual, approve it first."""
+    promotions, registered = _find(version)
+    _print_aliases(promotions.name, promotions.promote(registered, why=why))
 
 
 @models.command()
 def rollback(
-    model: Annotated[str, typer.Argument(help="The registered model's name.")],
+    model: Model,
     why: Why,
     to: Annotated[
         str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the last good champion.")
     ] = None,
 ) -> None:
-    """Give the alias champion back to a version that had it before."""
-    _tell(model, _line(model).rollback(to, why=why))
+    """Make an earlier champion the champion again."""
+    _print_aliases(model, _promotions(model).rollback(to, why=why))
 
 
 @models.command()
-def adopt(
-    model: Annotated[str, typer.Argument(help="The registered model's name.")],
-    why: Why,
-) -> None:
-    """Begin a new ledger for a model with the aliases as they stand, where its old one is lost for good."""
-    _tell(model, _line(model).adopt(why=why))
+def adopt(model: Model, why: Why) -> None:
+    """Start a new ledger from the current aliases, if the old one is lost."""
+    _print_aliases(model, _promotions(model).adopt(why=why))
 
 
 @models.command()
 def ledger(
     model: Annotated[str | None, typer.Argument(help="Only this model's entries.")] = None,
 ) -> None:
-    """List who did what to which model, when and why."""
+    """List who changed which model, when and why."""
     from textwrap import shorten
 
     from ratchet import settings
@@ -101,7 +101,10 @@ def recover(
         list[str] | None, typer.Option(metavar="NAME/VERSION", help="Confirm a challenger, if a model has one.")
     ] = None,
 ) -> None:
-    """Set the broken part of the ledger aside as evidence, and go on with champions that you confirm."""
+    """Repair a broken ledger: keep the damaged part as evidence, confirm champions.
+
+    Without --why and --champion, print the damage and change nothing.
+    """
     from ratchet import settings
     from ratchet.errors import SettingsError
     from ratchet.registry import recovery
@@ -110,29 +113,29 @@ def recover(
     params = settings.load(workspace.params)
     if why is None or not champion:
         damage = recovery.examine(workspace, params)
-        for line in _damage(damage):
+        for line in _damage_lines(damage):
             typer.echo(line)
-        sys.exit(1 if damage.faults else 0)
+        raise typer.Exit(1 if damage.faults else 0)
     confirmed: dict[str, dict[str, str | None]] = {}
-    for alias, given in (("champion", champion), ("challenger", challenger or [])):
-        for one in given:
-            name, slash, number = one.removeprefix("models:/").rpartition("/")
+    for alias, references in (("champion", champion), ("challenger", challenger or [])):
+        for reference in references:
+            name, slash, number = reference.removeprefix("models:/").rpartition("/")
             if not slash or not (number == "none" or number.isdecimal()):
                 raise SettingsError(
-                    f"--{alias}: found {one}; allowed: NAME/VERSION, digits/3 for example, or NAME/none"
+                    f"--{alias}: found {reference}. Allowed: NAME/VERSION, digits/3 for example, or NAME/none"
                 )
             if alias in confirmed.setdefault(name, {}):
-                raise SettingsError(f"--{alias}: {name} is named twice; allowed: once for each model")
+                raise SettingsError(f"--{alias}: {name} is named twice. Allowed: once for each model")
             confirmed[name][alias] = None if number == "none" else number
     entry = recovery.recover(workspace, params, confirmed, why=why)
     aside, intact = entry.content["aside"], entry.content["intact"]
     typer.echo(f"recovered with entry {entry.number}: entries up to {intact} count, {aside} are set aside as evidence")
 
 
-def _damage(damage: "Damage") -> Iterator[str]:
-    """The state of a broken ledger, and the command that would recover it."""
+def _damage_lines(damage: "Damage") -> Iterator[str]:
+    """Describe a broken ledger, and the command that recovers it."""
     if not damage.faults:
-        yield "the ledger has no fault: there is nothing to recover"
+        yield "the ledger has no fault: nothing to recover"
         return
     yield from damage.faults
     yield (
@@ -142,19 +145,20 @@ def _damage(damage: "Damage") -> Iterator[str]:
     )
     command = ["ratchet recover --why WHY"]
     for model in damage.models:
-        known, there = model.by_ledger.get("champion"), model.in_mlflow.get("champion")
-        yield f"{model.name}: champion is version {known or '-'} by these entries, version {there or '-'} in MLflow"
-        command.append(f"--champion {model.name}/{'VERSION' if known != there else known or 'none'}")
+        recorded, current = model.by_ledger.get("champion"), model.in_mlflow.get("champion")
+        versions = f"version {recorded or '-'} by these entries, version {current or '-'} in MLflow"
+        yield f"{model.name}: champion is {versions}"
+        command.append(f"--champion {model.name}/{'VERSION' if recorded != current else recorded or 'none'}")
     yield "\nNothing was changed. Decide on each champion, then confirm it:\n  " + " ".join(command)
 
 
 @models.command()
 def audit(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    store: Annotated[bool, typer.Option("--store", help="Look for pickles in everything that MLflow keeps.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Put the aliases where the ledger has them.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Search everything that MLflow stores for pickles.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Set the aliases as the ledger has them.")] = False,
 ) -> None:
-    """Verify the ledger, the aliases, every version's files and what MLflow says; exit code 1 if anything is wrong."""
+    """Verify the ledger, the aliases, all files and MLflow. Exit code 1: a fault."""
     from itertools import chain
 
     from ratchet import settings
@@ -164,60 +168,73 @@ def audit(
     params = settings.load(workspace.params)
     if repair:
         for line in auditing.repair(workspace, params, model):
-            typer.echo(f"put right: {line}")
-    amiss = 0
+            typer.echo(f"repaired: {line}")
+    faults = 0
     for line in chain(auditing.audit(workspace, params, model), auditing.pickles(workspace, params) if store else ()):
         typer.echo(line)
-        amiss += 1
+        faults += 1
     for line in auditing.notes(workspace, params):
         typer.echo(f"note: {line}")
-    if amiss:
-        sys.exit(1)
-    typer.echo("all is as the ledger says: its chain, the aliases, every version's files, and what MLflow says of it")
+    if faults:
+        raise typer.Exit(1)
+    typer.echo("OK: the ledger's hash chain, the aliases, every version's files and MLflow's records agree")
     if store:
-        typer.echo("no pickle in anything that MLflow keeps")
+        typer.echo("OK: no pickle in MLflow's store")
 
 
 @models.command()
 def reproduce(
     version: Annotated[str, typer.Argument(help="models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS.")],
     into: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Rebuild in this empty folder and keep it.")
+        Path | None,
+        typer.Option(metavar="FOLDER", resolve_path=True, help="Rebuild in this empty folder and keep it."),
     ] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="With other library versions, too.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Accept other library versions.")] = False,
 ) -> None:
-    """Rebuild a version from its record in an empty folder, and prove it: same data, same weights, bit for bit."""
-    # Before the working folder changes: a relative one is meant from here.
-    asked = [version, *([f"--into={Path(into).resolve()}"] if into else []), *(["--anyway"] if anyway else [])]
-    become("commands.reproduce", *asked)
+    """Rebuild a version from its record and compare data and weights bit for bit."""
+    exit_on_sigterm()
+    with project_folder() as workspace:
+        from commands.reproduce import reproduce_and_print
+
+        if not reproduce_and_print(version, workspace, into, anyway=anyway):
+            raise typer.Exit(1)
 
 
 @models.command()
 def compare(
     a: Annotated[str, typer.Argument(help="A version (models:/NAME/VERSION, NAME@ALIAS), or the id of an MLflow run.")],
     b: Annotated[str, typer.Argument(help="Another.")],
-    most: Annotated[int, typer.Option(min=0, help="How many samples and rows of each kind to list; 0: all.")] = 20,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where the page goes, if not to data/reports.")
-    ] = None,
+    most: Annotated[int, typer.Option(min=0, help="How many samples of each kind to list; 0: all.")] = 20,
+    html: Html = None,
 ) -> None:
-    """Say why two runs or versions differ: code, settings, data, environment, figures, and which test rows flipped."""
-    asked = [a, b, f"--most={most}", *([f"--html={Path(html).resolve()}"] if html else [])]
-    become("commands.compare", *asked)
+    """Explain why two runs or versions differ, down to the test samples.
+
+    Compares code, settings, data, environment, metrics and predictions. The page goes to data/reports by default.
+    """
+    with project_folder() as workspace:
+        from commands import compare as comparing
+        from commands.comparison_table import print_comparison
+
+        comparison = comparing.compare(workspace, a, b)
+        page = comparing.write_page(comparison, (a, b), workspace, html)
+        print_comparison(comparison, most=most, page=page)
 
 
 @models.command()
 def trace(
     name: Annotated[str, typer.Argument(metavar="X", help="Version, run id, data hash, file or provenance id.")],
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as an offline page, too.")] = None,
+    html: Html = None,
 ) -> None:
-    """Print where X came from and what was made of it: data, run, evaluation, verdict, versions and their aliases."""
-    # A path is meant from here, and the working folder changes.
-    asked = str(Path(name).resolve()) if os.path.exists(name) else name
-    become("commands.trace", asked, *([f"--html={Path(html).resolve()}"] if html else []))
+    """Print the lineage of X: data, run, evaluation, verdict, versions and aliases."""
+    if os.path.exists(name):  # unlike Path.exists, False for a name that is too long for a file
+        name = str(Path(name).resolve())
+    with project_folder() as workspace:
+        from commands.trace import print_trace
+
+        print_trace(name, workspace, html)
 
 
-def _line(model: str) -> "Promotions":
+def _promotions(model: str) -> "Promotions":
     from ratchet import settings
     from ratchet.registry.promotion import Promotions
 
@@ -225,18 +242,18 @@ def _line(model: str) -> "Promotions":
     return Promotions(workspace, settings.load(workspace.params), model)
 
 
-def _succession(asked: str) -> "tuple[Promotions, FoundVersion]":
-    """The line of the model that a person named, and the version."""
+def _find(reference: str) -> "tuple[Promotions, RegisteredVersion]":
+    """Return the version, and the promotions of its model."""
     from ratchet import settings
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.promotion import Promotions
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
-    found = ModelRegistry(workspace, params).find(asked)
-    return Promotions(workspace, params, found.name), found
+    version = ModelRegistry(workspace, params).find(reference)
+    return Promotions(workspace, params, version.name), version
 
 
-def _tell(name: str, now: "AliasState") -> None:
-    challenger = f"; challenger is version {now.challenger}" if now.challenger else ""
-    typer.echo(f"{name}: champion is version {now.champion}{challenger}")
+def _print_aliases(name: str, aliases: "AliasState") -> None:
+    challenger = f"; challenger is version {aliases.challenger}" if aliases.challenger else ""
+    typer.echo(f"{name}: champion is version {aliases.champion}{challenger}")

@@ -6,15 +6,12 @@ store included, lies in a temporary folder.
 
 import contextlib
 import shutil
-import signal
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ratchet import settings
@@ -24,7 +21,6 @@ from ratchet.errors import DataError, RatchetError, RegistryError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.scratch_project import Scratch
-from tasks.stage_runner import INTERRUPTED
 from tasks.stopping import TrainingStopped
 
 if TYPE_CHECKING:
@@ -251,25 +247,3 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _main() -> int:
-    from rich.console import Console
-
-    signal.signal(signal.SIGTERM, _interrupt)  # what is open is closed and removed, as on Ctrl-C
-    try:
-        return preflight(Workspace.find(), Console(highlight=False, soft_wrap=True))
-    except KeyboardInterrupt:
-        print("preflight: interrupted; nothing was left behind", file=sys.stderr)
-        return INTERRUPTED
-    except RatchetError as error:
-        print(f"preflight: {error}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

@@ -1,4 +1,4 @@
-"""A recorded training, laid down in a folder of its own and run there: code, settings, data."""
+"""Rebuild of a recorded training in a separate folder: code, settings and data."""
 
 import hashlib
 import os
@@ -23,34 +23,34 @@ from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
 
-_NEEDED = ("id", "python", "packages")  # of a record, to rebuild what it is about
+_NEEDED = ("id", "python", "packages")  # keys of a record
 _MACHINE = ("processor", "threads", "gpus")
-_NOT_OURS = ("RATCHET_", "MLFLOW_", "PREFECT_")  # variables that would lead the rebuild out of its folder
+_EXCLUDED = ("RATCHET_", "MLFLOW_", "PREFECT_")  # variables that would make the rebuild write outside its folder
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that a version was made of, known to be there."""
+    """Everything that a version was made from, checked to be available."""
 
     name: str
     record: Mapping[str, Any]
     model: Path  # the stored model's folder
     params: Path
     patch: Path | None
-    place: str  # where the data can be had from
+    place: str  # the DVC stores that have the data
 
     @classmethod
-    def of(cls, made: Made, release: Release, archive: Archive, stored: DvcStore, into: Path) -> "Recipe":
-        """The version's, its files copied into a folder.
+    def of(cls, run: Made, release: Release, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
+        """Collect the recipe of a version, and copy its files to `into`.
 
         Raises:
-            RegistryError: it has no record, its commit is unknown here, or what the record speaks of is not stored.
-            DataError: its data is gone.
+            RegistryError: it has no record, its commit is unknown here, or a recorded file is not stored.
+            DataError: its data is lost.
         """
         name = f"models:/{release.name}/{release.number}"
-        record = made.record
+        record = run.record
         if record is None:
-            is_damaged = bool({ID, RECORD} & made.tags.keys())
+            is_damaged = bool({ID, RECORD} & run.tags.keys())
             reason = "the one in MLflow is damaged" if is_damaged else "it was made without ratchet"
             raise RegistryError(f"{name}: has no provenance record, so it cannot be rebuilt: {reason}")
         lacking = [key for key in _NEEDED if not record.get(key)]
@@ -59,17 +59,17 @@ class Recipe:
             raise RegistryError(f"{name}: its provenance record lacks {', '.join(lacking)}, so it cannot be rebuilt")
         _require_commit(name, record, archive.workspace.root)
         params, patch = (
-            archive.file(made.run_id, f"provenance/{one}", into) for one in ("params.yaml", "uncommitted.patch")
+            archive.file(run.run_id, f"provenance/{file}", into) for file in ("params.yaml", "uncommitted.patch")
         )
         if params is None:
-            raise RegistryError(f"{name}: its settings, provenance/params.yaml of run {made.run_id}, are gone")
+            raise RegistryError(f"{name}: its settings, provenance/params.yaml of run {run.run_id}, are missing")
         patch = _required_patch(name, record, patch)
-        data = made.hash_of(PACKED)
+        data = run.hash_of(PACKED)
         if data is None:
             raise DataError(f"{name}: its record names no data version: DVC had recorded none when it was made")
-        place = stored.place_of(data)
+        place = store.place_of(data)
         if place is None:
-            raise DataError(f"{name}: its data {stored.missing(data)}")
+            raise DataError(f"{name}: its data {store.missing(data)}")
         return cls(name, record, archive.model(release, into), params, patch, place)
 
     @property
@@ -78,7 +78,7 @@ class Recipe:
         return str(self.record["dvc"][PACKED])
 
     def other_versions(self) -> list[Change]:
-        """Python and libraries that are installed in other versions than it was made with."""
+        """Return Python and the libraries whose installed version differs from the recorded one."""
         now = {"Python": provenance.python(), **provenance.installed()}
         return changes({"Python": self.record["python"], **self.record["packages"]}, now)
 
@@ -86,41 +86,41 @@ class Recipe:
 def _require_commit(name: str, record: Mapping[str, Any], root: Path) -> None:
     commit = record.get("git_commit")
     if not commit:
-        raise RegistryError(f"{name}: its commit is unknown: its record names none, for it was made outside git")
+        raise RegistryError(f"{name}: its commit is unknown, because it was made outside git")
     if git_line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
         origin = record.get("git_origin")
         raise RegistryError(
-            f"{name}: its commit {commit} is unknown to the git repository of {root}: fetch it"
-            + (f" from {origin}" if origin else " from wherever it was made")
+            f"{name}: its commit {commit} is unknown to the git repository of {root}. Fix: fetch it from "
+            f"{origin or 'the repository in which it was made'}"
         )
 
 
 def _required_patch(name: str, record: Mapping[str, Any], patch: Path | None) -> Path | None:
-    """The patch, if the version was made with an uncommitted change."""
+    """Return the patch, if the version was made with uncommitted changes."""
     recorded = record.get("git_uncommitted")
     if recorded is None:
         return None
     if patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() != recorded:
-        what = "is gone" if patch is None else "is not the one that was recorded"
-        raise RegistryError(f"{name}: the patch of its uncommitted changes, provenance/uncommitted.patch, {what}")
+        fault = "is missing" if patch is None else "differs from the recorded one"
+        raise RegistryError(f"{name}: the patch of its uncommitted changes, provenance/uncommitted.patch, {fault}")
     return patch
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """A clone of the project in which the recipe is followed."""
+    """A clone of the project in which a version is trained again."""
 
     recipe: Recipe
     project: Workspace  # where the version was made, or a clone of that
-    workspace: Workspace  # where it is made again
+    workspace: Workspace  # the clone
 
     @classmethod
-    def lay_down(cls, recipe: Recipe, project: Workspace, folder: Path, stored: DvcStore) -> "Rebuild":
-        """Clone the code, apply the patch, write the settings, bring the data.
+    def lay_down(cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore) -> "Rebuild":
+        """Clone the code, apply the patch, write the settings, fetch the data.
 
         Raises:
             RegistryError: the patch does not apply.
-            DataError: the data is not what the record says, or what it needs besides is gone.
+            DataError: the data is not the recorded one, or its source data or pretrained weights are lost.
         """
         top = Path(git_line(project.root, "rev-parse", "--show-toplevel") or project.root)
         _git(recipe, "clone", "--quiet", "--no-checkout", str(top), str(folder))
@@ -128,19 +128,19 @@ class Rebuild:
         if recipe.patch is not None:
             apply = ("apply", "--binary", "--whitespace=nowarn")
             _git(recipe, "-C", str(folder), *apply, str(recipe.patch.resolve()))
-        made = cls(recipe, project, Workspace(folder / (git_line(project.root, "rev-parse", "--show-prefix") or "")))
-        made._write_settings()
-        made._bring_data(stored)
-        return made
+        rebuild = cls(recipe, project, Workspace(folder / (git_line(project.root, "rev-parse", "--show-prefix") or "")))
+        rebuild._write_settings()
+        rebuild._fetch_data(store)
+        return rebuild
 
     def run(self, *program: str) -> None:
         """Run a program of the clone's own code in the clone, with as many threads as the version was made with.
 
         Raises:
-            TrainingError: it fails; what it said is on the terminal.
+            TrainingError: it fails; its output is on the terminal.
         """
         root = self.workspace.root
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
         threads = str(self.recipe.record["hardware"]["threads"])
         own = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", ROOT_VARIABLE: str(root)}
         done = subprocess.run(
@@ -156,21 +156,21 @@ class Rebuild:
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """What the rebuilt training says of itself."""
+        """Provenance record of the rebuilt training."""
         path = next((self.workspace.mlruns / "journal").glob("*/provenance.json"))
         content: Mapping[str, Any] = files.read_json(path)
         return content
 
     def _write_settings(self) -> None:
-        """Those recorded, but for the place where runs are told, which is not the real one, and for the budget."""
+        """Write the recorded settings, but log to an MLflow store in the clone, without a budget."""
         shutil.copyfile(self.recipe.params, self.workspace.params)
         unlimited = [f"budget.{name}=0" for name in self._read_settings().get("budget", ())]
         own = ("tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false", *unlimited)
-        self.run("commands.cli", "set", *own)
+        self.run("commands", "set", *own)
 
-    def _bring_data(self, stored: DvcStore) -> None:
+    def _fetch_data(self, store: DvcStore) -> None:
         packed = self.workspace.root / PACKED
-        stored.bring(self.recipe.data, packed)
+        store.fetch(self.recipe.data, packed)
         manifest = files.read_json(packed / "manifest.json")
         expected = (self.recipe.record.get("inputs") or {}).get("data")
         if expected not in (None, manifest["digest"]):
@@ -179,61 +179,61 @@ class Rebuild:
                 "to date when it was made"
             )
         if manifest.get("factory"):
-            self._bring(self._settings("data", "path"), stored)
-        pretrained = self._settings("model", "pretrained")
+            self._fetch_source(self._setting("data", "path"), store)
+        pretrained = self._setting("model", "pretrained")
         if pretrained != "none":
-            self._bring_pretrained(pretrained, stored)
-        for path in (self.recipe.model / "code").rglob("*"):  # what git ignores of the user's own model
+            self._fetch_pretrained(pretrained, store)
+        for path in (self.recipe.model / "code").rglob("*"):  # files of the user's own model that git ignores
             place = self.workspace.root / path.relative_to(self.recipe.model / "code")
             if path.is_file() and not place.exists():
                 files.write_bytes(place, path.read_bytes())
 
-    def _settings(self, section: str, key: str) -> str:
+    def _setting(self, section: str, key: str) -> str:
         return str(self._read_settings()[section].get(key, "none"))
 
     def _read_settings(self) -> dict[str, Any]:
-        """As they stand: another version of ratchet may know other keys."""
+        """Read params.yaml without validation: another version of ratchet may have other keys."""
         content: dict[str, Any] = files.read_yaml(self.workspace.params)
         return content
 
-    def _bring(self, path: str, stored: DvcStore) -> None:
-        """What the user's own Dataset reads: from DVC, or the project's own if it is what it was."""
+    def _fetch_source(self, path: str, store: DvcStore) -> None:
+        """Fetch what the user's own Dataset reads: from DVC, or from the project if it is unchanged there."""
         value = self.recipe.record.get("dvc_inputs", {}).get(path)
         place = self.workspace.root / path
         if value is None or Path(path).is_absolute() or "://" in path:
-            return  # read where it is; each sample is checked against what it was
+            return  # read in place; each sample is checked against its recorded digest
         if place.exists() and hash_of(place) == value:
             return
-        if stored.place_of(value) is not None:
-            stored.bring(value, place)
+        if store.place_of(value) is not None:
+            store.fetch(value, place)
         elif (self.project.root / path).exists() and hash_of(self.project.root / path) == value:
             shutil.copytree(self.project.root / path, place, dirs_exist_ok=True)
         else:
             raise DataError(
-                f"{self.recipe.name}: its source data {path} is gone: DVC does not keep {value}, and what lies there "
-                "now is other data"
+                f"{self.recipe.name}: its source data {path} is gone: DVC does not have {value}, and the folder "
+                "now has other data"
             )
 
-    def _bring_pretrained(self, name: str, stored: DvcStore) -> None:
-        """The weights that the training began with: the project's file if it is the recorded one, else DVC's."""
+    def _fetch_pretrained(self, name: str, store: DvcStore) -> None:
+        """Fetch the pretrained weights: the project's file if it is the recorded one, else from DVC."""
         expected = (self.recipe.record.get("inputs") or {}).get("pretrained")
-        there, place = (one.pretrained / name for one in (self.project, self.workspace))
-        if _is(there, expected):
+        source, place = self.project.pretrained / name, self.workspace.pretrained / name
+        if _is(source, expected):
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(there, place)
+            shutil.copyfile(source, place)
             return
         if (tracked := place.with_name(f"{place.name}.dvc")).exists():
             value = files.read_yaml(tracked)["outs"][0]["md5"]
-            stored.bring(value, place)
+            store.fetch(value, place)
         if not _is(place, expected):
             raise DataError(
-                f"{self.recipe.name}: the weights it began with, data/pretrained/{name}, are gone: neither the project "
+                f"{self.recipe.name}: its pretrained weights, data/pretrained/{name}, are gone: neither the project "
                 f"nor DVC has the file with SHA-256 {expected}"
             )
 
 
 def _is(path: Path, digest: str | None) -> bool:
-    """Whether a file is there, and the one that was recorded, where any was."""
+    """Return whether a file exists and has the recorded digest, if there is one."""
     return path.exists() and digest in (None, files.digest_file(path))
 
 
@@ -241,7 +241,7 @@ def _git(recipe: Recipe, *arguments: str) -> None:
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise RatchetError(f"{recipe.name}: git cannot be run ({error}): install it") from error
+        raise RatchetError(f"{recipe.name}: git cannot be run ({error}). Fix: install it") from error
     if done.returncode:
-        said = done.stderr.strip()
-        raise RegistryError(f"{recipe.name}: its code cannot be laid down: git {' '.join(arguments[:3])} said: {said}")
+        command, output = " ".join(arguments[:3]), done.stderr.strip()
+        raise RegistryError(f"{recipe.name}: its code cannot be checked out: git {command} failed: {output}")

@@ -1,9 +1,6 @@
-"""reproduce: rebuild a registered version from its record alone, in a folder of its own, and compare every bit."""
+"""`ratchet reproduce`: rebuild a registered version from its record in a separate folder and compare every bit."""
 
-import argparse
 import contextlib
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands.rebuild import Rebuild, Recipe
-from commands.weights import Weights, compare
+from commands.tensors import TensorComparison, compare_tensors
 from ratchet import files, settings
-from ratchet.errors import RatchetError, RegistryError, WorkspaceError
+from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.provenance.archive import Archive, Release
 from ratchet.provenance.chain import PACKED
 from ratchet.provenance.changes import Change, changes, environment
@@ -22,30 +19,57 @@ from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import evidence, unexpected_changes
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.versions import Version
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
-from tasks.stage_runner import INTERRUPTED
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-__all__ = ["Outcome", "reproduce", "require_evidence"]
+__all__ = ["Outcome", "describe_weights", "reproduce", "reproduce_and_print", "require_evidence"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rebuilt version is beside the registered one."""
+    """The rebuilt version compared with the registered one."""
 
     data: tuple[str, str]  # DVC hash, recorded and rebuilt
-    weights: Weights
+    weights: TensorComparison
     file: tuple[str, str]  # SHA-256 of model.safetensors, registered and rebuilt
     reasons: tuple[Change, ...]
 
     @property
     def identical(self) -> bool:
-        """Whether it is the same, bit for bit."""
+        """True if data and weights are the same, bit for bit."""
         return self.data[0] == self.data[1] and self.weights.identical
+
+
+def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None, *, anyway: bool) -> bool:
+    """Rebuild a version and print the result. Return whether it is identical.
+
+    Args:
+        into: an empty or new folder, which is kept; None: a temporary folder.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    with _rebuild_folder(into) as folder:
+        outcome = reproduce(reference, workspace, folder, console, anyway=anyway)
+        _print_outcome(outcome, console)
+        if into is not None:
+            console.print(f"it is in {folder}", markup=False)
+    return outcome.identical
+
+
+@contextlib.contextmanager
+def _rebuild_folder(into: Path | None) -> Iterator[Path]:
+    if into is None:
+        with tempfile.TemporaryDirectory(prefix="ratchet-reproduce-") as name:
+            yield Path(name).resolve() / "project"
+        return
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise WorkspaceError(f"{into}: is not empty. Allowed for --into: an empty folder, or one that does not exist")
+    yield into
 
 
 def reproduce(
@@ -54,63 +78,62 @@ def reproduce(
     """Rebuild a version in an empty folder. The project, its registry and its data are only read.
 
     Raises:
-        LedgerBroken: the ledger is not what was written, so nothing can be checked.
+        LedgerBroken: the ledger was changed, so nothing can be checked.
         RegistryError: no such version, no record, an unknown commit, a stored file that is not what was registered, or
             other library versions and not `anyway`.
-        DataError: its data is gone.
+        DataError: its data is lost.
         TrainingError: the rebuild fails.
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
-    with tempfile.TemporaryDirectory(prefix="ratchet-record-") as kept, DvcStore.open(workspace.root) as stored:
-        made, release = archive.version(reference)
+    with tempfile.TemporaryDirectory(prefix="ratchet-record-") as files_folder, DvcStore.open(workspace.root) as store:
+        run, release = archive.version(reference)
         ledger = Ledger.of(workspace, params)
         ledger.require_whole()
-        proven = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release, made.run_id)
-        made = Sealed(archive, ledger).of(made)
-        recipe = Recipe.of(made, release, archive, stored, Path(kept))
+        checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release, run.run_id)
+        run = Sealed(archive, ledger).of(run)
+        recipe = Recipe.of(run, release, archive, store, Path(files_folder))
         _require_versions(recipe, anyway=anyway)
-        _line(console, "evidence", proven)
-        _tell_recipe(recipe, release.words, made.run_id, console)
-        rebuild = Rebuild.lay_down(recipe, workspace, folder, stored)
+        _line(console, "evidence", checked)
+        _print_recipe(recipe, release.words, run.run_id, console)
+        rebuild = Rebuild.lay_down(recipe, workspace, folder, store)
         rebuild.run("tasks.train")
         return _outcome(rebuild)
 
 
-def require_evidence(kept: AliasSync, release: Release, run_id: str) -> str:
-    """Compare every stored file with the ledger's evidence; return a sentence about what was compared.
+def require_evidence(sync: AliasSync, release: Release, run_id: str) -> str:
+    """Compare every stored file with the ledger's evidence. Return a sentence about what was compared.
 
     Raises:
         RegistryError: names each file that is not what was registered, with both digests.
     """
-    called = f"models:/{release.name}/{release.number}"
     version = Version(release.name, release.number, run_id, release.aliases)
-    noted = kept.noted(version)
-    if noted is None:
+    expected = sync.noted(version)
+    if expected is None:
         return "the ledger does not know this version: its stored files cannot be checked"
-    changed = unexpected_changes(noted, found := evidence(kept.registry, version))
-    if changed:
-        names = [name for name in sorted({*noted, *found}) if noted.get(name) != found.get(name)]
+    stored = evidence(sync.registry, version)
+    if changed := unexpected_changes(expected, stored):
+        names = [name for name in sorted({*expected, *stored}) if expected.get(name) != stored.get(name)]
         differences = "; ".join(
-            f"{name}: expected SHA-256 {noted.get(name, 'none')}, found {found.get(name, 'none')}"
+            f"{name}: expected SHA-256 {expected.get(name, 'none')}, found {stored.get(name, 'none')}"
             for name in names
-            if any(one.startswith(f"{name} ") for one in changed)
+            if any(change.startswith(f"{name} ") for change in changed)
         )
         raise RegistryError(
-            f"{called} is not what was registered: {differences}. Nothing was rebuilt. Fix: restore the file from a "
-            "backup of MLflow's artifacts"
+            f"models:/{release.name}/{release.number} is not what was registered: {differences}. Nothing was rebuilt. "
+            "Fix: restore the file from a backup of MLflow's artifacts"
         )
-    same = sum(noted[name] == found.get(name) for name in noted)
-    return f"{same} of {len(noted)} digests in the ledger fit what is stored"
+    same = sum(digest == stored.get(name) for name, digest in expected.items())
+    return f"{same} of {len(expected)} digests in the ledger match the stored files"
 
 
 def _require_versions(recipe: Recipe, *, anyway: bool) -> None:
     other = recipe.other_versions()
     if other and not anyway:
-        told = ", ".join(f"{one.name} {one.before} (installed: {one.after})" for one in other)
+        versions = ", ".join(f"{change.name} {change.before} (installed: {change.after})" for change in other)
         raise RegistryError(
-            f"{recipe.name}: was made with {told}: install those versions, or go on with --anyway, and the weights may "
-            "differ"
+            f"{recipe.name}: was made with {versions}. Fix: install those versions, or use --anyway; the weights may "
+            "then differ"
         )
 
 
@@ -120,12 +143,12 @@ def _outcome(rebuild: Rebuild) -> Outcome:
     recipe = rebuild.recipe
     registered = load_file(recipe.model / "model.safetensors")
     rebuilt = _calibrated(rebuild, load_file(rebuild.workspace.model / "model.safetensors"), registered)
-    again = rebuild.workspace.state / "model.safetensors"
-    files.write_bytes(again, save(rebuilt))
+    rebuilt_file = rebuild.workspace.state / "model.safetensors"
+    files.write_bytes(rebuilt_file, save(rebuilt))
     return Outcome(
         data=(recipe.data, hash_of(rebuild.workspace.root / PACKED)),
-        weights=compare(registered, rebuilt),
-        file=(files.digest_file(recipe.model / "model.safetensors"), files.digest_file(again)),
+        weights=compare_tensors(registered, rebuilt),
+        file=(files.digest_file(recipe.model / "model.safetensors"), files.digest_file(rebuilt_file)),
         reasons=tuple(_reasons(recipe.record, rebuild.record)),
     )
 
@@ -133,7 +156,7 @@ def _outcome(rebuild: Rebuild) -> Outcome:
 def _calibrated(
     rebuild: Rebuild, weights: "dict[str, torch.Tensor]", registered: "Mapping[str, torch.Tensor]"
 ) -> "dict[str, torch.Tensor]":
-    """The weights as register stores them: where a temperature was fitted, evaluation is run again to fit it."""
+    """Return the weights as register stores them. If a temperature was fitted, run evaluate to fit it again."""
     import torch
 
     stored = registered.get("temperature")
@@ -145,17 +168,17 @@ def _calibrated(
 
 
 def _reasons(recorded: Mapping[str, Any], rebuilt: Mapping[str, Any]) -> list[Change]:
-    """What can be known to have been different: the machine, the libraries, what went in."""
+    """Return the known differences of the inputs, the machine and the libraries."""
     inputs = changes(*({"inputs": record.get("inputs")} for record in (recorded, rebuilt)))
-    known = [one for one in inputs if None not in (one.before, one.after)]
-    return [*known, *environment(recorded, rebuilt)]
+    recorded_in_both = [change for change in inputs if None not in (change.before, change.after)]
+    return [*recorded_in_both, *environment(recorded, rebuilt)]
 
 
-def _tell_recipe(recipe: Recipe, words: str, run_id: str, console: "Console") -> None:
+def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console") -> None:
     record = recipe.record
     patched = ", with its uncommitted changes" if recipe.patch else ""
     lines = {
-        "version": f"{words}, of run {run_id}, provenance {record['id']}",
+        "version": f"{version}, of run {run_id}, provenance {record['id']}",
         "code": f"commit {record['git_commit']}{patched}",
         "data": f"{recipe.data}, from {recipe.place}",
         "machine": _machine(record["hardware"]),
@@ -177,65 +200,34 @@ def _line(console: "Console", caption: str, text: str) -> None:
     console.print(text, markup=False)
 
 
-def _tell(outcome: Outcome, console: "Console") -> None:
+def _print_outcome(outcome: Outcome, console: "Console") -> None:
     recorded, rebuilt = outcome.data
     _line(console, "data", f"{rebuilt}, {'the same hash' if recorded == rebuilt else f'recorded: {recorded}'}")
-    _line(console, "weights", outcome.weights.words)
-    one, other = outcome.file
-    _line(console, "file", f"SHA-256 {other}, {'the same' if one == other else f'registered: {one}'}")
+    weights = describe_weights(outcome.weights)
+    _line(console, "weights", weights)
+    registered, new = outcome.file
+    _line(console, "file", f"SHA-256 {new}, {'the same' if registered == new else f'registered: {registered}'}")
     console.print()
     if outcome.identical:
         console.print("reproduced, bit for bit", style="bold green")
         return
-    console.print(f"not reproduced: {outcome.weights.words}", style="bold red", markup=False)
+    console.print(f"not reproduced: {weights}", style="bold red", markup=False)
     for reason in outcome.reasons:
         console.print(f"  {reason.name} was {reason.before}, is {reason.after}", markup=False)
     if not outcome.reasons:
-        console.print("  no reason is known: the machine, the libraries and what went in are recorded as the same")
+        console.print("  no reason is known: the recorded machine, libraries and inputs are the same")
 
 
-@contextlib.contextmanager
-def _folder(into: str | None) -> Iterator[Path]:
-    """An empty folder: a temporary one that is gone afterwards, or the one named, which stays."""
-    if into is None:
-        with tempfile.TemporaryDirectory(prefix="ratchet-reproduce-") as name:
-            yield Path(name).resolve() / "project"
-        return
-    folder = Path(into).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise WorkspaceError(f"{folder}: is not empty: --into takes a folder that is empty or not there yet")
-    yield folder
-
-
-def _leave(number: int, _frame: object) -> None:
-    """So that what a SIGTERM ends tidies up behind itself, too."""
-    sys.exit(128 + number)
-
-
-def _main() -> int:
-    from rich.console import Console
-
-    parser = argparse.ArgumentParser(prog="ratchet reproduce")
-    parser.add_argument("version")
-    parser.add_argument("--into")
-    parser.add_argument("--anyway", action="store_true")
-    asked = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True)
-    workspace = Workspace.find()
-    with disk_errors(workspace.root), _folder(asked.into) as folder:
-        outcome = reproduce(asked.version, workspace, folder, console, anyway=asked.anyway)
-        _tell(outcome, console)
-        if asked.into is not None:
-            console.print(f"it is in {folder}", markup=False)
-    return 0 if outcome.identical else 1
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        sys.exit(_main())
-    except RatchetError as error:
-        sys.exit(f"reproduce: {error}")
-    except KeyboardInterrupt:
-        print("reproduce: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+def describe_weights(weights: TensorComparison) -> str:
+    """Summarise a comparison in one line."""
+    if weights.identical:
+        return f"all {weights.tensors:,} tensors, {weights.elements:,} numbers, are identical"
+    sentences = []
+    if weights.mismatches:
+        sentences.append(f"{', '.join(weights.mismatches)}: in one only, or of another shape or type")
+    if weights.largest:
+        sentences.append(
+            f"{weights.different:,} of {weights.elements:,} numbers differ, by up to {weights.largest.largest:.3g}, in "
+            f"{weights.largest.name}"
+        )
+    return "; ".join(sentences)

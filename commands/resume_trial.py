@@ -1,4 +1,4 @@
-"""The stage train with outputs of its own: `python -m commands.resume_trial FOLDER`, made to be killed."""
+"""Training in a child process that can be killed: `python -m commands.resume_trial FOLDER`."""
 
 import json
 import math
@@ -21,8 +21,8 @@ from tasks.scratch_project import Scratch
 
 __all__ = ["Kill", "Trial"]
 
-_GLANCE = 0.005  # seconds between looks at a training under way
-_SAID = 2000  # characters of what a failed training said that are shown
+_POLL_SECONDS = 0.005
+_LOG_CHARACTERS = 2000  # shown of a failed training's log
 
 
 @dataclass(frozen=True)
@@ -35,39 +35,42 @@ class Kill:
 
 @dataclass
 class Trial:
-    """One training in processes of its own."""
+    """One training, in child processes."""
 
     workspace: Scratch
-    tell: Callable[[int], None]  # is called now and then with the steps that are done
+    progress: Callable[[int], None]  # called every few milliseconds with the number of finished steps
     kills: list[Kill] = field(default_factory=list)
 
     @classmethod
     def make(
-        cls, workspace: Workspace, folder: Path, changes: Mapping[str, object], tell: Callable[[int], None]
+        cls, workspace: Workspace, folder: Path, changes: Mapping[str, object], progress: Callable[[int], None]
     ) -> "Trial":
-        """A training by the workspace's settings with `changes` (by dotted key), without a budget, told elsewhere."""
+        """Prepare a training with the workspace's settings and `changes` (by dotted key), without a budget.
+
+        It logs to an MLflow store in `folder`.
+        """
         folder.mkdir()
         scratch = Scratch(workspace.root, folder)
         scratch.packed.symlink_to(workspace.packed)
         shutil.copyfile(workspace.params, scratch.params)
         settings.override(scratch.params, {**changes, **scratch.own})
-        return cls(scratch, tell)
+        return cls(scratch, progress)
 
     def finish(self) -> None:
-        """Train, or go on, to the end.
+        """Train, or resume, to the end.
 
         Raises:
-            TrainingError: it failed; with what it said.
+            TrainingError: it failed; the message has the end of its log.
         """
         with self._running() as process:
             self._wait(process, math.inf)
         self._refuse_if_failed(process.returncode)
 
     def kill_at(self, step: int, *, delay: float) -> bool:
-        """Start, wait until `step` is logged and `delay` seconds more, and kill; False: it came to its end before.
+        """Start, wait until `step` is logged and `delay` seconds more, then kill. Return False if it ended before.
 
         Raises:
-            TrainingError: it failed; with what it said.
+            TrainingError: it failed; the message has the end of its log.
         """
         with self._running() as process:
             self._wait(process, step)
@@ -82,34 +85,34 @@ class Trial:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What was told of the run besides its points."""
-        return {name: value for content in self.told("tags") for name, value in content["values"].items()}
+        """Tags of the run."""
+        return {name: value for content in self.entries("tags") for name, value in content["values"].items()}
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        """The contents of all entries of one kind in the training's journal, in order."""
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """Return the contents of all journal entries of one kind, in order."""
         lines = [json.loads(line) for line in self._journal()]
         return [line["content"] for line in lines if line["kind"] == kind]
 
     def _journal(self) -> list[bytes]:
-        """The journal's whole lines, while it may be written."""
+        """Return the journal's complete lines; the training may be writing the last one."""
         written = b"".join(path.read_bytes() for path in self.workspace.mlruns.glob("journal/*/events.jsonl"))
         return [line for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
 
     @property
     def steps(self) -> int:
-        """The last optimizer step that was logged."""
+        """Last optimizer step that was logged."""
         last = next((line for line in reversed(self._journal()) if b'"step/loss"' in line), None)
         return int(json.loads(last)["content"]["step"]) if last else 0
 
     def _wait(self, process: "subprocess.Popen[bytes]", step: float) -> None:
         """Return when `step` is logged, or the process has ended."""
         while process.poll() is None and (done := self.steps) < step:
-            self.tell(done)
-            time.sleep(_GLANCE)
+            self.progress(done)
+            time.sleep(_POLL_SECONDS)
 
     @contextmanager
     def _running(self) -> Iterator["subprocess.Popen[bytes]"]:
-        """The training as a process; it is killed where it does not end inside the block."""
+        """Start the training as a child process, and kill it if it has not ended inside the block."""
         with (self.workspace.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "commands.resume_trial", str(self.workspace.folder)],
@@ -126,8 +129,8 @@ class Trial:
 
     def _refuse_if_failed(self, code: int) -> None:
         if code:
-            said = (self.workspace.folder / "log").read_text(errors="replace").strip()
-            raise TrainingError(f"the training that was to be proven ended with code {code}; it said: {said[-_SAID:]}")
+            log = (self.workspace.folder / "log").read_text(errors="replace").strip()
+            raise TrainingError(f"the verified training failed with exit code {code}. Log: {log[-_LOG_CHARACTERS:]}")
 
 
 def _train(folder: Path) -> None:

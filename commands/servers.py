@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.plain import PLAIN
+from commands.app import new_group
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["servers"]
 
-servers = typer.Typer(**PLAIN)
+servers = new_group()
 
 
 @servers.command()

@@ -1,6 +1,5 @@
-"""trace: from any of its names to the whole chain, back to the data and on to the versions."""
+"""`ratchet trace`: the lineage of a version, run, file or hash, from the data to the registered versions."""
 
-import argparse
 import hashlib
 import io
 import os
@@ -17,11 +16,10 @@ from ratchet.provenance.chain import PACKED, Acts, Link, data_link
 from ratchet.provenance.sealed import Sealed
 from ratchet.registry.ledger import Entry, Ledger
 from ratchet.reports import chain_page
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
-from tasks.stage_runner import end_with
 
-__all__ = ["Traced", "trace"]
+__all__ = ["Trace", "print_trace", "trace"]
 
 _DATA = re.compile(r"^[0-9a-f]{32}(\.dir)?$")
 _PROVENANCE = re.compile(r"^[0-9a-f]{16}$")
@@ -30,7 +28,7 @@ _SHORT_RUN = re.compile(r"^(?:run )?([0-9a-f]{8,31})$")
 _ACCEPTED = (
     "a version (models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS), the id or name of an MLflow run, a DVC hash, a file "
     "or folder, a provenance id, a commit, the id of a Prefect flow run, the SHA-256 of weights, settings, a lock or a "
-    "sample, or the id of a row"
+    "sample, or the id of a sample"
 )
 _RECORDED = {
     "weights": "the SHA-256 of the weights",
@@ -41,40 +39,50 @@ _RECORDED = {
     "prefect_flow_run": "the Prefect flow run",
     "training": "the training",
 }
-"""What of a record can be asked for, and what to call it."""
+"""Keys of a provenance record that can be searched for -> their description."""
 
 
 @dataclass(frozen=True)
-class Traced:
-    """What X is, in sentences, and a chain for each version of the data that it has to do with."""
+class Trace:
+    """Lineage of X: sentences that say what X is, and a chain for each related version of the data."""
 
-    words: tuple[str, ...]
+    descriptions: tuple[str, ...]
     chains: tuple[Link, ...]
 
 
-def trace(workspace: Workspace, name: str) -> Traced:
-    """The chain of whatever `name` names.
+def print_trace(name: str, workspace: Workspace, html: Path | None) -> None:
+    """Print the lineage of `name`, and write it to an HTML page if `html` is given."""
+    lineage = trace(workspace, name)
+    if html:
+        files.write_text(html, chain_page.render(name, lineage.descriptions, lineage.chains))
+    print("\n".join([*lineage.descriptions, *(line for chain in lineage.chains for line in _tree(chain))]))
+    if html:
+        print(f"\npage: {html}")
+
+
+def trace(workspace: Workspace, name: str) -> Trace:
+    """Find what `name` refers to, and its lineage.
 
     Raises:
-        RegistryError: it names nothing that is known here.
+        RegistryError: nothing here has this name.
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
     sealed = Sealed(archive, Ledger.of(workspace, params))
-    with DvcStore.open(workspace.root) as stored:
-        found = _Search(archive, stored, sealed)
-        words, runs = found.named(name)
+    with DvcStore.open(workspace.root) as store:
+        search = _Search(archive, store, sealed)
+        descriptions, runs = search.find(name)
         if not runs:
-            raise RegistryError(f"{name}: nothing known here has this name; accepted: {_ACCEPTED}")
+            raise RegistryError(f"{name}: nothing known here has this name. Allowed: {_ACCEPTED}")
         warnings = [f"! {sealed.warning}"] if sealed.warning else []
-        return Traced((*warnings, *words), tuple(found.chains(runs)))
+        return Trace((*warnings, *descriptions), tuple(search.chains(runs)))
 
 
 def _acts(entries: Sequence[Entry]) -> Acts:
     acts: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         begin, over = f"{entry.at[:19]}Z {entry.who}: {entry.what}", entry.content.get("over")
-        # Why it passed, the verdict above says.
+        # The reason for registering is the verdict, which is printed above.
         why = "" if entry.what in ("register", "renew") else f": {entry.why}"
         if entry.version:
             acts.setdefault((entry.model, entry.version), []).append(begin + why)
@@ -84,177 +92,160 @@ def _acts(entries: Sequence[Entry]) -> Acts:
 
 
 class _Search:
-    """One look at everything that MLflow, the ledger and DVC hold."""
+    """Search in MLflow, the ledger and DVC. Each method returns descriptions and runs; both empty: no match."""
 
-    def __init__(self, archive: Archive, stored: DvcStore, sealed: Sealed) -> None:
-        self.archive, self.stored, self.sealed = archive, stored, sealed
+    def __init__(self, archive: Archive, store: DvcStore, sealed: Sealed) -> None:
+        self.archive, self.store, self.sealed = archive, store, sealed
         self.acts = _acts(sealed.chain.valid)
         self.runs = archive.runs()
         self._listings: dict[str, Mapping[str, str]] = {}  # of folders, by their hash
 
-    def named(self, name: str) -> tuple[list[str], list[Made]]:
-        """What a name stands for, and the runs it has to do with; none where it stands for nothing."""
+    def find(self, name: str) -> tuple[list[str], list[Made]]:
+        """Search by all kinds of names."""
         path = Path(name)
         if not name:
             return [], []
         is_path = os.path.exists(name)  # unlike Path.exists, False for a name that is too long for a file
         if REFERENCE.match(name) and (name.startswith("models:/") or not is_path):
-            try:
-                made, release = self.archive.version(name)
-            except RegistryError:
-                words, runs = self._row(name)  # a row's id can look like a version's name
-                if not runs:
-                    raise
-                return words, runs
-            shown = self.sealed.of(made).releases
-            return [one.words for one in shown if (one.name, one.number) == (release.name, release.number)], [made]
+            return self._version(name)
         if is_path:
             return self._file(path)
         if _DATA.match(name):
-            made_of = [run for run in self.runs if run.run_id == name]
-            return ([f"the MLflow run {name}"], made_of) if made_of else self._hash(name)
-        if _PROVENANCE.match(name):
-            made_of = [run for run in self.runs if self._has_record(run, name)]
-            if made_of:
-                return [f"the provenance record {name}"], made_of
+            runs = [run for run in self.runs if run.run_id == name]
+            return ([f"the MLflow run {name}"], runs) if runs else self._hash(name)
+        if _PROVENANCE.match(name) and (runs := [run for run in self.runs if self._has_record(run, name)]):
+            return [f"the provenance record {name}"], runs
         return self._recorded(name)
 
-    def _recorded(self, name: str) -> tuple[list[str], list[Made]]:
-        """By a value of a run's record, by a run's name, or by a row of the data."""
-        for key, called in _RECORDED.items():
-            found = [run for run in self.runs if (run.record or {}).get(key) == name]
-            if found:
-                return [f"{called} {name}"], found
-        if _SHA256.match(name):
-            found = [run for run in self.runs if name in (self.sealed.evidence(run)[0] or {}).values()]
-            if found:
-                files_of = {
-                    path for run in found for path, one in (self.sealed.evidence(run)[0] or {}).items() if one == name
-                }
-                return [f"the SHA-256 of {path}" for path in sorted(files_of)], found
-            return self._rows("content", name, name)
-        short = _SHORT_RUN.match(name)
-        found = [run for run in self.runs if short and run.run_id.startswith(short[1])]
-        if found:
-            return [f"the MLflow run {run.run_id}" for run in found], found
-        found = [
-            run for run in self.runs if len(name) >= 7 and str((run.record or {}).get("git_commit")).startswith(name)
+    def _version(self, name: str) -> tuple[list[str], list[Made]]:
+        try:
+            run, release = self.archive.version(name)
+        except RegistryError:
+            descriptions, runs = self._samples("id", name, name)  # a sample's id can look like a version's name
+            if not runs:
+                raise
+            return descriptions, runs
+        version = (release.name, release.number)
+        return [sealed.words for sealed in self.sealed.of(run).releases if (sealed.name, sealed.number) == version], [
+            run
         ]
-        if found:
-            return [f"the commit {name}"], found
-        found = [run for run in self.runs if run.run_name == name]
-        return ([f"the MLflow run named {name}"], found) if found else self._row(name)
 
-    def _row(self, id: str) -> tuple[list[str], list[Made]]:
-        return self._rows("id", id, id)
+    def _recorded(self, name: str) -> tuple[list[str], list[Made]]:
+        """Search by a value of a run's record, by a run's name, or by a sample."""
+        for key, description in _RECORDED.items():
+            if runs := [run for run in self.runs if (run.record or {}).get(key) == name]:
+                return [f"{description} {name}"], runs
+        if _SHA256.match(name):
+            return self._sha256(name)
+        short = _SHORT_RUN.match(name)
+        if runs := [run for run in self.runs if short and run.run_id.startswith(short[1])]:
+            return [f"the MLflow run {run.run_id}" for run in runs], runs
+        commits = [(run, str((run.record or {}).get("git_commit"))) for run in self.runs if len(name) >= 7]
+        if runs := [run for run, commit in commits if commit.startswith(name)]:
+            return [f"the commit {name}"], runs
+        if runs := [run for run in self.runs if run.run_name == name]:
+            return [f"the MLflow run named {name}"], runs
+        return self._samples("id", name, name)
+
+    def _sha256(self, digest: str) -> tuple[list[str], list[Made]]:
+        """Search by the digest of a file in the ledger's evidence, or of a sample."""
+        paths, runs = set(), []
+        for run in self.runs:
+            evidence = self.sealed.evidence(run)[0] or {}
+            if matches := {path for path, recorded in evidence.items() if recorded == digest}:
+                paths |= matches
+                runs.append(run)
+        if runs:
+            return [f"the SHA-256 of {path}" for path in sorted(paths)], runs
+        return self._samples("content", digest, digest)
 
     def chains(self, runs: Sequence[Made]) -> Iterator[Link]:
-        """One for each data version, in the order of the runs."""
+        """Yield one chain for each data version, in the order of the runs."""
         by_data: dict[str | None, list[Made]] = {}
         for run in map(self.sealed.of, runs):
             by_data.setdefault(run.hash_of(PACKED), []).append(run)
-        for value, made in by_data.items():
-            all_of_it = [run for run in self.runs if value and run.hash_of(PACKED) == value]
-            yield data_link(made, kept=self._kept(value), others=max(0, len(all_of_it) - len(made)), acts=self.acts)
+        for value, users in by_data.items():
+            all_users = [run for run in self.runs if value and run.hash_of(PACKED) == value]
+            others = max(0, len(all_users) - len(users))
+            yield data_link(users, kept=self._storage(value), others=others, acts=self.acts)
 
-    def _kept(self, value: str | None) -> str:
+    def _storage(self, value: str | None) -> str:
         if value is None:
-            return "where its content is cannot be told without its hash"
-        place = self.stored.place_of(value)
-        return f"kept in {place}" if place else str(self.stored.missing(value))
+            return "its storage is unknown without its hash"
+        stores = self.store.place_of(value)
+        return f"kept in {stores}" if stores else str(self.store.missing(value))
 
     def _has_record(self, run: Made, id: str) -> bool:
-        tagged = [run.tags, *(release.tags for release in run.releases)]
-        return any(tags.get("ratchet.provenance") == id for tags in tagged)
+        tags = [run.tags, *(release.tags for release in run.releases)]
+        return any(tag.get("ratchet.provenance") == id for tag in tags)
 
-    def _hash(self, value: str, whose: str = "") -> tuple[list[str], list[Made]]:
-        """An output of runs, or a file inside one, or what they were made of."""
-        words: dict[str, None] = {}
-        found = []
+    def _hash(self, value: str, name: str = "") -> tuple[list[str], list[Made]]:
+        """Search by a DVC hash: of an output of a run, of a file in one, or of an input."""
+        descriptions: dict[str, None] = {}
+        runs = []
         for run in self.runs:
             if places := list(self._places(run, value)):
-                found.append(run)
-                words |= dict.fromkeys(f"{whose or value} is {place}" for place in places)
-        return list(words), found
+                runs.append(run)
+                descriptions |= dict.fromkeys(f"{name or value} is {place}" for place in places)
+        return list(descriptions), runs
 
     def _places(self, run: Made, value: str) -> Iterator[str]:
         record: Mapping[str, Any] = run.record or {}
-        for path, one in (record.get("dvc_inputs") or {}).items():
-            if one == value:
-                yield f"{path}, which went in"
-        for path, one in (record.get("dvc") or {}).items():
-            if one == value:
+        for path, recorded in (record.get("dvc_inputs") or {}).items():
+            if recorded == value:
+                yield f"{path}, an input"
+        for path, recorded in (record.get("dvc") or {}).items():
+            if recorded == value:
                 yield path
-            elif one.endswith(".dir"):
-                inside = self._listing(one)
-                yield from (f"{path}/{name}" for name, its in inside.items() if its == value)
+            elif recorded.endswith(".dir"):
+                listing = self._listing(recorded)
+                yield from (f"{path}/{file}" for file, file_hash in listing.items() if file_hash == value)
 
     def _listing(self, value: str) -> Mapping[str, str]:
         if value not in self._listings:
-            self._listings[value] = self.stored.listing(value) or {}
+            self._listings[value] = self.store.listing(value) or {}
         return self._listings[value]
 
     def _file(self, path: Path) -> tuple[list[str], list[Made]]:
-        """By its content: an output of a run, a file inside one, or a sample of the data."""
+        """Search by a file's content: an output of a run, a file in one, or a sample of the data."""
         if path.is_dir():
             from dvc_data.hashfile.build import IgnoreInCollectedDirError
 
             try:
                 return self._hash(hash_of(path), str(path))
-            except IgnoreInCollectedDirError:  # the project's own folder, which no run made
+            except IgnoreInCollectedDirError:  # the project folder itself, which is no run's output
                 return [], []
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        words, found = self._hash(md5, str(path))
-        return (words, found) if found else self._sample(path)
+        descriptions, runs = self._hash(md5, str(path))
+        return (descriptions, runs) if runs else self._samples("content", files.digest_file(path), str(path))
 
-    def _sample(self, path: Path) -> tuple[list[str], list[Made]]:
-        return self._rows("content", files.digest_file(path), str(path))
-
-    def _rows(self, column: str, value: str, called: str) -> tuple[list[str], list[Made]]:
-        """Samples of all data versions that have a value in a column of the index, and the runs made of them."""
+    def _samples(self, column: str, value: str, name: str) -> tuple[list[str], list[Made]]:
+        """Search the index of every data version for samples with a value in a column."""
         import polars
 
-        words, found = [], []
-        for version in dict.fromkeys(one for run in self.runs if (one := run.hash_of(PACKED))):
-            index = self.stored.file(version, "index.parquet")
+        descriptions, runs = [], []
+        for version in dict.fromkeys(data for run in self.runs if (data := run.hash_of(PACKED))):
+            index = self.store.file(version, "index.parquet")
             if index is None:
                 continue
-            rows = polars.read_parquet(io.BytesIO(index)).filter(polars.col(column) == value)
-            for row in rows.iter_rows(named=True):
-                words.append(
-                    f"{called} is sample {row['id']} of data version {version}: {row['split']}, {row['class']}"
-                )
-            if rows.height:
-                found += [run for run in self.runs if run.hash_of(PACKED) == version]
-        return words, found
+            samples = polars.read_parquet(io.BytesIO(index)).filter(polars.col(column) == value)
+            descriptions += [
+                f"{name} is sample {sample['id']} of data version {version}: {sample['split']}, {sample['class']}"
+                for sample in samples.iter_rows(named=True)
+            ]
+            if samples.height:
+                runs += [run for run in self.runs if run.hash_of(PACKED) == version]
+        return descriptions, runs
 
 
-def _drawn(link: Link, *, before: str = "", under: str = "") -> Iterator[str]:
-    """The tree as lines, however long: a hash that is cut off helps nobody."""
+def _tree(link: Link, *, before: str = "", under: str = "") -> Iterator[str]:
+    """Draw the chain as a tree. Lines are never cut, because they contain hashes."""
     below = "│   " if link.made else "    "
     yield f"{before}{link.title}"
     yield from (f"{under}{below}{line}" for line in link.lines)
-    for one in link.made:
-        last = one is link.made[-1]
-        yield from _drawn(one, before=f"{under}{'└' if last else '├'}── ", under=f"{under}{'    ' if last else '│   '}")
-
-
-def _main() -> int:
-    parser = argparse.ArgumentParser(prog="ratchet trace")
-    parser.add_argument("name")
-    parser.add_argument("--html")
-    asked = parser.parse_args()
-    workspace = Workspace.find()
-    with disk_errors(workspace.root):
-        found = trace(workspace, asked.name)
-        if asked.html:
-            files.write_text(Path(asked.html), chain_page.render(asked.name, found.words, found.chains))
-    print("\n".join([*found.words, *(line for chain in found.chains for line in _drawn(chain))]))
-    if asked.html:
-        print(f"\npage: {asked.html}")
-    return 0
-
-
-if __name__ == "__main__":
-    end_with("trace", _main)
+    for child in link.made:
+        last = child is link.made[-1]
+        yield from _tree(
+            child, before=f"{under}{'└' if last else '├'}── ", under=f"{under}{'    ' if last else '│   '}"
+        )

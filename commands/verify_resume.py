@@ -1,11 +1,8 @@
-"""verify-resume: the proof, on these settings and these data, that a killed training ends as one that never was."""
+"""`ratchet verify-resume`: prove that a killed and resumed training equals an undisturbed one."""
 
-import argparse
 import platform
 import random
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,67 +15,76 @@ from commands.checkpoint_difference import differences
 from commands.resume_trial import Trial
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
-from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError
+from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.provenance import record as provenance
 from ratchet.settings.model import Params
 from ratchet.settings.run_settings import restore_if_idle
-from ratchet.workspace import Workspace, disk_errors
+from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
 from tasks.training_job import TrainingJob
 
-__all__ = ["attach", "verify"]
+__all__ = ["attach", "verify", "verify_and_certify"]
 
-KILLS = 5
 _STEPS = 60
-_MOST_STEPS = 300  # that are taken unasked, to cross the end of an epoch
-_CHECKPOINTS = 12  # at least, in a proof: so that a kill may lose one step or many
-_LONGEST_DELAY = 0.05  # seconds: a kill comes anywhere in a step
+_MAX_STEPS = 300  # by default, to cross the end of an epoch
+_CHECKPOINTS = 12  # at least, so that a kill loses one step or many
+_MAX_DELAY = 0.05  # seconds: a kill comes anywhere in a step
+
+
+def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -> bool:
+    """Verify with the project's settings and data, and write the certificate. Return whether both were identical.
+
+    Raises:
+        DataError: there is no packed data.
+        TrainingError: a training failed, or ended before it could be killed.
+    """
+    restore_if_idle(workspace)
+    params = settings.load(workspace.params)
+    key = TrainingJob.of(params, workspace, Manifest.read(workspace.packed)).key
+    with workspace.hold("ratchet verify-resume"), Terminal("verify-resume", unit="steps") as watch:
+        certificate = verify(params, workspace, steps=steps, kills=kills, watch=watch)
+        path, note = attach(certificate, params, workspace, key)
+        watch.say(certificate["verdict"])
+        watch.say(f"certificate: {path}; {note}")
+    return bool(certificate["identical"])
 
 
 def verify(
-    params: Params, workspace: Workspace, *, steps: int | None = None, kills: int = KILLS, watch: Watch
+    params: Params, workspace: Workspace, *, steps: int | None = None, kills: int, watch: Watch
 ) -> dict[str, Any]:
-    """Train some steps undisturbed, then the same again killed `kills` times, and compare bit for bit.
+    """Train some steps undisturbed, then the same steps killed `kills` times, and compare bit for bit.
 
-    Both run in processes of their own, as the stage train does, on the packed data; what they make is gone afterwards.
+    Both run in child processes, as the stage train does, on the packed data. Their outputs are deleted.
 
     Returns:
         The certificate, as plain data.
 
     Raises:
-        DataError: there are no packed data.
-        TrainingError: a training failed, or was over before it could be killed.
+        DataError: there is no packed data.
+        TrainingError: a training failed, or ended before it could be killed.
     """
     manifest = Manifest.read(workspace.packed)
     begun, clock = datetime.now(UTC), time.monotonic()
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)
-    asked = min(steps or _enough(per_epoch), params.training.epochs * per_epoch)
-    changes = _changes(params, asked)
-    with _scratch(workspace) as folder:
+    planned = min(steps or _default_steps(per_epoch), params.training.epochs * per_epoch)
+    changes = _changes(params, planned)
+    with _scratch_folder(workspace) as folder:
         undisturbed = Trial.make(
-            workspace, folder / "undisturbed", changes, lambda done: watch.progress(done, 2 * asked)
+            workspace, folder / "undisturbed", changes, lambda done: watch.progress(done, 2 * planned)
         )
         undisturbed.finish()
-        steps = undisturbed.steps
-        watch.say(f"{steps} steps undisturbed, in {time.monotonic() - clock:.0f} s")
-        killed = Trial.make(workspace, folder / "killed", changes, lambda done: watch.progress(asked + done, 2 * asked))
-        _harass(killed, steps, kills, watch)
+        watch.say(f"{undisturbed.steps} steps undisturbed, in {time.monotonic() - clock:.0f} s")
+        killed = Trial.make(
+            workspace, folder / "killed", changes, lambda done: watch.progress(planned + done, 2 * planned)
+        )
+        _kill_repeatedly(killed, undisturbed.steps, kills, watch)
         killed.finish()
-        found = differences(undisturbed, killed)
-        told = undisturbed.tags
         return {
-            "identical": not found,
-            "verdict": _verdict(params, steps, killed, found),
-            "differences": found,
-            "steps": steps,
+            **_compare(params, undisturbed, killed),
             "steps_per_epoch": per_epoch,
-            "kills": [asdict(kill) for kill in killed.kills],
             "settings": params.digest,
             "changed_for_the_proof": changes,
             "data": manifest.digest,
-            "sha256": {"undisturbed": _digests(undisturbed), "killed": _digests(killed)},
-            "device": told.get("ratchet.device"),
-            "precision": told.get("ratchet.precision"),
             "host": platform.node(),
             "begun": begun.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
@@ -86,18 +92,33 @@ def verify(
         }
 
 
-def _enough(per_epoch: int) -> int:
-    """Steps that cross the end of an epoch, where that does not take too many."""
+def _compare(params: Params, undisturbed: Trial, killed: Trial) -> dict[str, Any]:
+    """Compare two finished trainings; the part of the certificate that says what they were."""
+    different, steps = differences(undisturbed, killed), undisturbed.steps
+    return {
+        "identical": not different,
+        "verdict": _verdict(params, steps, killed, different),
+        "differences": different,
+        "steps": steps,
+        "kills": [asdict(kill) for kill in killed.kills],
+        "sha256": {"undisturbed": _digests(undisturbed), "killed": _digests(killed)},
+        "device": undisturbed.tags.get("ratchet.device"),
+        "precision": undisturbed.tags.get("ratchet.precision"),
+    }
+
+
+def _default_steps(per_epoch: int) -> int:
+    """Return a number of steps that crosses the end of an epoch, if that does not need too many."""
     crossing = per_epoch + _STEPS // 3
-    return max(_STEPS, crossing) if crossing <= _MOST_STEPS else _STEPS
+    return max(_STEPS, crossing) if crossing <= _MAX_STEPS else _STEPS
 
 
 def _changes(params: Params, steps: int) -> dict[str, object]:
-    """What the proof needs otherwise than it is set: an early end, checkpoints to come back to, every step told."""
-    often = max(1, steps // _CHECKPOINTS)
+    """Return the settings that the proof replaces: an early end, frequent checkpoints, every step logged."""
+    interval = max(1, steps // _CHECKPOINTS)
     return {
         "training.max_steps": steps,
-        "training.checkpoint_steps": min(params.training.checkpoint_steps or often, often),
+        "training.checkpoint_steps": min(params.training.checkpoint_steps or interval, interval),
         "training.log_every": 1,
         "training.doctor": "never",
         "training.profile": 0,
@@ -105,38 +126,39 @@ def _changes(params: Params, steps: int) -> dict[str, object]:
     }
 
 
-def _harass(trial: Trial, steps: int, kills: int, watch: Watch) -> None:
-    """Start it and kill it at random steps, `kills` times or until it is through."""
+def _kill_repeatedly(trial: Trial, steps: int, kills: int, watch: Watch) -> None:
+    """Kill and restart the training at random steps, `kills` times or until it ends."""
     chance = random.SystemRandom()
     for step in sorted(chance.sample(range(1, steps), min(kills, steps - 1))):
-        if not trial.kill_at(step, delay=chance.uniform(0.0, _LONGEST_DELAY)):
+        if not trial.kill_at(step, delay=chance.uniform(0.0, _MAX_DELAY)):
             break
         kill = trial.kills[-1]
         watch.say(f"killed after step {kill.step}, continues from the checkpoint of step {kill.checkpoint}")
     if not trial.kills:
-        raise TrainingError(f"all {steps} steps were over before one kill came: ask for more, `--steps {10 * steps}`")
+        raise TrainingError(f"all {steps} steps ended before the first kill. Fix: more steps, `--steps {10 * steps}`")
 
 
-def _verdict(params: Params, steps: int, killed: Trial, found: list[str]) -> str:
+def _verdict(params: Params, steps: int, killed: Trial, different: list[str]) -> str:
     times = f"{len(killed.kills)} SIGKILLs" if len(killed.kills) > 1 else "one SIGKILL"
-    if not found:
+    if not different:
         return (
             f"identical: after {times} in {steps} steps every tensor, the history and every logged point are the same"
         )
     hint = "" if params.training.deterministic else "; training.deterministic is false: set it to true"
-    return f"different: after {times} in {steps} steps: {'; '.join(found)}{hint}"
+    return f"different: after {times} in {steps} steps: {'; '.join(different)}{hint}"
 
 
 def _digests(trial: Trial) -> dict[str, str]:
-    """SHA-256 of what the training left, by path."""
+    """Return the SHA-256 of each output of the training, by path."""
     folder = trial.workspace.folder
-    kept = [path for made in (trial.workspace.model, trial.workspace.checkpoints) for path in made.rglob("*")]
-    return {path.relative_to(folder).as_posix(): files.digest_file(path) for path in sorted(kept) if path.is_file()}
+    outputs = (trial.workspace.model, trial.workspace.checkpoints)
+    paths = sorted(path for output in outputs for path in output.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): files.digest_file(path) for path in paths}
 
 
 @contextmanager
-def _scratch(workspace: Workspace) -> Iterator[Path]:
-    """An empty folder that is gone afterwards; one that a killed predecessor left is gone at once."""
+def _scratch_folder(workspace: Workspace) -> Iterator[Path]:
+    """Make an empty folder that is deleted afterwards; delete first what a killed process left there."""
     workspace.state.mkdir(exist_ok=True)
     folder = workspace.state / "verify-resume"
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +170,11 @@ def _scratch(workspace: Workspace) -> Iterator[Path]:
 
 
 def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, key: str) -> tuple[Path, str]:
-    """Write the certificate to mlruns/certificates, and give it to the training's MLflow run; where it is, in words."""
+    """Write the certificate to mlruns/certificates and attach it to the training's MLflow run.
+
+    Returns:
+        The path, and a note about the MLflow run.
+    """
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.runs import Run
 
@@ -166,40 +192,3 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
     finally:
         run.journal.close()
     return path, f"attached to MLflow run {run_id}, as certificate/{path.name}"
-
-
-def _prove(steps: int | None, kills: int) -> bool:
-    """What the command does; whether the two trainings were the same."""
-    workspace = Workspace.find()
-    restore_if_idle(workspace)
-    params = settings.load(workspace.params)
-    key = TrainingJob.of(params, workspace, Manifest.read(workspace.packed)).key
-    with (
-        disk_errors(workspace.root),
-        workspace.hold("ratchet verify-resume"),
-        Terminal("verify-resume", unit="steps") as watch,
-    ):
-        certificate = verify(params, workspace, steps=steps, kills=kills, watch=watch)
-        path, words = attach(certificate, params, workspace, key)
-        watch.say(certificate["verdict"])
-        watch.say(f"certificate: {path}; {words}")
-    return bool(certificate["identical"])
-
-
-def _leave(number: int, _frame: object) -> None:
-    """So that what a SIGTERM ends tidies up behind itself, too."""
-    sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="ratchet verify-resume")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--kills", type=int, default=KILLS)
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        sys.exit(0 if _prove(arguments.steps, arguments.kills) else 1)
-    except RatchetError as error:
-        sys.exit(f"verify-resume: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

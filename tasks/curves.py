@@ -1,4 +1,4 @@
-"""TensorBoard's event files: what the journal tells of a run, once more, for those who read curves there."""
+"""TensorBoard event files, written from a run's journal."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,15 +8,15 @@ from ratchet.registry.journal import Journal
 
 __all__ = ["Curves"]
 
-_FLUSH_SECONDS = 10  # what a page that is open lags behind
+_FLUSH_SECONDS = 10  # maximum delay of an open TensorBoard page
 
 
 class Curves:
-    """Every point of one journal as scalars in `folder`: `tensorboard --logdir mlruns/tensorboard` shows them.
+    """Scalars of one journal in `folder`, for `tensorboard --logdir mlruns/tensorboard`.
 
-    Opening writes what of the journal is not yet there, `update` what came since. So after a kill and a resume no point
-    is missing and none is there twice, whatever the killed process had not yet written, and a run that began before
-    `tracking.tensorboard` was turned on is shown whole. Old files stay: a page that is open reads on.
+    Opening writes the points of the journal that are not in the files yet; `update` writes the new ones. After a kill
+    and a resume no point is missing or duplicated, and a run that began before `tracking.tensorboard` was turned on is
+    complete. Old files stay, so that an open page continues.
     """
 
     def __init__(self, folder: Path, journal: Journal) -> None:
@@ -35,7 +35,7 @@ class Curves:
         self.close()
 
     def update(self) -> None:
-        """Add what the journal was told since the last time."""
+        """Write the points that were added to the journal since the last call."""
         for entry in self._journal.entries(self._end):
             self._end = entry.end
             if entry.kind != "metrics":
@@ -48,15 +48,15 @@ class Curves:
                     self._writer.add_scalar(name, value, step, walltime=entry.time / 1000)
 
     def close(self) -> None:
-        """Add the rest and write it to disk."""
+        """Write the remaining points to disk."""
         self.update()
         self._writer.close()
 
 
 def _shown(folder: Path) -> Counter[tuple[str, int]]:
-    """The points in the folder's files, up to where a killed process broke each off.
+    """Count the points in the folder's files, including those that a killed process left incomplete.
 
-    A step that was made again, after a loss that was not finite, has two.
+    A step that was repeated after a non-finite loss has two points.
     """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 

@@ -1,4 +1,4 @@
-"""What DVC keeps, found by its hash alone: in the project's cache, else in its remotes."""
+"""Read-only access to DVC's cache and remotes by hash."""
 
 import hashlib
 import json
@@ -19,18 +19,18 @@ __all__ = ["DvcStore", "hash_of"]
 
 @dataclass(frozen=True)
 class DvcStore:
-    """The project's cache and remotes, in the order in which they are asked. Only read, never written to."""
+    """The project's DVC cache and remotes, in the order in which they are searched. Nothing is written to them."""
 
     stores: dict[str, Any]  # by name: DVC's cache, DVC's remote NAME
-    away: dict[str, str]  # remotes that cannot be asked, and why
+    unavailable: dict[str, str]  # remotes that do not answer, and why
 
     @classmethod
     @contextmanager
     def open(cls, root: Path) -> "Iterator[DvcStore]":
-        """Those of the project in `root`.
+        """Open the stores of the project in `root`.
 
         Raises:
-            WorkspaceError: it is no DVC project.
+            WorkspaceError: it is not a DVC project.
         """
         from dvc.exceptions import DvcException
         from dvc.repo import Repo
@@ -39,29 +39,29 @@ class DvcStore:
             with chdir(root):
                 repo: Any = Repo(str(root))
         except DvcException as error:
-            raise WorkspaceError(f"{root}: DVC cannot be asked here ({error}): mend .dvc/config") from error
+            raise WorkspaceError(f"{root}: DVC does not work here ({error}). Fix: correct .dvc/config") from error
         try:
             yield cls(*_stores(repo))
         finally:
             repo.close()
 
     def place_of(self, value: str) -> str | None:
-        """The stores that all of what a hash stands for can be had from, in words; None where some of it is gone."""
+        """Return the names of the stores that have all files of a hash; None if a file is missing."""
         if not value.endswith(".dir"):
             return next((name for name, store in self.stores.items() if self._has(store, value)), None)
         listing = self.listing(value)
         if listing is None:
             return None
-        places = {self.place_of(one) for one in listing.values()}
+        places = {self.place_of(file_hash) for file_hash in listing.values()}
         return None if None in places else " and ".join(name for name in self.stores if name in places)
 
     def listing(self, value: str) -> dict[str, str] | None:
-        """Path -> hash of every file of a folder; None where no store has the listing."""
+        """Return path -> hash of every file of a folder; None if no store has the listing."""
         content = self.read(value)
-        return None if content is None else {one["relpath"]: one["md5"] for one in json.loads(content)}
+        return None if content is None else {entry["relpath"]: entry["md5"] for entry in json.loads(content)}
 
     def read(self, value: str) -> bytes | None:
-        """The content that a hash stands for (of a folder its listing in JSON); None where no store has it whole."""
+        """Return the content of a hash (for a folder, its listing in JSON); None if no store has it undamaged."""
         for store in self.stores.values():
             if not self._has(store, value):
                 continue
@@ -72,35 +72,35 @@ class DvcStore:
         return None
 
     def file(self, value: str, path: str) -> bytes | None:
-        """One file of a folder; None where it is in none of the stores, or not in the folder."""
-        found = (self.listing(value) or {}).get(path)
-        return self.read(found) if found else None
+        """Return one file of a folder; None if it is in none of the stores, or not in the folder."""
+        file_hash = (self.listing(value) or {}).get(path)
+        return self.read(file_hash) if file_hash else None
 
-    def bring(self, value: str, to: Path) -> None:
-        """Put a file, or a folder of files, at `to`, and check every byte by its hash.
+    def fetch(self, value: str, to: Path) -> None:
+        """Copy a file or a folder to `to`, and check each file by its hash.
 
         Raises:
             DataError: it is in none of the stores, or damaged there.
         """
-        parts = {"": value}
+        file_hashes = {"": value}
         if value.endswith(".dir"):
             listing = self.listing(value)
             if listing is None:
                 raise self.missing(value)
             to.mkdir(parents=True, exist_ok=True)
-            parts = listing
-        for path, one in parts.items():
-            self._copy(one, to / path if path else to)
+            file_hashes = listing
+        for path, file_hash in file_hashes.items():
+            self._copy(file_hash, to / path if path else to)
 
     def missing(self, value: str) -> DataError:
-        """What to say of what is in none of them."""
-        asked = " nor ".join(self.stores)
-        away = "".join(f"; {name} does not answer ({why})" for name, why in self.away.items())
+        """Return the error for a hash that is in none of the stores."""
+        names = " nor ".join(self.stores)
+        failures = "".join(f"; {name} does not answer ({why})" for name, why in self.unavailable.items())
+        if len(self.stores) == 1:
+            return DataError(f"{value} is gone: {names} does not have all of it, and no remote answers{failures}")
         return DataError(
-            f"{value} is gone: neither {asked} has all of it{away}: bring it back with `dvc fetch` or `dvc pull` from "
-            "a remote that has it"
-            if len(self.stores) > 1
-            else f"{value} is gone: {asked} has not all of it, and there is no remote to ask{away}: bring it back"
+            f"{value} is gone: neither {names} has all of it{failures}. Fix: `dvc fetch` or `dvc pull` from a remote "
+            "that has it"
         )
 
     def _copy(self, value: str, to: Path) -> None:
@@ -117,9 +117,9 @@ class DvcStore:
     def _has(self, store: Any, value: str) -> bool:
         try:
             return bool(store.exists(value))
-        except Exception as error:  # each kind of remote has its own errors, and any means the same: not from here
-            name = next(name for name, one in self.stores.items() if one is store)
-            self.away[name] = first_line(error)
+        except Exception as error:  # each kind of remote has its own errors; all mean that it is unavailable
+            name = next(name for name, other in self.stores.items() if other is store)
+            self.unavailable[name] = first_line(error)
             return False
 
 
@@ -127,17 +127,17 @@ def _stores(repo: "Repo") -> tuple[dict[str, Any], dict[str, str]]:
     from dvc.exceptions import DvcException
 
     stores: dict[str, Any] = {"DVC's cache": repo.cache.local}
-    away: dict[str, str] = {}
+    unavailable: dict[str, str] = {}
     for name in repo.config["remote"]:
         try:
             stores[f"remote {name}"] = repo.cloud.get_remote_odb(name)
         except (DvcException, ImportError, OSError) as error:
-            away[f"remote {name}"] = str(error)
-    return stores, away
+            unavailable[f"remote {name}"] = str(error)
+    return stores, unavailable
 
 
 def hash_of(path: Path) -> str:
-    """The DVC hash of a file or folder as it stands; nothing is stored."""
+    """Return the DVC hash of a file or folder; nothing is stored."""
     from dvc_data.hashfile.build import build
     from dvc_data.hashfile.db import HashFileDB
     from dvc_objects.fs.local import LocalFileSystem

@@ -1,4 +1,4 @@
-"""ingest: the source -> data/packed and data/quarantine.parquet."""
+"""Stage ingest: read the source, write data/packed and data/quarantine.parquet."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "ingest"]
 
-_NAMED = 5
+_SHOWN = 5  # quarantined samples that are listed on the terminal
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What ingest made, in small."""
+    """Summary of the packed data."""
 
     name: str
     digest: str
@@ -30,7 +30,7 @@ class Dataset:
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Dataset":
-        """What stands in data/packed."""
+        """Read it from data/packed."""
         manifest = Manifest.read(workspace.packed)
         rows = {name: split.rows for name, split in manifest.splits.items()}
         return cls(manifest.name, manifest.digest, len(manifest.classes), rows, manifest.quarantined)
@@ -43,7 +43,7 @@ class Dataset:
 
 
 def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool = False) -> Dataset:
-    """Read, validate, split and pack the source that `params.data` names, or only a `sample` of it."""
+    """Read, validate, split and pack the source that `params.data` names, or only a few samples of it (`sample`)."""
     from ratchet.data.ingest import ingest as read_and_pack
 
     before = _index(workspace)
@@ -59,13 +59,13 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         sample_timeout=params.training.sample_timeout,
     )
     if not sample:
-        _draw_card(workspace, before)
-    _name_trouble(workspace, watch)
+        _write_card(workspace, before)
+    _report_problems(workspace, watch)
     return Dataset.load(workspace)
 
 
 def _index(workspace: Workspace) -> "polars.DataFrame | None":
-    """The index of the packed set that stands there, if there is one."""
+    """Read the index of the packed data, if there is one."""
     import polars
 
     from ratchet.data.difference import COLUMNS
@@ -74,8 +74,8 @@ def _index(workspace: Workspace) -> "polars.DataFrame | None":
     return polars.read_parquet(path, columns=list(COLUMNS)) if path.exists() else None
 
 
-def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
-    """The data card, unless there is one of this very version already: it tells what changed since another."""
+def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
+    """Write the data card. Keep the card of an unchanged version: it shows what changed since an earlier one."""
     from ratchet.data.difference import difference
     from ratchet.reports.data_card import card
 
@@ -87,21 +87,19 @@ def _draw_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
-def _name_trouble(workspace: Workspace, watch: Watch) -> None:
-    """The first of what was not let in, and labels that contradict each other: nobody should have to open a table."""
+def _report_problems(workspace: Workspace, watch: Watch) -> None:
+    """Report the first quarantined samples, contradicting labels and 16-bit images."""
     import polars
 
     table = polars.read_parquet(workspace.quarantine)
-    for row in table.head(_NAMED).iter_rows(named=True):
+    for row in table.head(_SHOWN).iter_rows(named=True):
         watch.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
-    if len(table) > _NAMED:
-        watch.say(f"... and {len(table) - _NAMED:,} more, in {workspace.quarantine}")
+    if len(table) > _SHOWN:
+        watch.say(f"... and {len(table) - _SHOWN:,} more, in {workspace.quarantine}")
     profile = files.read_json(workspace.packed / "profile.json")
     conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
-        watch.say(
-            f"{conflicts:,} images stand under several labels each: see label_conflicts in data/packed/profile.json"
-        )
+        watch.say(f"{conflicts:,} images have several labels each: see label_conflicts in data/packed/profile.json")
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
         watch.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
@@ -112,7 +110,7 @@ if __name__ == "__main__":
 
     from tasks.stage_runner import run
 
-    # polars' allocator keeps for a while what is freed, which in an ingest is as much as what is held. It reads this
-    # when it is imported; a parent that imported it has left its own defaults here.
+    # polars' allocator returns freed memory late; in an ingest that doubles the memory use. It reads this variable when
+    # it is imported. A parent process that imported polars has set its own defaults here.
     os.environ["_RJEM_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
     run(ingest, unit="samples")

@@ -1,4 +1,4 @@
-"""How busy the machine is: figures for an epoch's rates."""
+"""Load of the machine: metrics that are logged once an epoch."""
 
 import contextlib
 
@@ -10,22 +10,22 @@ _MIB = 2**20
 
 
 class MachineUse:
-    """What this process and its GPU use, under names that MLflow's page of system metrics shows."""
+    """Resource use of this process and its GPU, under the names of MLflow's system metrics."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """`device`: the one that trains, as PyTorch names it (cpu, cuda, cuda:1, mps)."""
+        """`device`: the training device, as PyTorch names it (cpu, cuda, cuda:1, mps)."""
         self._process = psutil.Process()
         self._device = device
-        psutil.cpu_percent()  # the first answer has nothing to compare with, and is 0
+        psutil.cpu_percent()  # the first call always returns 0
 
     def figures(self) -> dict[str, float]:
-        """Shares in percent since the last call, memory in MiB now, and the GPU's memory at its highest.
+        """Return utilization in percent since the last call, current memory in MiB, and the GPU's peak memory.
 
-        Anonymous memory is the process's own; the rest of what is resident is file pages, memory-mapped data among
-        them, which the kernel takes back when it needs them.
+        Anonymous memory belongs to the process. The rest of the resident memory is file pages, such as memory-mapped
+        data, which the kernel can take back.
         """
         memory = self._process.memory_info()
-        shared = getattr(memory, "shared", 0)  # Linux alone tells them apart
+        shared = getattr(memory, "shared", 0)  # only Linux has it
         return {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
             "system/process_memory_megabytes": memory.rss / _MIB,
@@ -46,6 +46,6 @@ class MachineUse:
             "system/gpu_peak_allocated_megabytes": torch.cuda.max_memory_allocated(device) / _MIB,
         }
         torch.cuda.reset_peak_memory_stats(device)
-        with contextlib.suppress(pynvml.NVMLError):  # a slice of a GPU (MIG) has no such figure
+        with contextlib.suppress(pynvml.NVMLError):  # a MIG slice has no utilization
             used["system/gpu_utilization_percentage"] = float(torch.cuda.utilization(device))
         return used

@@ -1,4 +1,4 @@
-"""How a stage shows what it is doing."""
+"""Progress of a stage on the terminal."""
 
 import sys
 import time
@@ -8,21 +8,21 @@ from typing import Protocol
 
 __all__ = ["Terminal", "Watch"]
 
-_QUIET_SECONDS = 10.0  # between progress lines where no bar can be drawn
+_LINE_SECONDS = 10.0  # between progress lines if stderr is not a terminal
 
 
 class Watch(Protocol):
-    """Whoever watches a stage work."""
+    """Receiver of a stage's progress and messages."""
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` units of the stage are done."""
+        """Report that `done` of `total` units are done."""
 
     def say(self, text: str) -> None:
-        """One sentence."""
+        """Report a message of one sentence."""
 
 
 class Terminal:
-    """A live bar with rate and time left on a terminal; elsewhere (CI, a log) a line now and then."""
+    """Progress bar with rate and remaining time on a terminal; elsewhere (CI, a log) a line every ten seconds."""
 
     def __init__(self, stage: str, *, unit: str) -> None:
         from rich.console import Console
@@ -36,7 +36,7 @@ class Terminal:
         )
 
         self.stage, self.unit = stage, unit
-        self.words = ""  # how far it is, for those who see no bar
+        self.words = ""  # the progress as text
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -52,7 +52,7 @@ class Terminal:
         )
         self._task = self._bar.add_task(stage, total=None, unit=unit, rate="", note="")
         self._first: tuple[float, int] | None = None
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> "Terminal":
         self._bar.start()
@@ -70,11 +70,11 @@ class Terminal:
         rate = (done - self._first[1]) / seconds if seconds > 0.5 else 0.0
         pace = f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s" if rate else ""
         left = f"{timedelta(seconds=round((total - done) / rate))} left" if rate else ""
-        told = [f"{self.stage}: {done:,} of {total:,} {self.unit}", pace, left, note]
-        self.words = ", ".join(filter(None, told))
+        parts = [f"{self.stage}: {done:,} of {total:,} {self.unit}", pace, left, note]
+        self.words = ", ".join(filter(None, parts))
         self._bar.update(self._task, completed=done, total=total, rate=pace, note=note)
-        if self._bar.disable and now - self._told > _QUIET_SECONDS:
-            self._told = now
+        if self._bar.disable and now - self._last_line > _LINE_SECONDS:
+            self._last_line = now
             self._console.print(self.words, markup=False)
 
     def say(self, text: str) -> None:

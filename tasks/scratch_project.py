@@ -1,4 +1,4 @@
-"""A place to run stages in where nothing of it stays."""
+"""Temporary workspace: stages run on the real project, but write elsewhere."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["Scratch"]
 
 @dataclass(frozen=True)
 class Scratch(Workspace):
-    """The project as it is, but for the settings and for everything that a stage writes: they lie in `folder`."""
+    """The project, with settings and outputs in `folder`."""
 
     folder: Path
 
@@ -29,7 +29,7 @@ class Scratch(Workspace):
 
     @property
     def own(self) -> dict[str, object]:
-        """The settings, by dotted key, under which MLflow's runs stay in the folder, and no budget cuts them off."""
+        """Settings, by dotted key, that keep MLflow's runs in the folder and remove the budget."""
         unlimited = {f"budget.{name}": 0.0 for name in BudgetSettings.model_fields}
         return {"tracking.uri": f"sqlite:///{self.mlruns / 'mlflow.db'}", "tracking.artifacts": "auto", **unlimited}
 

@@ -1,21 +1,22 @@
-"""`python -m tasks.NAME`: what dvc.yaml runs."""
+"""Command line of a stage: dvc.yaml runs `python -m tasks.NAME`."""
 
+import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ratchet import settings
 from ratchet.errors import RatchetError, SettingsError
 from ratchet.workspace import Workspace, disk_errors
 from tasks.progress import Terminal
 
-__all__ = ["INTERRUPTED", "end_with", "run"]
+__all__ = ["run"]
 
-INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells give it
+_INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
 
 
 def run(stage: Callable[..., Any], *, unit: str) -> None:
-    """Run one stage on the workspace around the working folder; a person's mistake ends it with words and code 1."""
+    """Run one stage on the workspace of the working folder. Exit code 1 and a message for a user error."""
     name = stage.__name__
     try:
         workspace = Workspace.find()
@@ -25,22 +26,12 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
             workspace.hold(f"the stage {name}") as restored,
             Terminal(name, unit=unit) as watch,
         ):
-            if restored:  # DVC has read the file as it was before
+            if restored:  # DVC read params.yaml before it was restored
                 raise SettingsError(f"{restored}. Fix: run the same command again")
             result = stage(params, workspace, watch=watch)
             watch.say(result.words)
     except RatchetError as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command begins or continues it", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-
-
-def end_with(name: str, main: Callable[[], int]) -> NoReturn:
-    """End this program as `main` says; a person's mistake ends it with words and code 1."""
-    try:
-        sys.exit(main())
-    except RatchetError as error:
-        sys.exit(f"{name}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        print(f"{name}: interrupted. Run the same command again to continue", file=sys.stderr)
+        sys.exit(_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Why a training leaves before its last step: it was asked to, or its budget is spent."""
+"""Reasons to stop a training before its last step: a signal, or a budget that is used up."""
 
 import contextlib
 import os
@@ -15,16 +15,16 @@ from ratchet.settings.model import BudgetSettings
 
 __all__ = ["Budget", "BudgetSpent", "TrainingStopped", "on_request"]
 
-_LITTLE, _MINUTE = 0.01, 60.0  # of a budget this share, or so many seconds, are too little to begin with
-_PAUSE = 0.05  # seconds between two looks at what was spent, at the least: one takes milliseconds
+_MIN_SHARE, _MIN_SECONDS = 0.01, 60.0  # of a budget: with less than the smaller of both, do not start
+_CHECK_SECONDS = 0.05  # at least, between two measurements of the cost: each takes milliseconds
 
 
 class TrainingStopped(TrainingError):
-    """Asked to leave, by SIGTERM or Ctrl-C; a checkpoint stands."""
+    """Stopped by SIGTERM or Ctrl-C, with a checkpoint."""
 
 
 class BudgetSpent(TrainingStopped):
-    """It has taken what it may; the checkpoint of `step` stands."""
+    """Stopped because the budget is used up, with a checkpoint of `step`."""
 
     def __init__(self, message: str, *, step: int) -> None:
         super().__init__(message)
@@ -32,73 +32,78 @@ class BudgetSpent(TrainingStopped):
 
 
 class Budget:
-    """What one training may take, what it took in attempts before this one, and what this one takes.
+    """Budget of one training: the limits, the cost of earlier attempts, and the cost of this one.
 
     Args:
-        before: what was told of the attempts before; None: there was none.
+        allowed: the limits, in hours.
+        before: recorded cost of the earlier attempts; None: there was none.
+        meter: measures this attempt.
     """
 
     def __init__(self, allowed: BudgetSettings, before: Cost | None, meter: Meter) -> None:
         self.meter = meter
         hours = {"wall": allowed.wall_hours, "cpu": allowed.cpu_hours, "gpu": allowed.gpu_hours}
-        self._allowed = {what: 3600 * most for what, most in hours.items() if most}  # seconds
+        self._allowed = {kind: 3600 * most for kind, most in hours.items() if most}  # seconds
         self._before = before or Cost(0.0, 0.0, 0.0)
-        self._next_look = 0.0
-        self._spent: str | None = None  # the first of them that was
+        self._next_check = 0.0
+        self._spent: str | None = None  # the first kind that was used up
 
     def is_spent(self) -> bool:
-        """Is asked before every step, so it looks only when the budget can be spent at the soonest."""
-        if self._spent or not self._allowed or time.monotonic() < self._next_look:
+        """Return whether a limit is reached. Cheap enough for every step: it measures only when that is possible."""
+        if self._spent or not self._allowed or time.monotonic() < self._next_check:
             return self._spent is not None
         now, cores = self._taken(self.meter.spent()), os.cpu_count() or 1
-        left = {what: most - now[what] for what, most in self._allowed.items()}
-        self._spent = next((what for what, seconds in left.items() if seconds <= 0), None)
-        soonest = min(seconds / (cores if what == "cpu" else 1) for what, seconds in left.items())
-        self._next_look = time.monotonic() + max(soonest, _PAUSE)
+        left = {kind: most - now[kind] for kind, most in self._allowed.items()}
+        self._spent = next((kind for kind, seconds in left.items() if seconds <= 0), None)
+        soonest = min(seconds / (cores if kind == "cpu" else 1) for kind, seconds in left.items())
+        self._next_check = time.monotonic() + max(soonest, _CHECK_SECONDS)
         return self._spent is not None
 
     def require_some(self, step: int, total: int) -> None:
-        """Refuse to begin with what would be gone before it has led anywhere.
+        """Refuse to start with a budget that ends before any progress. `step` of `total` are done.
 
         Raises:
-            BudgetSpent: nothing, or nearly nothing, is left; `step` of `total` are done.
+            BudgetSpent: nothing, or nearly nothing, is left.
         """
         if step >= total:
-            return  # what was made is still to be written down
+            return  # only the outputs remain to be written
         taken = self._taken()
-        for what, most in self._allowed.items():
-            if taken[what] and most - taken[what] <= min(_LITTLE * most, _MINUTE):
-                raise BudgetSpent(self._words("not continued", what, taken[what], step, total), step=step)
+        for kind, most in self._allowed.items():
+            if taken[kind] and most - taken[kind] <= min(_MIN_SHARE * most, _MIN_SECONDS):
+                raise BudgetSpent(self._message("not continued", kind, taken[kind], step, total), step=step)
 
     def stopped(self, step: int, total: int, *, kept: int | None = None) -> TrainingStopped:
-        """Why it has stopped after `step` of `total`; `kept` is the step it continues at, where that is another."""
+        """Return the error for a stop after `step` of `total`.
+
+        Args:
+            kept: the step of the newest checkpoint, if the one of `step` could not be written.
+        """
         if self._spent is None:
             at = f"step {step:,} of {total:,}" if total else f"step {step:,}"
             return TrainingStopped(f"stopped at {at}: {_continues(kept)}")
         taken = self._taken(self.meter.spent())[self._spent]
-        return BudgetSpent(self._words("stopped", self._spent, taken, step, total, kept=kept), step=step)
+        return BudgetSpent(self._message("stopped", self._spent, taken, step, total, kept=kept), step=step)
 
     def _taken(self, now: Cost | None = None) -> dict[str, float]:
-        """Seconds of each kind, over all attempts, `now` this one's."""
+        """Return the seconds of each kind over all attempts; `now` is the cost of this one."""
         costs = [self._before, now] if now else [self._before]
-        return {what: sum(getattr(cost, what) for cost in costs) for what in self._allowed}
+        return {kind: sum(getattr(cost, kind) for cost in costs) for kind in self._allowed}
 
-    def _words(self, how: str, what: str, taken: float, step: int, total: int, *, kept: int | None = None) -> str:
-        most = self._allowed[what]
-        # What the rest takes at this pace, and a tenth more; of what has not begun to move nobody knows.
+    def _message(self, how: str, kind: str, taken: float, step: int, total: int, *, kept: int | None = None) -> str:
+        most = self._allowed[kind]
+        # The rest at this speed and 10 % more; the double if there was no step to measure the speed.
         enough = 1.1 * taken * total / step if step else 2 * max(taken, most)
-        setting, hours = f"budget.{what}_hours", max(0.01, float(f"{enough / 3600:.2g}"))
+        setting, hours = f"budget.{kind}_hours", max(0.01, float(f"{enough / 3600:.2g}"))
         return (
-            f"{how} at step {step:,} of {total:,}, for its budget is spent: it took {spoken(what, taken)}, and "
-            f"{setting}={most / 3600:g} allows {spoken(what, most)}; "
-            f"{'its checkpoint is kept: ' if kept is None else ''}"
-            f"`ratchet set {setting}={hours:g}` (or 0: no limit; if the command sets it, change it there), and "
+            f"{how} at step {step:,} of {total:,}: the budget is used up ({spoken(kind, taken)} of "
+            f"{spoken(kind, most)}, {setting}={most / 3600:g}). {'Checkpoint saved. ' if kept is None else ''}"
+            f"Fix: `ratchet set {setting}={hours:g}` (0: no limit; if the command sets it, change it there), then "
             f"{_continues(kept)}"
         )
 
 
 def _continues(kept: int | None) -> str:
-    """Where the same command continues."""
+    """Say at which step the same command continues."""
     if kept is None:
         return "the same command continues there"
     where = f"at step {kept:,}, its newest checkpoint" if kept else "from the beginning, because there is no checkpoint"
@@ -107,24 +112,24 @@ def _continues(kept: int | None) -> str:
 
 @contextlib.contextmanager
 def on_request() -> Iterator[Callable[[], bool]]:
-    """A question that turns to yes when SIGTERM or Ctrl-C comes; in a thread, where no handler can live, it stays no.
+    """Yield a function that returns True after SIGTERM or Ctrl-C. A second signal has its usual effect.
 
-    A second Ctrl-C does what it does anywhere: it ends the process at once.
+    In a thread other than the main one it stays False, because signal handlers cannot be set there.
     """
-    asked = threading.Event()
+    requested = threading.Event()
     before: dict[signal.Signals, Any] = {}
 
     def note(number: int, _frame: FrameType | None) -> None:
-        asked.set()
+        requested.set()
         signal.signal(number, before[signal.Signals(number)])
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
-    for one in (signal.SIGTERM, signal.SIGINT):
-        before[one] = signal.signal(one, note)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, note)
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,7 @@
-"""What a run ends by saying: what was made, where it is, what to do next."""
+"""Summary of a finished run: results, where the files are, and next steps."""
+
+import os
+import textwrap
 
 from ratchet.errors import RegistryError
 from ratchet.registry.alias_state import standing
@@ -12,11 +15,38 @@ from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.train import TrainedModel
 
-__all__ = ["model_line", "newest_checkpoint", "summary"]
+__all__ = ["model_line", "newest_checkpoint", "print_summary", "summary"]
+
+_COLUMNS = 100
+_NEXT = {
+    "ratchet up": "start the servers; MLflow's page compares runs",
+    "ratchet train --set training.epochs=60": "train again with another setting",
+    "dvc repro": "run the same stages without Prefect",
+}
+
+
+def print_summary(params: Params, workspace: Workspace, *, title: str | None = None) -> None:
+    """Print the summary of the last run, in lines of at most 100 columns; only the report's URL may be longer."""
+    from rich.console import Console
+
+    lines = summary(params, workspace)
+    width = max(map(len, lines))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print()
+    if title:
+        console.print(title, style="bold")
+    for caption, text in lines.items():
+        console.print(f"  [bold]{caption:<{width}}[/]  ", end="")
+        wrapped = textwrap.wrap(text, _COLUMNS - width - 4, break_long_words=False, break_on_hyphens=False)
+        console.print(f"\n{'':{width + 4}}".join(wrapped), markup=False)
+    console.print()
+    width = max(map(len, _NEXT))
+    for number, (command, purpose) in enumerate(_NEXT.items()):
+        console.print(f"{'' if number else 'Next:':7}[bold]{command:<{width}}[/]  {purpose}")
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:
-    """The last lines, as captions and texts in the order they are shown."""
+    """Return captions and texts in the order in which they are shown. Paths are relative to the project folder."""
     dataset, trained = Dataset.load(workspace), TrainedModel.load(workspace)
     evaluation, registration = Evaluation.load(workspace), Registration.load(workspace)
     if registration.version is None:
@@ -29,40 +59,41 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         "training": trained.words,
         "test": evaluation.words,
         **_cost(workspace, trained),
-        "gate": registration.words,
-        "report": str(workspace.report),
-        **({"card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
+        "gate": "passed" if registration.passed else "refused",
+        "report": workspace.report.as_uri(),
+        **({"model card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
         "checkpoint": newest_checkpoint(workspace),
         "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
     }
 
 
 def model_line(params: Params, workspace: Workspace, name: str, number: str) -> str:
-    """The version and its aliases now, by the ledger: after a rollback they are not those of registering."""
-    called = f"{name} version {number}"
+    """Describe a version and its current aliases in the ledger; a rollback may have changed them."""
+    version = f"{name} version {number}"
     ledger = Ledger.of(workspace, params)
     try:
         ledger.require_whole()
-        now = standing(ledger.entries(model=name), name)
+        state = standing(ledger.entries(model=name), name)
     except RegistryError as error:
-        return f"{called} (its aliases are unknown: {error})"
-    aliases = sorted(alias for alias, its in now.aliases.items() if its == number)
-    line = f"{called} ({', '.join(aliases) or 'no alias'})"
+        return f"{version} (its aliases are unknown: {error})"
+    aliases = sorted(alias for alias, holder in state.aliases.items() if holder == number)
+    line = f"{version} ({', '.join(aliases) or 'no alias'})"
     if "challenger" in aliases:
-        line += f"; it waits for `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
-    if now.champion and now.champion != number:
-        line += f"; champion is version {now.champion}"
+        line += f"; to approve: `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
+    if state.champion and state.champion != number:
+        line += f"; champion is version {state.champion}"
     return line
 
 
 def newest_checkpoint(workspace: Workspace) -> str:
-    """Where the newest checkpoint of the finished training is, or that there is none."""
+    """Return the path of the finished training's newest checkpoint, or a note that there is none."""
     newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=None)
-    return str(newest) if newest else f"none in {workspace.checkpoints}: none could be written, or `dvc pull` brings it"
+    path = os.path.relpath(newest or workspace.checkpoints, workspace.project.root)
+    return path if newest else f"none in {path}: none could be written, or `dvc pull` fetches it"
 
 
 def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
-    """What the training cost; nothing where DVC brought it from its cache, as nothing was spent here."""
+    """Return what the training cost; nothing if DVC restored it from its cache."""
     folder = workspace.mlruns / "journal" / trained.key
     if not folder.exists():
         return {}

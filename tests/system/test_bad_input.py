@@ -308,4 +308,4 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any
     assert {path: after[path] for path in model} == model
     registration = json.loads(fresh.workspace.registration.read_text())
     assert (registration["version"], registration["aliases"]) == ("1", ["champion"]), registration["words"]
-    assert fresh.good("ratchet", "sync").strip() == "nothing waits: MLflow has everything"
+    assert fresh.good("ratchet", "sync").strip() == "Nothing to send: MLflow has everything."

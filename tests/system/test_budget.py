@@ -25,9 +25,10 @@ SETTINGS = {
     "training.log_every": 1,
 }
 SENTENCE = re.compile(
-    r"(stopped|not continued) at step ([\d,]+) of ([\d,]+), for its budget is spent: it took [\d.,]+ [\w -]+, and "
-    r"budget\.(\w+)=\S+ allows [\d.,]+ [\w -]+; its checkpoint is kept: `ratchet set budget\.\w+=(\S+)` "
-    r"\(or 0: no limit; if the command sets it, change it there\), and the same command continues there"
+    r"(stopped|not continued) at step ([\d,]+) of ([\d,]+): the budget is used up "
+    r"\([\d.,]+ [\w -]+ of [\d.,]+ [\w -]+, budget\.(\w+)=\S+\)\. Checkpoint saved\. "
+    r"Fix: `ratchet set budget\.\w+=(\S+)` "
+    r"\(0: no limit; if the command sets it, change it there\), then the same command continues there"
 )
 TRAIN = ("dvc", "repro", "--single-item", "train")
 

@@ -1,4 +1,4 @@
-"""`ratchet data ...` on a project of its own: what was kept out, what changed between two commits, what looks wrong."""
+"""`ratchet data ...`: quarantine, differences between commits, and suspicious labels."""
 
 import shutil
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def pets(project):
-    """Photos of two classes under DVC, ingested and committed; one is too small."""
+    """Project with photos of two classes under DVC, ingested and committed. One photo is too small."""
     for label, first in (("cat", 0), ("dog", 1000)):
         folder = project.root / "data" / "raw" / "pets" / label
         folder.mkdir(parents=True)
@@ -28,7 +28,7 @@ def pets(project):
     return project
 
 
-def test_the_differences_between_two_versions_are_listed(pets) -> None:
+def test_diff_lists_changed_samples(pets) -> None:
     assert "120 samples before, 120 after: no sample differs" in pets.good("ratchet", "data", "diff")
     folder = pets.root / "data" / "raw" / "pets"
     (folder / "dog" / "1001.png").unlink()
@@ -36,8 +36,8 @@ def test_the_differences_between_two_versions_are_listed(pets) -> None:
     shutil.copy(folder / "dog" / "1003.png", folder / "dog" / "more.png")
     pets.good("dvc", "repro", "--quiet", "ingest")
     pets.good("git", "commit", "--all", "--quiet", "--message=changed")
-    told = pets.good("ratchet", "data", "diff", "HEAD~1", "HEAD").splitlines()
-    assert [line.split(":")[0] for line in told] == [
+    output = pets.good("ratchet", "data", "diff", "HEAD~1", "HEAD").splitlines()
+    assert [line.split(":")[0] for line in output] == [
         "+ added      dog/more.png",
         "- removed    dog/1001.png",
         "> renamed    dog/1002.png -> cat/1002.png",
@@ -50,22 +50,22 @@ def test_the_differences_between_two_versions_are_listed(pets) -> None:
     assert "unknown Git revision 'nowhere'" in pets.refused("ratchet", "data", "diff", "nowhere")
 
 
-def test_a_sample_in_quarantine_is_listed_and_let_in_by_hand(pets) -> None:
-    told = pets.good("ratchet", "data", "quarantine")
-    assert "too-small: 1" in told
-    assert "cat/tiny.png: too-small (found 9 x 3 pixels); leave the picture out, or lower data.min_side" in told
-    assert f"pictures of them: {pets.workspace.card}" in told
+def test_quarantined_sample_is_listed_and_released(pets) -> None:
+    output = pets.good("ratchet", "data", "quarantine")
+    assert "too-small: 1" in output
+    assert "cat/tiny.png: too-small (found 9 x 3 pixels); leave the picture out, or lower data.min_side" in output
+    assert f"images of them: {pets.workspace.card}" in output
     assert "needs its reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
     assert "not in quarantine" in pets.refused("ratchet", "data", "release", "cat/0001.png", "--reason", "x")
-    said = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have")
-    assert "released from too-small" in said
+    output = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have")
+    assert "released from too-small" in output
     pets.good("dvc", "repro", "--quiet", "ingest")
-    assert "nothing was kept out" in pets.good("ratchet", "data", "quarantine")
+    assert "no sample is in quarantine" in pets.good("ratchet", "data", "quarantine")
     assert "+ added      cat/tiny.png" in pets.good("ratchet", "data", "diff")
     assert '"all we have"' in (pets.root / "data" / "packed" / "manifest.json").read_text()
 
 
-def test_the_card_is_written_and_tells_what_changed(pets) -> None:
+def test_data_card_shows_what_changed(pets) -> None:
     card = pets.root / "data" / "reports" / "data.html"
     assert "this is the first version here" in card.read_text()
     (pets.root / "data" / "raw" / "pets" / "dog" / "1001.png").unlink()
@@ -74,13 +74,13 @@ def test_the_card_is_written_and_tells_what_changed(pets) -> None:
     assert "data.html" not in pets.good("git", "status", "--short")
 
 
-def test_before_any_ingest_the_commands_say_what_to_do(project) -> None:
+def test_commands_without_data_report_the_fix(project) -> None:
     for command in (("quarantine",), ("labels",), ("release", "a", "--reason", "b")):
         assert "ingest the data first" in project.refused("ratchet", "data", *command)
     assert "HEAD: its packed data is neither in DVC's cache nor" in project.refused("ratchet", "data", "diff")
 
 
-def test_wrong_labels_of_digits_are_found_and_nothing_is_changed(project) -> None:
+def test_wrong_labels_are_flagged_and_data_is_unchanged(project) -> None:
     project.good("dvc", "repro", "--quiet", "ingest")
     packed = project.root / "data" / "packed"
     labels = np.load(packed / "train" / "labels.npy")
@@ -91,20 +91,20 @@ def test_wrong_labels_of_digits_are_found_and_nothing_is_changed(project) -> Non
     changed[chosen] = (changed[chosen] + 1 + np.arange(30) % 9) % 10
     np.save(packed / "train" / "labels.npy", changed)
     before = project.digests("data/packed")
-    told = project.good("ratchet", "data", "labels", "--folds", "2", "--epochs", "5")
-    assert "accuracy on samples held out" in told
-    assert "Nothing was changed" in told
+    output = project.good("ratchet", "data", "labels", "--folds", "2", "--epochs", "5")
+    assert "accuracy on samples held out" in output
+    assert "Nothing was changed" in output
     assert project.digests("data/packed") == before
-    found = pl.read_csv(project.root / "data" / "reports" / "labels.csv", schema_overrides={"id": pl.String})
+    ranking = pl.read_csv(project.root / "data" / "reports" / "labels.csv", schema_overrides={"id": pl.String})
     planted = {index["id"][int(row)] for row in chosen}
-    assert found.height == len(labels)
-    assert len(planted & set(found["id"].head(30))) >= 20
-    flagged = set(found.filter("flagged")["id"])
+    assert ranking.height == len(labels)
+    assert len(planted & set(ranking["id"].head(30))) >= 20
+    flagged = set(ranking.filter("flagged")["id"])
     assert len(flagged) >= 10
     assert len(planted & flagged) >= 0.8 * len(flagged)
 
 
-def test_pictures_in_s3_are_ingested_and_watched(pets, s3) -> None:
+def test_images_in_s3_are_ingested_and_tracked(pets, s3) -> None:
     import s3fs
 
     bucket = s3fs.S3FileSystem(skip_instance_cache=True)

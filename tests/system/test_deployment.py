@@ -335,7 +335,7 @@ def test_a_person_approves_in_the_run_form_and_the_ledger_keeps_it(served: Serve
     listed = served.project.good("ratchet", "ledger", "digits")
     assert f"ann: approve digits version {number}: looked at the errors" in listed
     assert f"ann: promote digits version {number}: as agreed" in listed
-    assert "all is as the ledger says" in served.project.good("ratchet", "audit")
+    assert "OK: the ledger's hash chain" in served.project.good("ratchet", "audit")
 
 
 UNCHANGED = {"version": "Completed", **dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged")}

@@ -57,8 +57,8 @@ def test_a_run_of_another_identity_is_named_and_continues_when_it_is_put_back(tr
     (theirs,) = trained.workspace.running.glob("[!.]*/")
     trained.good("ratchet", "set", "training.learning_rate=0.001")
     said = trained.good("dvc", "repro", "train")
-    assert "this run starts at step 0; another one is unfinished, at step" in said
-    assert "What differs: training.learning_rate was 2.0e-3, is now 1.0e-3." in said
+    assert "this run starts at step 0. Another run is unfinished, at step" in said
+    assert "Differences: training.learning_rate was 2.0e-3, is now 1.0e-3." in said
     assert (
         f"`ratchet set training.learning_rate=2.0e-3`, and run again. To delete it: `rm -r data/running/{theirs.name}`"
         in said

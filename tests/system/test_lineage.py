@@ -1,6 +1,6 @@
-"""Reproduce, compare and trace on one project with two versions, made of other settings, other code and other data.
+"""Reproduce, compare and trace on a project with two versions, which differ in settings, code and data.
 
-The model's code is never committed: what rebuilds it is the recorded patch.
+The model's code is never committed, so a rebuild needs the recorded patch.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ PETS = {
 
 @dataclass(frozen=True)
 class Lineage:
-    """The project, and the records of its two versions."""
+    """The project, and the provenance records of its two versions."""
 
     project: Any
     first: dict[str, Any]
@@ -86,11 +86,11 @@ def lineage(new_project: Callable[[str], Any], use_small_net: Callable[[Any], No
 
 
 def versions(lineage: Lineage) -> list[str]:
-    return [one.version for one in lineage.client.search_model_versions("name = 'pets'")]
+    return [version.version for version in lineage.client.search_model_versions("name = 'pets'")]
 
 
-def outside(lineage: Lineage) -> dict[str, str]:
-    """All that a command which only reads must leave as it is."""
+def project_state(lineage: Lineage) -> dict[str, str]:
+    """Return all state that a read-only command must not change."""
     project = lineage.project
     with sqlite3.connect(project.root / "mlruns" / "mlflow.db") as database:
         dumped = "\n".join(database.iterdump())
@@ -99,33 +99,34 @@ def outside(lineage: Lineage) -> dict[str, str]:
     return {**project.digests("data", "mlruns/artifacts", ".dvc/cache", ".ratchet/remote"), "db": dumped, "git": status}
 
 
-def test_the_record_is_whole_and_the_same_in_all_its_places(lineage: Lineage) -> None:
+def test_record_is_complete_and_equal_everywhere(lineage: Lineage) -> None:
     assert sorted(map(str, versions(lineage))) == ["1", "2"]
-    for number, told in (("1", lineage.first), ("2", lineage.second)):
-        missing = [name for name, value in told.items() if value is None and name != "git_origin"]
+    for number, expected in (("1", lineage.first), ("2", lineage.second)):
+        missing = [name for name, value in expected.items() if value is None and name != "git_origin"]
         assert not missing
-        assert told["dvc_inputs"]["data/raw/pets"].endswith(".dir")
+        assert expected["dvc_inputs"]["data/raw/pets"].endswith(".dir")
         tags = lineage.client.get_model_version("pets", number).tags
-        run = lineage.client.get_run(told["mlflow_run"])
+        run = lineage.client.get_run(expected["mlflow_run"])
         for place in (tags, run.data.tags):
-            assert (place["ratchet.provenance"], json.loads(place["ratchet.provenance_record"])) == (told["id"], told)
-        stored = {file.path for file in lineage.client.list_artifacts(told["mlflow_run"], "provenance")}
+            assert (place["ratchet.provenance"], json.loads(place["ratchet.provenance_record"])) == (
+                expected["id"],
+                expected,
+            )
+        stored = {file.path for file in lineage.client.list_artifacts(expected["mlflow_run"], "provenance")}
         names = ("dvc.lock", "params.yaml", "provenance.json", "training_rows.parquet", "uncommitted.patch")
         assert stored == {f"provenance/{name}" for name in names}
 
 
 @pytest.mark.parametrize("reference", ["models:/pets/1", "pets@champion"])
-def test_a_version_is_rebuilt_bit_for_bit_and_nothing_is_left_behind(
-    lineage: Lineage, reference: str, tmp_path: Path
-) -> None:
-    """Both were made with uncommitted code and a fitted temperature; the first, of data that is no longer there."""
-    before = outside(lineage)
-    told = lineage.project.good("ratchet", "reproduce", reference, TMPDIR=str(tmp_path))
-    assert told.splitlines()[-1] == "reproduced, bit for bit"
-    assert f"{lineage.first['dvc']['data/packed']}, the same hash" in told or reference != "models:/pets/1"
-    assert "are the same to the bit" in told
+def test_rebuild_is_identical_and_leaves_nothing_behind(lineage: Lineage, reference: str, tmp_path: Path) -> None:
+    """Both versions have uncommitted code and a fitted temperature. The folder no longer has the first one's data."""
+    before = project_state(lineage)
+    output = lineage.project.good("ratchet", "reproduce", reference, TMPDIR=str(tmp_path))
+    assert output.splitlines()[-1] == "reproduced, bit for bit"
+    assert f"{lineage.first['dvc']['data/packed']}, the same hash" in output or reference != "models:/pets/1"
+    assert "numbers, are identical" in output
     assert list(tmp_path.iterdir()) == []
-    assert outside(lineage) == before
+    assert project_state(lineage) == before
 
 
 def stored_weights(lineage: Lineage) -> Path:
@@ -134,8 +135,8 @@ def stored_weights(lineage: Lineage) -> Path:
 
 
 @contextmanager
-def unsealed(lineage: Lineage) -> Iterator[None]:
-    """An empty ledger for a while, which vouches for nothing."""
+def without_ledger(lineage: Lineage) -> Iterator[None]:
+    """Use an empty ledger, which proves nothing."""
     path = lineage.project.workspace.params
     kept = path.read_bytes()
     settings.override(path, {"registry.ledger": "sqlite:///mlruns/empty.db"})
@@ -145,27 +146,25 @@ def unsealed(lineage: Lineage) -> Iterator[None]:
         path.write_bytes(kept)
 
 
-def test_a_flipped_bit_is_named_before_anything_is_rebuilt(lineage: Lineage, tmp_path: Path) -> None:
+def test_flipped_bit_is_reported_before_the_rebuild(lineage: Lineage, tmp_path: Path) -> None:
     path = stored_weights(lineage)
     kept = path.read_bytes()
     flipped = bytearray(kept)
     flipped[-1] ^= 1
     path.write_bytes(flipped)
     try:
-        told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
+        output = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
     finally:
         path.write_bytes(kept)
-    expected, found = (hashlib.sha256(content).hexdigest() for content in (kept, flipped))
-    assert f"model/data/model/model.safetensors: expected SHA-256 {expected}, found {found}" in told
-    assert "Nothing was rebuilt" in told
-    assert len(told.strip().splitlines()) == 1
+    expected, actual = (hashlib.sha256(content).hexdigest() for content in (kept, flipped))
+    assert f"model/data/model/model.safetensors: expected SHA-256 {expected}, found {actual}" in output
+    assert "Nothing was rebuilt" in output
+    assert len(output.strip().splitlines()) == 1
     assert not (tmp_path / "again").exists()
 
 
-def test_other_weights_are_told_with_the_largest_difference_and_the_rebuild_is_kept_where_asked(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    """Of a version that the ledger does not know: of another one the evidence names the file first."""
+def test_different_weights_are_reported_and_rebuild_is_kept(lineage: Lineage, tmp_path: Path) -> None:
+    """The message has the largest difference. Without a ledger: with one, the evidence names the changed file first."""
     from safetensors.torch import load_file, save_file
 
     path = stored_weights(lineage)
@@ -175,20 +174,20 @@ def test_other_weights_are_told_with_the_largest_difference_and_the_rebuild_is_k
     tensors[name].view(-1)[3] += 0.5
     save_file(tensors, path)
     try:
-        with unsealed(lineage):
-            told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
+        with without_ledger(lineage):
+            output = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
     finally:
         path.write_bytes(kept)
-    assert "the ledger does not know this version" in told
-    assert f"numbers differ, by up to 0.5, in {name}" in told
-    assert "no reason is known" in told
+    assert "the ledger does not know this version" in output
+    assert f"numbers differ, by up to 0.5, in {name}" in output
+    assert "no reason is known" in output
     assert (tmp_path / "again" / "data" / "model" / "model.safetensors").exists()
     assert (tmp_path / "again" / "nets" / "small.py").read_text().count("Dropout(0.2)") == 1
-    told = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
-    assert "is not empty" in told
+    output = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
+    assert "is not empty" in output
 
 
-def test_edited_metrics_are_warnings_and_never_figures(lineage: Lineage) -> None:
+def test_edited_metrics_are_shown_only_as_warnings(lineage: Lineage) -> None:
     run, database = lineage.second["mlflow_run"], lineage.project.root / "mlruns" / "mlflow.db"
     assert "warnings" not in lineage.project.good("ratchet", "compare", "pets/1", "pets/2")
     edit = "UPDATE {} SET value = ? WHERE run_uuid = ? AND key = 'test/accuracy'"
@@ -200,9 +199,9 @@ def test_edited_metrics_are_warnings_and_never_figures(lineage: Lineage) -> None
             connection.execute(edit.format(table), [0.9999, run])
     try:
         for command in (("compare", "pets/1", "pets/2"), ("trace", "pets/2")):
-            told = lineage.project.good("ratchet", *command)
-            shown = [line for line in told.splitlines() if ".9999" in line]
-            assert len(shown) == 1, told
+            output = lineage.project.good("ratchet", *command)
+            shown = [line for line in output.splitlines() if ".9999" in line]
+            assert len(shown) == 1, output
             assert f"MLflow has metric test/accuracy = 0.9999, and the sealed value is {kept}" in shown[0]
         audit = lineage.project.refused("ratchet", "audit")
         assert f"pets version 2: MLflow has metric test/accuracy = 0.9999, and the sealed value is {kept}" in audit
@@ -214,48 +213,48 @@ def test_edited_metrics_are_warnings_and_never_figures(lineage: Lineage) -> None
 
 
 @contextmanager
-def retold(lineage: Lineage, **changed: Any) -> Iterator[None]:
-    """The first version's record says something else for a while, and no ledger knows the right one."""
+def changed_record(lineage: Lineage, **changed: Any) -> Iterator[None]:
+    """Change the first version's record in MLflow, without a ledger that has the correct one."""
     tags = lineage.client.get_model_version("pets", "1").tags
     name = "ratchet.provenance_record"
     lineage.client.set_model_version_tag("pets", "1", name, json.dumps({**lineage.first, **changed}))
     try:
-        with unsealed(lineage):
+        with without_ledger(lineage):
             yield
     finally:
         lineage.client.set_model_version_tag("pets", "1", name, tags[name])
 
 
-def test_an_unknown_commit_is_said_before_anything_is_trained(lineage: Lineage) -> None:
-    with retold(lineage, git_commit="0" * 40, git_origin="https://example.org/pets.git"):
-        told = lineage.project.refused("ratchet", "reproduce", "pets/1")
-    assert f"its commit {'0' * 40} is unknown" in told
-    assert "fetch it from https://example.org/pets.git" in told
-    assert len(told.strip().splitlines()) == 1
+def test_unknown_commit_is_reported_before_training(lineage: Lineage) -> None:
+    with changed_record(lineage, git_commit="0" * 40, git_origin="https://example.org/pets.git"):
+        output = lineage.project.refused("ratchet", "reproduce", "pets/1")
+    assert f"its commit {'0' * 40} is unknown" in output
+    assert "fetch it from https://example.org/pets.git" in output
+    assert len(output.strip().splitlines()) == 1
 
 
-def test_other_library_versions_are_named_and_gone_on_with_only_when_asked(lineage: Lineage) -> None:
+def test_other_library_versions_are_refused_without_anyway(lineage: Lineage) -> None:
     packages = {**lineage.first["packages"], "torch": "2.14.0"}
-    with retold(lineage, packages=packages, python="3.10.1"):
-        told = lineage.project.refused("ratchet", "reproduce", "pets/1")
-        assert "was made with Python 3.10.1 (installed: " in told
-        assert "torch 2.14.0 (installed: " in told
-        assert len(told.strip().splitlines()) == 1
+    with changed_record(lineage, packages=packages, python="3.10.1"):
+        output = lineage.project.refused("ratchet", "reproduce", "pets/1")
+        assert "was made with Python 3.10.1 (installed: " in output
+        assert "torch 2.14.0 (installed: " in output
+        assert len(output.strip().splitlines()) == 1
         assert "reproduced, bit for bit" in lineage.project.good("ratchet", "reproduce", "pets/1", "--anyway")
 
 
-def test_gone_data_is_said_before_anything_is_trained(lineage: Lineage, tmp_path: Path) -> None:
+def test_lost_data_is_reported_before_training(lineage: Lineage, tmp_path: Path) -> None:
     root, value = lineage.project.root, lineage.first["dvc"]["data/packed"]
     listing = json.loads((root / ".dvc/cache/files/md5" / value[:2] / value[2:]).read_text())
-    lost = next(one["md5"] for one in listing if one["relpath"] == "index.parquet")
+    lost = next(entry["md5"] for entry in listing if entry["relpath"] == "index.parquet")
     places = [root / at / "files/md5" / lost[:2] / lost[2:] for at in (".dvc/cache", ".ratchet/remote")]
     shutil.move(places[0], tmp_path / "cached")
     try:
         assert "from DVC's cache and remote local" in lineage.project.good("ratchet", "reproduce", "pets/1")
         shutil.move(places[1], tmp_path / "remote")
-        told = lineage.project.refused("ratchet", "reproduce", "pets/1")
-        assert f"its data {value} is gone: neither DVC's cache nor remote local has all of it" in told
-        assert len(told.strip().splitlines()) == 1
+        output = lineage.project.refused("ratchet", "reproduce", "pets/1")
+        assert f"its data {value} is gone: neither DVC's cache nor remote local has all of it" in output
+        assert len(output.strip().splitlines()) == 1
         assert f"its data {value} is gone" in lineage.project.good("ratchet", "compare", "pets/1", "pets/2")
         assert f"{value} is gone" in lineage.project.good("ratchet", "trace", "pets/1")
     finally:
@@ -264,34 +263,34 @@ def test_gone_data_is_said_before_anything_is_trained(lineage: Lineage, tmp_path
                 shutil.move(tmp_path / kept, place)
 
 
-def test_a_version_that_is_not_there_or_not_ours_is_said(lineage: Lineage) -> None:
-    told = lineage.project.refused("ratchet", "reproduce", "models:/pets/9")
-    assert "no such version" in told
-    assert "there are pets/1, pets/2" in told
+def test_unknown_and_foreign_versions_are_refused(lineage: Lineage) -> None:
+    output = lineage.project.refused("ratchet", "reproduce", "models:/pets/9")
+    assert "no such version" in output
+    assert "there are pets/1, pets/2" in output
     state = random.getstate()
     run = lineage.client.create_run(lineage.client.get_experiment_by_name("ratchet").experiment_id)
     lineage.client.create_registered_model("strange")
     lineage.client.create_model_version("strange", "somewhere", run.info.run_id)
     try:
-        told = lineage.project.refused("ratchet", "reproduce", "strange/1")
+        output = lineage.project.refused("ratchet", "reproduce", "strange/1")
     finally:
         lineage.client.delete_registered_model("strange")
         lineage.client.delete_run(run.info.run_id)
         random.setstate(state)  # from which MLflow draws the name of a run
-    assert "has no provenance record, so it cannot be rebuilt" in told
+    assert "has no provenance record, so it cannot be rebuilt" in output
 
 
-def test_compare_says_why_two_versions_differ(lineage: Lineage) -> None:
-    told = lineage.project.good("ratchet", "compare", "models:/pets/1", "pets@champion", "--most", "0")
-    lines = [line.strip() for line in told.splitlines()]
+def test_compare_lists_all_differences_of_two_versions(lineage: Lineage) -> None:
+    output = lineage.project.good("ratchet", "compare", "models:/pets/1", "pets@champion", "--most", "0")
+    lines = [line.strip() for line in output.splitlines()]
     assert f"{lineage.first['git_commit']} -> {lineage.second['git_commit']}" in lines
     assert any(line.startswith("params.yaml") and "|" in line for line in lines)
     assert "uncommitted: nets/small.py: A and B, not the same" in lines
     assert any(line.split() == ["training.epochs", "3", "12"] for line in lines)
     assert "240 samples before, 239 after: 1 removed, 1 renamed, 1 relabelled" in lines
-    assert "- removed    dog/1001.png: dog, " in told
-    assert "> renamed    dog/1002.png -> cat/1002.png" in told
-    assert "the same, or not recorded of both" in lines
+    assert "- removed    dog/1001.png: dog, " in output
+    assert "> renamed    dog/1002.png -> cat/1002.png" in output
+    assert "the same, or not recorded for both" in lines
 
     before, after = lineage.predictions(lineage.first), lineage.predictions(lineage.second)
     both = before.join(after, on=["id", "label"], suffix="_after")
@@ -304,17 +303,17 @@ def test_compare_says_why_two_versions_differ(lineage: Lineage) -> None:
             start = heads.index(title) + 1
             assert sorted(heads[start : start + len(flipped)]) == sorted(flipped)
     difference = 100 * (both["right_after"].mean() - both["right"].mean())
-    assert f"On the {both.height} test rows that both were asked, B is {difference:+.2f} points" in told
+    assert f"On the {both.height} test rows that both were asked, B is {difference:+.2f} points" in output
     page = lineage.project.root / "data" / "reports" / "compare-pets-1-pets-champion.html"
     assert f"{difference:+.2f} points" in page.read_text()
 
 
-def test_compare_takes_runs_too_and_finds_no_difference_of_one_and_itself(lineage: Lineage, tmp_path: Path) -> None:
+def test_compare_accepts_runs_and_reports_equality(lineage: Lineage, tmp_path: Path) -> None:
     run = lineage.second["mlflow_run"]
-    told = lineage.project.good("ratchet", "compare", run, "pets/2", "--html", str(tmp_path / "page.html"))
-    for words in ("the same commit", "nothing uncommitted differs", "settings\n  the same", "data\n  the same, "):
-        assert words in told
-    assert "not compared" not in told
+    output = lineage.project.good("ratchet", "compare", run, "pets/2", "--html", str(tmp_path / "page.html"))
+    for text in ("the same commit", "nothing uncommitted differs", "settings\n  the same", "data\n  the same, "):
+        assert text in output
+    assert "not compared" not in output
     assert (tmp_path / "page.html").exists()
     assert "neither a version" in lineage.project.refused("ratchet", "compare", "f" * 32, "pets/2")
 
@@ -325,68 +324,94 @@ from ratchet.workspace import Workspace
 from commands.trace import trace
 
 def titles(link):
-    return [[link.title, list(link.lines)], *(one for below in link.made for one in titles(below))]
+    return [[link.title, list(link.lines)], *(title for below in link.made for title in titles(below))]
 
-found = {name: trace(Workspace.find(), name) for name in sys.argv[1:]}
-print(json.dumps({name: [one.words, [titles(chain) for chain in one.chains]] for name, one in found.items()}))
+traces = {name: trace(Workspace.find(), name) for name in sys.argv[1:]}
+print(json.dumps({name: [it.descriptions, [titles(chain) for chain in it.chains]] for name, it in traces.items()}))
 """
 
 
-def test_trace_reaches_the_version_and_the_data_from_each_kind_of_name(lineage: Lineage) -> None:
-    told = lineage.second
-    picture, moved = "data/raw/pets/dog/1003.png", "data/raw/pets/cat/1002.png"
-    names = {
+IMAGE, MOVED = "data/raw/pets/dog/1003.png", "data/raw/pets/cat/1002.png"
+
+
+def expected_descriptions(expected: dict[str, Any]) -> dict[str, list[str] | None]:
+    """Return the names that lead to the second version -> their descriptions; None: tested separately."""
+    return {
         "models:/pets/2": ["pets version 2 (champion)"],
         "pets/2": ["pets version 2 (champion)"],
         "pets@champion": ["pets version 2 (champion)"],
-        told["mlflow_run"]: [f"the MLflow run {told['mlflow_run']}"],
-        f"run {told['mlflow_run'][:8]}": [f"the MLflow run {told['mlflow_run']}"],
-        told["id"]: [f"the provenance record {told['id']}"],
-        told["weights"]: [f"the SHA-256 of the weights {told['weights']}"],
-        told["settings"]: [f"the digest of the settings {told['settings']}"],
-        told["git_commit"]: [f"the commit {told['git_commit']}"],
-        told["prefect_flow_run"]: [f"the Prefect flow run {told['prefect_flow_run']}"],
+        expected["mlflow_run"]: [f"the MLflow run {expected['mlflow_run']}"],
+        f"run {expected['mlflow_run'][:8]}": [f"the MLflow run {expected['mlflow_run']}"],
+        expected["id"]: [f"the provenance record {expected['id']}"],
+        expected["weights"]: [f"the SHA-256 of the weights {expected['weights']}"],
+        expected["settings"]: [f"the digest of the settings {expected['settings']}"],
+        expected["git_commit"]: [f"the commit {expected['git_commit']}"],
+        expected["prefect_flow_run"]: [f"the Prefect flow run {expected['prefect_flow_run']}"],
         "dog/1003.png": None,
-        told["dvc"]["data/packed"]: [f"{told['dvc']['data/packed']} is data/packed"],
-        told["dvc"]["data/reports/metrics.json"]: [
-            f"{told['dvc']['data/reports/metrics.json']} is data/reports/metrics.json"
+        expected["dvc"]["data/packed"]: [f"{expected['dvc']['data/packed']} is data/packed"],
+        expected["dvc"]["data/reports/metrics.json"]: [
+            f"{expected['dvc']['data/reports/metrics.json']} is data/reports/metrics.json"
         ],
         "data/packed": ["data/packed is data/packed"],
         "data/model/model.safetensors": ["data/model/model.safetensors is data/model/model.safetensors"],
         "data/reports/predictions.parquet": ["data/reports/predictions.parquet is data/reports/predictions.parquet"],
-        picture: None,
-        moved: None,
+        IMAGE: None,
+        MOVED: None,
     }
-    found = json.loads(lineage.project.good(sys.executable, "-c", TRACE, *names).splitlines()[-1])
-    for name, words in names.items():
-        said, chains = found[name]
+
+
+def test_each_kind_of_name_can_be_traced(lineage: Lineage) -> None:
+    expected = lineage.second
+    names = expected_descriptions(expected)
+    traces = json.loads(lineage.project.good(sys.executable, "-c", TRACE, *names).splitlines()[-1])
+    for name, descriptions in names.items():
+        actual, chains = traces[name]
         links = {title: lines for chain in chains for title, lines in chain}
-        assert words is None or said == words, name
+        assert descriptions is None or actual == descriptions, name
         acts = [line.partition(": ")[2] for line in links["pets version 2 (champion)"]]
         assert acts == ["register", "promote: passed the gate"], name
-        run = links[f"run {told['mlflow_run']}"]
-        for value in (told["prefect_flow_run"], told["git_commit"], told["settings"], told["weights"], told["id"]):
+        run = links[f"run {expected['mlflow_run']}"]
+        for value in (
+            expected["prefect_flow_run"],
+            expected["git_commit"],
+            expected["settings"],
+            expected["weights"],
+            expected["id"],
+        ):
             assert any(value in line for line in run), (name, value)
         everything = [line for chain in chains for _, lines in chain for line in lines]
         assert not any(line.startswith(("none", "no ", "unknown")) or "not known" in line for line in everything), name
-        assert f"DVC hash {told['dvc']['data/packed']}" in everything
-        assert f"DVC hash {told['dvc_inputs']['data/raw/pets']}" in everything
-    # The picture that both versions have is of both; the one that was renamed kept its content.
-    assert len(found[picture][1]) == len(found[moved][1]) == 2
-    assert f"{picture} is sample dog/1003.png of data version {told['dvc']['data/packed']}" in found[picture][0][1]
-    assert "sample dog/1002.png" in found[moved][0][0]
-    assert "sample cat/1002.png" in found[moved][0][1]
+        assert f"DVC hash {expected['dvc']['data/packed']}" in everything
+        assert f"DVC hash {expected['dvc_inputs']['data/raw/pets']}" in everything
+    # Both versions have the first image. The renamed one kept its content.
+    assert len(traces[IMAGE][1]) == len(traces[MOVED][1]) == 2
+    assert f"{IMAGE} is sample dog/1003.png of data version {expected['dvc']['data/packed']}" in traces[IMAGE][0][1]
+    assert "sample dog/1002.png" in traces[MOVED][0][0]
+    assert "sample cat/1002.png" in traces[MOVED][0][1]
 
 
-def test_trace_prints_the_tree_and_refuses_what_names_nothing(lineage: Lineage) -> None:
+def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None:
     page = lineage.project.home / "trace.html"
-    told = lineage.project.good("ratchet", "trace", "pets/1", "--html", str(page))
+    output = lineage.project.good("ratchet", "trace", "pets/1", "--html", str(page))
     assert str(lineage.first["mlflow_run"]) in page.read_text()
-    assert told.splitlines()[0] == "pets version 1 (no alias)"
+    assert output.splitlines()[0] == "pets version 1 (no alias)"
     order = ["source", "data version", f"run {lineage.first['mlflow_run']}", "evaluation", "verdict", "versions"]
-    places = [told.index(f"── {title}\n") if title != "source" else told.index(title) for title in order]
+    places = [output.index(f"── {title}\n") if title != "source" else output.index(title) for title in order]
     assert places == sorted(places)
     for name in ("nothing", "f" * 32, "f" * 16, "params.yaml"):
         refused = lineage.project.refused("ratchet", "trace", name)
-        assert "nothing known here has this name; accepted: a version" in refused
+        assert "nothing known here has this name. Allowed: a version" in refused
         assert len(refused.strip().splitlines()) == 1
+
+
+def test_commands_work_from_a_subfolder(lineage: Lineage) -> None:
+    """Paths are relative to the user's folder, not to the project."""
+    page = lineage.project.root / "data" / "raw" / "page.html"
+    output = lineage.project.good(
+        "sh", "-c", "cd data/raw/pets && ratchet trace dog/1003.png --html ../page.html && ratchet data diff HEAD"
+    )
+    assert "is sample dog/1003.png of data version" in output
+    assert "page: " in output
+    assert "1 removed, 1 renamed, 1 relabelled" in output
+    assert "Trace of" in page.read_text()
+    page.unlink()

@@ -1,4 +1,4 @@
-"""`ratchet verify-resume` as a person runs it: processes really killed, and a training that is really wrong."""
+"""`ratchet verify-resume` with real kills, and with a training that does not resume correctly."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ SETTINGS = {"training.batch_size": 128, "training.epochs": 3}
 
 @pytest.fixture(scope="module")
 def trained(new_project):
-    """A project whose training has been run, and is in MLflow."""
+    """Project with a finished training in MLflow."""
     project = new_project("certified")
     settings.override(project.workspace.params, SETTINGS)
     project.good(*project.stage("ingest"))
@@ -30,18 +30,18 @@ def certificate(project) -> dict:
     return files.read_json(path)
 
 
-def test_a_training_that_resumes_exactly_is_certified_in_its_mlflow_run(trained) -> None:
+def test_exact_resume_is_certified_in_mlflow(trained) -> None:
     from mlflow import MlflowClient
 
     before = trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))
-    said = trained.good("ratchet", "verify-resume", "--steps=24", "--kills=2")
+    output = trained.good("ratchet", "verify-resume", "--steps=24", "--kills=2")
     assert (trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))) == before
     assert not list(trained.workspace.state.glob("verify*"))
 
     proof = certificate(trained)
     assert proof["identical"] is True
     assert proof["differences"] == []
-    assert proof["verdict"] in said
+    assert proof["verdict"] in output
     assert proof["verdict"].startswith(f"identical: after {len(proof['kills'])} SIGKILL")
     assert all(kill["checkpoint"] <= kill["step"] <= 24 for kill in proof["kills"])
     assert proof["sha256"]["undisturbed"] == proof["sha256"]["killed"]
@@ -57,16 +57,16 @@ def test_a_training_that_resumes_exactly_is_certified_in_its_mlflow_run(trained)
         assert json.load(file) == proof
 
 
-def test_a_training_that_does_not_resume_exactly_is_refused_one_and_told_where(trained, new_project) -> None:
-    """The bug: dropout that depends on the process, as it does where a checkpoint forgets a generator's state."""
+def test_inexact_resume_gets_no_certificate(trained, new_project) -> None:
+    """The planted bug: dropout depends on the process, as if a checkpoint missed a generator's state."""
     project = new_project("inexact")
     settings.override(project.workspace.params, SETTINGS)
     subprocess.run(["cp", "-r", trained.workspace.packed, project.workspace.packed], check=True)
     device = project.root / "src" / "ratchet" / "training" / "device.py"
-    right = "np.random.SeedSequence([seed, step])"
+    correct = "np.random.SeedSequence([seed, step])"
     text = device.read_text()
-    assert text.count(right) == 1
-    device.write_text(text.replace(right, "np.random.SeedSequence([seed, step, os.getpid()])"))
+    assert text.count(correct) == 1
+    device.write_text(text.replace(correct, "np.random.SeedSequence([seed, step, os.getpid()])"))
 
     done = project.run("ratchet", "verify-resume", "--steps=8", "--kills=1")
     assert done.returncode == 1, done.stdout
@@ -79,16 +79,16 @@ def test_a_training_that_does_not_resume_exactly_is_refused_one_and_told_where(t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_proof_that_is_cut_off_leaves_nothing_behind(trained, number: signal.Signals) -> None:
-    def under_way() -> bool:
+def test_interrupted_proof_leaves_nothing_behind(trained, number: signal.Signals) -> None:
+    def is_training() -> bool:
         return any(trained.workspace.state.glob("verify*/*/mlruns/journal/*/events.jsonl"))
 
     before = trained.digests("data")
     process = subprocess.Popen(
-        [sys.executable, "-m", "commands.verify_resume", "--steps=100"], cwd=trained.root, env=trained.environment
+        [sys.executable, "-m", "commands", "verify-resume", "--steps=100"], cwd=trained.root, env=trained.environment
     )
     try:
-        while not under_way():
+        while not is_training():
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
@@ -99,7 +99,7 @@ def test_a_proof_that_is_cut_off_leaves_nothing_behind(trained, number: signal.S
     assert trained.digests("data") == before
 
 
-def test_without_packed_data_it_says_what_to_do(new_project) -> None:
-    said = new_project("empty").refused("ratchet", "verify-resume")
-    assert said.startswith("verify-resume: ")
-    assert "ingest" in said
+def test_missing_data_is_reported_with_its_fix(new_project) -> None:
+    message = new_project("empty").refused("ratchet", "verify-resume")
+    assert message.startswith("ratchet: ")
+    assert "ingest" in message

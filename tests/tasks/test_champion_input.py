@@ -1,4 +1,4 @@
-"""The champion asked in its own terms; the truth about resizing comes from Pillow, which ingest resizes with."""
+"""Test images converted to the champion's input. The reference for resizing is Pillow, which ingest uses."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,12 @@ def test_images_are_resized_as_ingest_would(size: int, packed: int) -> None:
     image = smooth.astype(np.uint8)
     wanted = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
-    found = fitted((size, size, 3), (packed, packed, 3)).images(images)
-    assert found.dtype == torch.uint8
-    assert np.abs(found[0].permute(1, 2, 0).numpy().astype(int) - wanted.astype(int)).max() <= 1
+    resized = fitted((size, size, 3), (packed, packed, 3)).images(images)
+    assert resized.dtype == torch.uint8
+    assert np.abs(resized[0].permute(1, 2, 0).numpy().astype(int) - wanted.astype(int)).max() <= 1
 
 
-def test_colour_becomes_grey_as_pillow_makes_it_and_grey_becomes_colour() -> None:
+def test_colour_and_grey_are_converted_as_pillow_does() -> None:
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
     grey = fitted((8, 8, 1), (8, 8, 3)).images(images)
@@ -47,12 +47,12 @@ def test_images_of_the_same_shape_are_left_alone() -> None:
     assert fitted((8, 8, 3), (8, 8, 3)).images(images) is images
 
 
-def test_other_pixel_types_and_channels_cannot_be_asked() -> None:
+def test_other_pixel_types_and_channels_are_refused() -> None:
     assert fitted((8, 8, 3), (8, 8, 3), "float32").unable == "it takes float32 pixels, and these are uint8"
     assert fitted((8, 8, 4), (8, 8, 3)).unable == "it takes images of 4 channels, and these have 3"
 
 
-def test_answers_are_matched_by_class_name_and_gone_classes_are_skipped() -> None:
+def test_predictions_are_matched_by_class_name() -> None:
     logits = np.array([[9.0, 1.0, 5.0], [0.0, 3.0, 9.0], [9.0, 2.0, 1.0]], np.float32)
     known, classes = ("owl", "dog", "cat"), ("cat", "dog", "bee")
     assert answers_right(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [True, False, True]

@@ -1,4 +1,4 @@
-"""Two trainings' files, doctored one at a time: each difference is found and named."""
+"""Differences between the files of two trainings, changed one at a time."""
 
 import json
 from collections.abc import Callable
@@ -26,8 +26,8 @@ Make = Callable[..., Trial]
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Make:
-    """Lay down what a training leaves: the same each time, but for what is said."""
+def trial(tmp_path: Path) -> Make:
+    """Write the files that a training leaves; only the given ones vary."""
     count = iter(range(10))
 
     def make(
@@ -37,40 +37,38 @@ def left(tmp_path: Path) -> Make:
         history: tuple[dict[str, Any], ...] = ({"epoch": 1, "train/loss": 0.5},),
         points: list[tuple[int, str, float]] = POINTS,
     ) -> Trial:
-        trial = Trial(Scratch(tmp_path, tmp_path / str(next(count))), tell=lambda done: None)
-        journal = trial.workspace.mlruns / "journal" / "key"
-        for folder in (journal, trial.workspace.model):
+        result = Trial(Scratch(tmp_path, tmp_path / str(next(count))), progress=lambda done: None)
+        journal = result.workspace.mlruns / "journal" / "key"
+        for folder in (journal, result.workspace.model):
             folder.mkdir(parents=True)
-        with CheckpointStore(trial.workspace.checkpoints) as store:
+        with CheckpointStore(result.workspace.checkpoints) as store:
             store.put(snapshot)
-        save_file({"weight": weights}, trial.workspace.model / "model.safetensors")
-        (trial.workspace.model / "history.json").write_text(json.dumps(history))
+        save_file({"weight": weights}, result.workspace.model / "model.safetensors")
+        (result.workspace.model / "history.json").write_text(json.dumps(history))
         lines = [
             json.dumps({"kind": "metrics", "time": 0, "content": {"step": step, "values": {name: value}}})
             for step, name, value in points
         ]
         (journal / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        return trial
+        return result
 
     return make
 
 
 def tensors(**changes: torch.Tensor) -> Snapshot:
-    """The snapshot with other tensors; `__` stands for the slash in a name."""
-    return replace(SNAPSHOT, tensors=SNAPSHOT.tensors | {name.replace("__", "/"): one for name, one in changes.items()})
-
-
-def test_equal_trainings_have_no_difference_however_fast_they_were(left: Make) -> None:
-    assert (
-        differences(
-            left(), left(points=[(*point[:2], 99.0) if "per_second" in point[1] else point for point in POINTS])
-        )
-        == []
+    """Return the snapshot with other tensors; `__` stands for the slash in a name."""
+    return replace(
+        SNAPSHOT, tensors=SNAPSHOT.tensors | {name.replace("__", "/"): tensor for name, tensor in changes.items()}
     )
 
 
+def test_equal_trainings_of_different_speed_do_not_differ(trial: Make) -> None:
+    faster = [(*point[:2], 99.0) if "per_second" in point[1] else point for point in POINTS]
+    assert differences(trial(), trial(points=faster)) == []
+
+
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "sentence"),
     [
         (
             {"snapshot": tensors(model__weight=torch.tensor([1.0, 2.5]))},
@@ -97,12 +95,12 @@ def test_equal_trainings_have_no_difference_however_fast_they_were(left: Make) -
         ({"points": POINTS[1:]}, "logged points: step/loss at 1 is 0.9, then nothing"),
     ],
 )
-def test_each_difference_is_named_and_only_that(left: Make, other: dict[str, Any], told: str) -> None:
-    assert differences(left(), left(**other)) == [told]
+def test_only_the_actual_difference_is_named(trial: Make, other: dict[str, Any], sentence: str) -> None:
+    assert differences(trial(), trial(**other)) == [sentence]
 
 
-def test_bits_decide_and_not_values(left: Make) -> None:
-    """Minus zero equals zero, and a NaN equals nothing; neither is what is asked."""
-    zero, minus_zero = (left(weights=torch.tensor([0.0, value])) for value in (0.0, -0.0))
+def test_bits_are_compared_not_values(trial: Make) -> None:
+    """Zero differs from minus zero, and NaN equals itself."""
+    zero, minus_zero = (trial(weights=torch.tensor([0.0, value])) for value in (0.0, -0.0))
     assert differences(zero, minus_zero) == ["best weights: tensor weight: 1 of 2 elements, by up to 0"]
-    assert differences(left(weights=torch.tensor([torch.nan])), left(weights=torch.tensor([torch.nan]))) == []
+    assert differences(trial(weights=torch.tensor([torch.nan])), trial(weights=torch.tensor([torch.nan]))) == []

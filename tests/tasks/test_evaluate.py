@@ -1,4 +1,4 @@
-"""What the test rows are sliced by: the index's columns, a row's value beside its answer; and what is left behind."""
+"""Stage evaluate: slices by the index's columns, robustness and explanations."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.evaluate import evaluate, read_figures, slice_columns
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
-    """Pictures that a table lists with camera, age and a note for each, ingested."""
+    """Workspace with ingested images, listed in a table with camera, age and a note."""
     root: Path = tmp_path_factory.mktemp("slices")
     (root / "pets").mkdir()
     lines = ["path,label,camera,age,note"]
@@ -45,7 +45,7 @@ def workspace(tmp_path_factory) -> Workspace:
     return workspace
 
 
-def test_each_test_row_has_its_own_values(workspace: Workspace) -> None:
+def test_each_test_sample_has_its_own_values(workspace: Workspace) -> None:
     columns = slice_columns(workspace, EvaluationSettings())
     assert set(columns) == {"brightness", "contrast", "format", "camera", "age", "note"}
     index = pl.read_parquet(workspace.packed / "index.parquet")
@@ -59,7 +59,7 @@ def test_each_test_row_has_its_own_values(workspace: Workspace) -> None:
             assert (part == "low") == (age < third)
 
 
-def test_named_columns_are_taken_and_no_others(workspace: Workspace) -> None:
+def test_only_named_columns_become_slices(workspace: Workspace) -> None:
     assert set(slice_columns(workspace, EvaluationSettings(slices=("camera", "brightness")))) == {
         "camera",
         "brightness",
@@ -69,13 +69,13 @@ def test_named_columns_are_taken_and_no_others(workspace: Workspace) -> None:
 
 
 class Silent:
-    """Notes how far the stage said it was."""
+    """Record the progress."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int]] = []
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        self.told.append((done, total))
+        self.calls.append((done, total))
 
     def say(self, text: str) -> None:
         raise AssertionError(text)
@@ -93,47 +93,47 @@ def with_model(workspace: Workspace) -> None:
     save_model(workspace.model, model.state_dict(), spec, about={})
 
 
-def measured(workspace: Workspace, **changes: object) -> None:
+def run_evaluate(workspace: Workspace, **changes: object) -> None:
     """Evaluate with these settings."""
     settings = EvaluationSettings(resamples=100, **changes)  # type: ignore[arg-type]
     watch = Silent()
     evaluate(Params(evaluation=settings), workspace, watch=watch)
-    assert watch.told[-1][0] == watch.told[-1][1]
+    assert watch.calls[-1][0] == watch.calls[-1][1]
 
 
-def test_spoilt_rows_are_test_rows_and_their_figures_are_among_the_metrics(workspace: Workspace) -> None:
+def test_robustness_is_measured_on_test_samples(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=16, explained_errors=0)
-    found = read_figures(workspace).robustness
-    assert isinstance(found, Robustness)
+    run_evaluate(workspace, robustness_rows=16, explained_errors=0)
+    robustness = read_figures(workspace).robustness
+    assert isinstance(robustness, Robustness)
     test = open_split(workspace.packed, "test")
     rows = spread(len(test), 16)
-    assert found.rows == 16 < len(test)
+    assert robustness.rows == 16 < len(test)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
-    assert found.clean.value == predictions.correct[rows].mean()
+    assert robustness.clean.value == predictions.correct[rows].mean()
     model, _ = load_model(workspace.model)
-    spoilt = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
+    corrupted = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
     with torch.inference_mode():
-        answers = model.eval()(spoilt).argmax(1).numpy()
-    assert found.spoilt["noise"][-1].value == (answers == test.labels[rows]).mean()
+        answers = model.eval()(corrupted).argmax(1).numpy()
+    assert robustness.spoilt["noise"][-1].value == (answers == test.labels[rows]).mean()
     metrics = json.loads((workspace.reports / "metrics.json").read_text())
-    assert metrics["robustness_noise"] == found.mean("noise")
-    assert metrics["robustness"] == found.overall
+    assert metrics["robustness_noise"] == robustness.mean("noise")
+    assert metrics["robustness"] == robustness.overall
 
 
-def test_the_worst_errors_are_explained_as_many_as_set(workspace: Workspace) -> None:
+def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=0, explained_errors=3)
-    found = read_explanations(workspace.reports / "explanations.safetensors")
+    run_evaluate(workspace, robustness_rows=0, explained_errors=3)
+    explanations = read_explanations(workspace.reports / "explanations.safetensors")
     predictions = read_predictions(workspace.reports / "predictions.parquet")
-    np.testing.assert_array_equal(found.rows, predictions.worst_errors(3))
-    assert found.contributions.shape == (3, 12, 12)
-    assert found.gap < 0.05
+    np.testing.assert_array_equal(explanations.rows, predictions.worst_errors(3))
+    assert explanations.contributions.shape == (3, 12, 12)
+    assert explanations.gap < 0.05
 
 
-def test_what_is_set_to_nothing_is_not_measured_and_says_so(workspace: Workspace) -> None:
+def test_measurements_set_to_zero_are_skipped_with_reason(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=0, explained_errors=0)
+    run_evaluate(workspace, robustness_rows=0, explained_errors=0)
     assert read_figures(workspace).robustness == NotMeasured("evaluation.robustness_rows is 0")
     assert read_explanations(workspace.reports / "explanations.safetensors").why == "evaluation.explained_errors is 0"
     assert not any(name.startswith("robust") for name in json.loads((workspace.reports / "metrics.json").read_text()))
@@ -142,7 +142,7 @@ def test_what_is_set_to_nothing_is_not_measured_and_says_so(workspace: Workspace
 def test_evaluating_twice_gives_the_same_bytes(workspace: Workspace) -> None:
     with_model(workspace)
     names = ("figures.json", "metrics.json", "explanations.safetensors", "predictions.parquet")
-    measured(workspace, robustness_rows=16, explained_errors=2)
+    run_evaluate(workspace, robustness_rows=16, explained_errors=2)
     first = [(workspace.reports / name).read_bytes() for name in names]
-    measured(workspace, robustness_rows=16, explained_errors=2)
+    run_evaluate(workspace, robustness_rows=16, explained_errors=2)
     assert [(workspace.reports / name).read_bytes() for name in names] == first

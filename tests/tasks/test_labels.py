@@ -1,4 +1,4 @@
-"""`ratchet data labels` on small sets: planted wrong labels come first, and nothing is said that is not known."""
+"""`ratchet data labels` on small data: planted wrong labels rank first; random labels are not flagged."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from commands.labels import _summary, check_labels
+from commands.labels import check_labels, summary_lines
 from ratchet import settings
 from ratchet.data.ingest import ingest
 from ratchet.errors import DataError
@@ -16,13 +16,13 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Quiet:
-    """Shows nothing, and keeps how far the work was."""
+    """Show nothing, and record the progress."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int]] = []
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        self.seen.append((done, total))
+        self.calls.append((done, total))
 
     def say(self, text: str) -> None:
         raise AssertionError(text)
@@ -30,7 +30,7 @@ class Quiet:
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Workspace:
-    """A workspace with the packed digits and the shipped settings."""
+    """Workspace with the packed digits and the shipped settings."""
     workspace = Workspace(tmp_path)
     workspace.params.write_bytes((REPOSITORY / "params.yaml").read_bytes())
     ingest(
@@ -40,8 +40,8 @@ def digits(tmp_path: Path) -> Workspace:
     return workspace
 
 
-def replaced(workspace: Workspace, change) -> tuple[np.ndarray, pl.DataFrame]:
-    """Write other training labels; the old ones and the index of the training samples."""
+def change_labels(workspace: Workspace, change) -> tuple[np.ndarray, pl.DataFrame]:
+    """Replace the training labels. Return the old ones and the index of the training samples."""
     path = workspace.packed / "train" / "labels.npy"
     labels = np.load(path)
     np.save(path, change(labels))
@@ -50,7 +50,7 @@ def replaced(workspace: Workspace, change) -> tuple[np.ndarray, pl.DataFrame]:
 
 
 @pytest.mark.slow
-def test_planted_wrong_labels_come_first(digits) -> None:
+def test_planted_wrong_labels_rank_first(digits) -> None:
     chosen = np.random.default_rng(0).choice(1251, 60, replace=False)
 
     def change(labels: np.ndarray) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_planted_wrong_labels_come_first(digits) -> None:
         labels[chosen] = (labels[chosen] + 1 + np.arange(60) % 9) % 10
         return labels
 
-    _, index = replaced(digits, change)
+    _, index = change_labels(digits, change)
     watch = Quiet()
     checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=5, watch=watch)
     planted = {index["id"][int(row)] for row in chosen}
@@ -69,17 +69,17 @@ def test_planted_wrong_labels_come_first(digits) -> None:
     assert len(flagged) >= 30
     assert len(planted & flagged) >= 0.8 * len(flagged)
     assert "without mirrored images" in checked.method
-    assert "expected precision" in "\n".join(_summary(checked, Path("labels.csv")))
-    assert watch.seen == sorted(watch.seen)
+    assert "expected precision" in "\n".join(summary_lines(checked, Path("labels.csv")))
+    assert watch.calls == sorted(watch.calls)
 
 
-def test_labels_drawn_by_lot_are_not_called_wrong(digits) -> None:
-    replaced(digits, lambda labels: np.random.default_rng(1).permutation(labels))
+def test_random_labels_are_not_flagged(digits) -> None:
+    change_labels(digits, lambda labels: np.random.default_rng(1).permutation(labels))
     checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=1, watch=Quiet())
     assert checked.judgement.flagged == 0
-    assert any("not better than chance" in line for line in _summary(checked, Path("labels.csv")))
+    assert any("not better than chance" in line for line in summary_lines(checked, Path("labels.csv")))
 
 
-def test_more_parts_than_samples_are_refused(digits) -> None:
-    with pytest.raises(DataError, match="take fewer"):
+def test_more_folds_than_samples_are_refused(digits) -> None:
+    with pytest.raises(DataError, match="fewer folds"):
         check_labels(settings.load(digits.params), digits, folds=5000, epochs=1, watch=Quiet())

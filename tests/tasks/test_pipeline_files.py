@@ -1,4 +1,4 @@
-"""A stage is named once: the same word in dvc.yaml, in tasks/ and in the flow; every path has one owner."""
+"""dvc.yaml agrees with the stages in tasks/, the settings and the workspace."""
 
 import importlib
 from pathlib import Path
@@ -17,8 +17,8 @@ STAGES: dict[str, dict[str, Any]] = PIPELINE["stages"]
 
 
 def outputs(stage: dict[str, Any]) -> list[str]:
-    named = [*stage["outs"], *stage.get("metrics", [])]
-    return [next(iter(output)) if isinstance(output, dict) else output for output in named]  # some have options
+    paths = [*stage["outs"], *stage.get("metrics", [])]
+    return [next(iter(output)) if isinstance(output, dict) else output for output in paths]  # some have options
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -28,15 +28,15 @@ def test_a_stage_is_the_function_of_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_depends_on_its_own_code_and_on_files_that_exist_or_are_made(name: str) -> None:
-    made = {output for stage in STAGES.values() for output in outputs(stage)}
+def test_dependencies_exist_or_are_outputs(name: str) -> None:
+    produced = {output for stage in STAGES.values() for output in outputs(stage)}
     depends = STAGES[name]["deps"]
     assert f"tasks/{name}.py" in depends
     for path in depends:
-        assert path in made or path.startswith("${") or (REPOSITORY / path).exists(), path
+        assert path in produced or path.startswith("${") or (REPOSITORY / path).exists(), path
 
 
-def test_every_group_of_settings_decides_some_stage_or_none_by_intent() -> None:
+def test_every_group_of_settings_belongs_to_a_stage() -> None:
     used = [group for stage in STAGES.values() for group in stage["params"]]
     assert len(used) == len(set(used))
     assert {name.partition(".")[0] for name in used} == Params.model_fields.keys() - BESIDE
@@ -47,30 +47,30 @@ def test_training_depends_on_the_settings_that_decide_a_weight() -> None:
     assert sorted(named) == sorted(f"training.{name}" for name in Plan().deciding() if name != "seed")
 
 
-def test_every_output_has_one_owner_and_the_workspace_knows_where_it_lies() -> None:
-    made = [output for stage in STAGES.values() for output in outputs(stage)]
-    assert len(made) == len(set(made))
+def test_every_output_has_one_stage_and_a_workspace_path() -> None:
+    produced = [output for stage in STAGES.values() for output in outputs(stage)]
+    assert len(produced) == len(set(produced))
     workspace = Workspace(REPOSITORY)
     named = {workspace.packed, workspace.quarantine, workspace.checkpoints, workspace.model, workspace.registration}
-    for output in made:
+    for output in produced:
         path = REPOSITORY / output
         assert path in named or path.parent == workspace.reports, output
 
 
-def test_stages_follow_one_another_as_the_flow_runs_them() -> None:
-    made: set[str] = set()
+def test_stages_are_in_the_order_of_the_flow() -> None:
+    produced: set[str] = set()
     for stage in STAGES.values():
-        assert {path for path in stage["deps"] if path.startswith("data/")} <= made | {
+        assert {path for path in stage["deps"] if path.startswith("data/")} <= produced | {
             "data/pretrained",
             "data/releases.csv",
         }
-        made |= set(outputs(stage))
+        produced |= set(outputs(stage))
     assert list(STAGES) == ["ingest", "train", "evaluate", "register"]
 
 
 def test_every_plot_is_of_an_output() -> None:
-    made = [output for stage in STAGES.values() for output in outputs(stage)]
+    produced = [output for stage in STAGES.values() for output in outputs(stage)]
     for plot in PIPELINE["plots"]:
         paths = [plot] if isinstance(plot, str) else list(next(iter(plot.values()))["y"])
         for path in paths:
-            assert any(path == output or path.startswith(f"{output}/") for output in made), path
+            assert any(path == output or path.startswith(f"{output}/") for output in produced), path

@@ -1,39 +1,25 @@
-"""What a training says when it leaves before its end, and which checkpoint the summary names."""
-
-from pathlib import Path
+"""Messages of a training that stops early."""
 
 import pytest
 
 from ratchet.cost import Cost, Meter
 from ratchet.settings.model import BudgetSettings
-from ratchet.workspace import Workspace
 from tasks.stopping import Budget
-from tasks.summary import newest_checkpoint
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("kept", "text"),
     [
         (None, "the same command continues there"),
         (6, "the checkpoint of this step could not be written, so the same command continues at step 6, its newest "),
         (0, "the same command continues from the beginning, because there is no checkpoint"),
     ],
 )
-def test_a_stop_names_the_checkpoint_that_exists(kept: int | None, words: str) -> None:
-    asked = Budget(BudgetSettings(), None, Meter()).stopped(9, 80, kept=kept)
-    assert str(asked).startswith("stopped at step 9 of 80: ")
+def test_stop_names_the_checkpoint_that_exists(kept: int | None, text: str) -> None:
+    request = Budget(BudgetSettings(), None, Meter()).stopped(9, 80, kept=kept)
+    assert str(request).startswith("stopped at step 9 of 80: ")
     spent = Budget(BudgetSettings(wall_hours=0.001), Cost(4.0, 0.0, 0.0), Meter())
     assert spent.is_spent()
-    for refusal in (asked, spent.stopped(9, 80, kept=kept)):
-        assert words in str(refusal)
-        assert ("its checkpoint is kept" in str(refusal)) == (kept is None and refusal is not asked)
-
-
-def test_the_summary_names_no_checkpoint_that_does_not_exist(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    assert newest_checkpoint(workspace).startswith(f"none in {workspace.checkpoints}: none could be written")
-    workspace.checkpoints.mkdir(parents=True)
-    assert newest_checkpoint(workspace).startswith("none in")
-    for step in (9, 12):
-        (workspace.checkpoints / f"step-{step:012d}.safetensors").touch()
-    assert newest_checkpoint(workspace) == str(workspace.checkpoints / "step-000000000012.safetensors")
+    for refusal in (request, spent.stopped(9, 80, kept=kept)):
+        assert text in str(refusal)
+        assert ("Checkpoint saved" in str(refusal)) == (kept is None and refusal is not request)

@@ -1,4 +1,4 @@
-"""Where no bar can be drawn, a stage's progress is a line now and then, and sentences are shown as they are."""
+"""Progress of a stage without a terminal: a line every ten seconds, and messages unchanged."""
 
 import random
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from tasks.progress import Terminal
 
 
 @pytest.fixture(autouse=True)
-def own_chance() -> Iterator[None]:
-    """rich draws from Python's global generator; the next test shall not notice."""
+def restored_random_state() -> Iterator[None]:
+    """Restore Python's global generator, which rich uses."""
     before = random.getstate()
     yield
     random.setstate(before)
 
 
-def test_progress_is_told_now_and_then_not_at_every_step(
+def test_progress_lines_are_at_least_ten_seconds_apart(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -31,7 +31,7 @@ def test_progress_is_told_now_and_then_not_at_every_step(
     assert lines[0] == "train: 11 of 50 steps, 1/s, 0:00:39 left, loss 0.09"
 
 
-def test_a_sentence_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with Terminal("ingest", unit="samples") as terminal:
         terminal.say("class '[bold]' has 3 of " + "x" * 300)
     assert capsys.readouterr().err == "ingest: class '[bold]' has 3 of " + "x" * 300 + "\n"

@@ -1,0 +1,121 @@
+"""Behaviour that all commands share: error messages, exit codes, the working folder, speed of the help."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
+from ratchet.errors import SettingsError
+from ratchet.workspace import Workspace
+
+HELP_SECONDS = 0.3  # of CPU
+
+
+def new_app(command: Callable[[], None]) -> typer.Typer:
+    """Return a group with the command `run`. A second one keeps typer from dropping the group."""
+    app = new_group()
+    app.command("run")(command)
+    app.command("other")(lambda: None)
+    return app
+
+
+def run(command: Callable[[], None], *, fails_with: int) -> str:
+    """Run a function as a command; return what it prints to stderr."""
+    result = CliRunner().invoke(new_app(command), ["run"])
+    assert result.exit_code == fails_with, result.output
+    return result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder inside a project; the working folder and sys.path are restored."""
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path / "notes")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path / "notes"
+
+
+def test_user_error_is_one_line_and_exit_code_1() -> None:
+    def fail() -> None:
+        raise SettingsError("seed: found x")
+
+    assert run(fail, fails_with=1) == "ratchet: seed: found x\n"
+
+
+def test_full_disk_is_a_user_error() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device", "model.json")
+
+    message = run(fail, fails_with=1)
+    assert message.startswith("ratchet: model.json: ")
+    assert "No space left on device" in message
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        new_app(fail)(["run"])
+
+
+def test_ctrl_c_prints_the_note_and_exits_with_130() -> None:
+    def fail() -> None:
+        with interruptible("nothing was left behind"):
+            raise KeyboardInterrupt
+
+    assert run(fail, fails_with=130) == "ratchet: interrupted; nothing was left behind\n"
+
+
+def test_exit_code_of_a_command_is_kept() -> None:
+    def fail() -> None:
+        raise typer.Exit(3)
+
+    assert run(fail, fails_with=3) == ""
+
+
+def test_project_folder_is_found_from_below(folder: Path) -> None:
+    with project_folder() as workspace:
+        assert workspace == Workspace(folder.parent)
+        assert Path.cwd() == folder.parent
+        assert sys.path[0] == str(folder.parent)
+
+
+def test_sigterm_runs_cleanup_and_exits_with_143() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        exit_on_sigterm()
+        with pytest.raises(SystemExit) as end:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert end.value.code == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_help_is_fast_and_fits_100_columns() -> None:
+    """CPU time of the child process; the fastest of five, because other processes slow it down."""
+    program = """
+        import os, sys
+        sys.argv = ["ratchet", "--help"]
+        from commands.cli import main
+        try:
+            main()
+        finally:
+            print(sum(os.times()[:2]), file=sys.stderr)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environment = os.environ | {"COLUMNS": "100"}
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(5)]
+    assert min(float(done.stderr) for done in runs) < HELP_SECONDS
+    lines = runs[0].stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sum(line.startswith("  ") for line in lines) > 20

@@ -1,0 +1,41 @@
+"""Summary at the end of a run: it fits one screen and names existing files."""
+
+from pathlib import Path
+
+import pytest
+
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+from tasks import summary
+from tasks.summary import newest_checkpoint, print_summary
+
+LINES = {
+    "model": "digits version 2 (challenger); to approve: `ratchet approve digits/2 --promote --why ...`, or "
+    "approve-flow/local; champion is version 1",
+    "data": "digits: 10 classes, 1,251 train, 259 validation, 287 test",
+    "training": "convnet: best validation/accuracy 0.9961 at epoch 20, 600 steps",
+    "report": "file:///" + "folder/" * 20 + "report.html",
+    "MLflow run": "8e95f8ade0db46e399a26a7d67b0da14 in sqlite:///mlruns/mlflow.db",
+}
+
+
+def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the report's URL may be longer than 100 columns; it must not be broken."""
+    monkeypatch.setattr(summary, "summary", lambda params, workspace: LINES)
+    print_summary(Params(), Workspace(Path("project")), title="Nothing to do.")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert [line for line in lines if len(line) > 100] == [f"  report      {LINES['report']}"]
+    printed = " ".join(" ".join(lines).split())
+    assert all(f"{caption} {text}" in printed for caption, text in LINES.items())
+    assert "Next: ratchet up" in printed
+
+
+def test_summary_names_only_existing_checkpoints(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert newest_checkpoint(workspace).startswith("none in data/checkpoints: none could be written")
+    workspace.checkpoints.mkdir(parents=True)
+    assert newest_checkpoint(workspace).startswith("none in")
+    for step in (9, 12):
+        (workspace.checkpoints / f"step-{step:012d}.safetensors").touch()
+    assert newest_checkpoint(workspace) == "data/checkpoints/step-000000000012.safetensors"

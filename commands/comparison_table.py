@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from commands.data_diff import listed
 from ratchet.provenance.changes import Change
 from ratchet.provenance.comparison import Comparison, Flip
-from ratchet.reports.comparison_page import interval_words, said
+from ratchet.reports.numbers import measured, setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def show(found: Comparison, *, most: int, place: Path) -> None:
     _table(
         console,
         "test figures",
-        [(one.name, interval_words(one.before), interval_words(one.after)) for one in found.figures],
+        [(one.name, measured(one.before), measured(one.after)) for one in found.figures],
     )
     if found.rows is not None:
         _plain(console, "test rows", [found.rows.words])
@@ -67,7 +67,7 @@ def _data(console: "Console", found: Comparison, most: int) -> None:
 
 
 def _rows(changes: Sequence[Change]) -> list[tuple[str, str, str]]:
-    return [(one.name, said(one.before), said(one.after)) for one in changes]
+    return [(one.name, setting(one.before), setting(one.after)) for one in changes]
 
 
 def _flips(console: "Console", title: str, flips: Sequence[Flip], most: int) -> None:

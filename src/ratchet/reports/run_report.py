@@ -1,174 +1,138 @@
-"""One offline page per run: the gate's verdict first, then why."""
+"""The report of a run: one offline page with the gate's verdict first, then the metrics that explain it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.robustness import NotMeasured
 from ratchet.gate.verdict import Verdict
-from ratchet.reports import charts
-from ratchet.reports.page import Cell, bars, document, figure, folded, pairs, points, section, text
-from ratchet.reports.run_sections import (
-    calibration_section,
-    classes_section,
-    confusion_section,
-    headline_section,
-    robustness_section,
-    slices_section,
-)
-from ratchet.reports.worst_errors import Example, errors_section
+from ratchet.reports import run_sections
+from ratchet.reports.templating import render_html
+from ratchet.reports.worst_errors import Example, worst_errors
 from ratchet.urls import redacted
 
 __all__ = ["Example", "ReportContent", "render"]
 
-_LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
+_LISTED = 30  # longer lists of numbers show both ends and fold the others away
 
 
 @dataclass(frozen=True)
 class ReportContent:
-    """All that the page says. Every text in it may come from data: the page escapes it."""
+    """Everything the report shows. Any text in it may come from data: the page escapes it."""
 
     title: str
     verdict: Verdict | None  # None: not judged yet
     figures: Figures
-    # A dict per epoch: epoch, train/loss, train/accuracy, validation/loss, validation/accuracy, learning_rate
+    # One mapping per epoch: epoch, train/loss, train/accuracy, validation/loss, validation/accuracy, learning_rate
     history: Sequence[Mapping[str, float | None]] = ()
-    examples: Sequence[Example] = ()  # the most confident wrong answers, worst first
-    unexplained: str = ""  # why no example has its contributions
+    examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
+    unexplained: str = ""  # why no example has contributions
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RuleRow:
+    """The result of one rule of the gate."""
+
+    name: str
+    passed: bool
+    measured: str
+    required: str
+    details: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The verdict, and what decided it."""
+
+    passed: bool
+    summary: str
+    rules: Sequence[RuleRow]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Named values: either as bars, of which long lists fold most away, or as pairs."""
+
+    title: str
+    bars: Mapping[str, float]
+    all_bars: Mapping[str, float]  # where `bars` are only both ends of them
+    pairs: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Single values, and groups of values."""
+
+    single: Mapping[str, object]
+    groups: Sequence[Group]
+
+
 def render(content: ReportContent) -> str:
-    """The page as HTML: no script, no network; the same content gives the same text."""
-    return document(
-        content.title,
-        [
-            _verdict(content),
-            headline_section(content.figures),
-            _curves(content.history),
-            confusion_section(content.figures),
-            calibration_section(content.figures),
-            slices_section(content.figures),
-            robustness_section(content.figures),
-            classes_section(content.figures),
-            errors_section(content.figures, content.examples, unexplained=content.unexplained),
-            _data(content.manifest),
-            _settings(content.settings),
-            _lineage(content.lineage),
-        ],
+    """Return the page as HTML; the same content gives the same text."""
+    figures = content.figures
+    robustness = figures.robustness
+    return render_html(
+        "run_report.html.j2",
+        title=content.title,
+        head=_head(content.verdict) if content.verdict else None,
+        figures=figures,
+        curves=run_sections.curves(content.history),
+        confusion=run_sections.confusion(figures),
+        calibration=run_sections.calibration(figures),
+        slices=run_sections.slices(figures),
+        corruptions=run_sections.corruptions(robustness),
+        not_measured=robustness.why if isinstance(robustness, NotMeasured) else "",
+        classes=run_sections.classes(figures),
+        errors=worst_errors(figures, content.examples, unexplained=content.unexplained),
+        data=_data(content.manifest),
+        settings=_settings(content.settings),
+        provenance=_flat(content.lineage),
     )
 
 
-def _verdict(content: ReportContent) -> str:
-    verdict = content.verdict
-    over = f'<p class="over">{text(content.title)}</p>'
-    if verdict is None:
-        words = "These are the figures; no gate has been held against them yet."
-        return f'<header class="verdict">{over}<h1>Not judged yet</h1><p class="words">{words}</p></header>'
-    rules = "".join(
-        f'<li class="{"good" if rule.passed else "bad"}">{_mark(rule.passed)}<b>{text(rule.name)}</b>'
-        f"<span>{text(rule.found)}</span><small>needed: {text(rule.needed)}</small></li>"
-        for rule in verdict.rules
-    )
-    return (
-        f'<header class="verdict {"good" if verdict.passed else "bad"}">{over}'
-        f"<h1>{'Passed the gate' if verdict.passed else 'Refused by the gate'}</h1>"
-        f'<p class="words">{text(_gist(verdict))}</p><ul class="rules">{rules}</ul>'
-        f"{folded('every rule in words', points(rule.words for rule in verdict.rules))}</header>"
-    )
-
-
-def _gist(verdict: Verdict) -> str:
-    """How it ended, and what decided that: the rules that do not hold, or else the comparison with the champion."""
+def _head(verdict: Verdict) -> Head:
+    """Summarize the verdict by the rules that failed, or else by the comparison with the champion."""
     ending = verdict.words.partition(". ")[0].removesuffix(".") + "."
     failed = [rule for rule in verdict.rules if not rule.passed]
-    told = failed or [rule for rule in verdict.rules if rule.name == "champion"]
-    return " ".join([ending, *(rule.words for rule in told)])
+    decisive = failed or [rule for rule in verdict.rules if rule.name == "champion"]
+    rules = [RuleRow(rule.name, rule.passed, rule.found, rule.needed, rule.words) for rule in verdict.rules]
+    return Head(verdict.passed, " ".join([ending, *(rule.words for rule in decisive)]), rules)
 
 
-def _mark(passed: bool) -> str:
-    shape, name = ("M3 9.5l4 4 8-9", "holds") if passed else ("M4 4l10 10M14 4L4 14", "does not hold")
-    return (
-        f'<svg class="mark" viewBox="0 0 18 18" role="img" aria-label="{name}"><path d="{shape}" fill="none" '
-        'stroke="currentColor" stroke-width="2.4" stroke-linecap="round" stroke-linejoin="round"/></svg>'
-    )
+def _data(manifest: Mapping[str, Any]) -> Values:
+    groups = [_group(name, value) for name, value in manifest.items() if isinstance(value, Mapping)]
+    return Values(_single(manifest), groups)
 
 
-def _curves(history: Sequence[Mapping[str, float | None]]) -> str:
-    plots = []
-    for name, columns, share in (
-        ("Loss", (("training", "train/loss"), ("validation", "validation/loss")), False),
-        ("Accuracy", (("training", "train/accuracy"), ("validation", "validation/accuracy")), True),
-        ("Learning rate", (("learning rate", "train/learning_rate"),), False),
-    ):
-        colours = ("--two", "--one") if len(columns) > 1 else ("--one",)
-        lines = [
-            (label, colour, _points(history, column)) for (label, column), colour in zip(columns, colours, strict=True)
-        ]
-        drawing = charts.line_chart(lines, name=f"{name} by epoch", across="epoch", share=share)
-        if drawing:
-            plots.append(figure(name, drawing, charts.key(lines) if len(lines) > 1 else ""))
-    return section("How it learned", f'<div class="plots">{"".join(plots)}</div>' if plots else "")
+def _settings(settings: Mapping[str, Any]) -> Values:
+    groups = [Group(name, {}, {}, _flat(value)) for name, value in settings.items() if isinstance(value, Mapping)]
+    return Values(_single(settings), groups)
 
 
-def _points(history: Sequence[Mapping[str, float | None]], column: str) -> list[tuple[float, float]]:
-    """The defined points of one column over the epochs."""
-    points = []
-    for line in history:
-        epoch, value = line.get("epoch"), line.get(column)
-        if epoch is not None and value is not None and math.isfinite(value):
-            points.append((float(epoch), float(value)))
-    return points
+def _single(content: Mapping[str, Any]) -> dict[str, object]:
+    return {name: _plain(value) for name, value in content.items() if not isinstance(value, Mapping)}
 
 
-def _data(manifest: Mapping[str, Any]) -> str:
-    """Single values as pairs, named numbers as bars, named numbers of several kinds as a table."""
-    single = {name: _plain(value) for name, value in manifest.items() if not isinstance(value, Mapping)}
-    groups = []
-    for name, value in manifest.items():
-        if not isinstance(value, Mapping):
-            continue
-        title = name.replace("_", " ")
-        if value and all(isinstance(one, Mapping) and isinstance(one.get("rows"), int) for one in value.values()):
-            value = {part: one["rows"] for part, one in value.items()}  # files and digests stand in the manifest itself
-        if not value:
-            drawing = '<p class="none">none</p>'
-        elif all(isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()):
-            drawing = _bars(value)
-        else:
-            drawing = pairs(_flat(value))
-        groups.append(figure(title[:1].upper() + title[1:], drawing))
-    return section("Data", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    """Single settings first, then each group folded behind its name: there are a hundred."""
-    single = {name: _plain(value) for name, value in settings.items() if not isinstance(value, Mapping)}
-    groups = [folded(name, pairs(_flat(value))) for name, value in settings.items() if isinstance(value, Mapping)]
-    return section("Settings", pairs(single), *groups)
-
-
-def _lineage(lineage: Mapping[str, Any]) -> str:
-    return section(
-        "Lineage", pairs({name: Cell(f"<code>{text(value)}</code>") for name, value in _flat(lineage).items()})
-    )
-
-
-def _bars(values: Mapping[str, float]) -> str:
+def _group(name: str, values: Mapping[str, Any]) -> Group:
+    if values and all(isinstance(value, Mapping) and isinstance(value.get("rows"), int) for value in values.values()):
+        values = {split: value["rows"] for split, value in values.items()}  # not its files and digests
+    title = name.replace("_", " ")
+    title = title[:1].upper() + title[1:]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
+        return Group(title, {}, {}, _flat(values))
     if len(values) <= _LISTED:
-        return bars(values)
-    ordered = dict(sorted(values.items(), key=lambda one: (-one[1], one[0])))
-    names = list(ordered)
-    half = _LISTED // 4
-    ends = {name: ordered[name] for name in names[:half] + names[-half:]}
-    return bars(ends) + folded(f"all {len(names):,}", bars(ordered))
+        return Group(title, values, {}, {})
+    ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    end = _LISTED // 4
+    return Group(title, dict(ordered[:end] + ordered[-end:]), dict(ordered), {})
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested groups as dotted names."""
+    """Return nested groups as one, with dotted names."""
     flat: dict[str, object] = {}
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
@@ -179,11 +143,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
+    """Return a value as the page shows it: an empty mapping as nothing, addresses without their passwords."""
     if isinstance(value, Mapping):
         return None
-    if isinstance(value, list | tuple):
-        shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value[:_LISTED])
-        return f"{shown} and {len(value) - _LISTED:,} more" if len(value) > _LISTED else shown or None
-    if isinstance(value, str):
-        return redacted(value)
-    return value
+    return redacted(value) if isinstance(value, str) else value

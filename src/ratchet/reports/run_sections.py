@@ -1,223 +1,224 @@
-"""The report's sections that show measured figures."""
+"""The sections of a run report as data: what run_report.html.j2 shows of the metrics."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
 
 from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.robustness import NotMeasured, Robustness
-from ratchet.reports import charts
-from ratchet.reports.page import Cell, figure, folded, section, table, text
+from ratchet.evaluation.slices import Slice
+from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.numbers import percent, percent_range, points, span
 
 __all__ = [
-    "calibration_section",
-    "classes_section",
-    "confusion_section",
-    "headline_section",
-    "robustness_section",
-    "slices_section",
+    "Calibration",
+    "Chart",
+    "Classes",
+    "Confusion",
+    "Corruptions",
+    "Slices",
+    "calibration",
+    "classes",
+    "confusion",
+    "corruptions",
+    "curves",
+    "slices",
 ]
 
-_NUMBERED = 20  # more classes than this, and the confusion matrix is a picture without numbers
-_KIND_COLOURS = ("--one", "--two", "--three", "--four", "--five")
-_LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
+Rows = Sequence[Sequence[object]]
+
+_NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
+_PAIRS = 10  # most frequent confusions
+_LISTED = 30  # longer lists show half as many rows and fold the others away
 
 
-def headline_section(figures: Figures) -> str:
-    """The headline figures as cards, each with its interval."""
-    roc_auc = figures.roc_auc_interval if figures.roc_auc_interval is not None else figures.roc_auc
-    cards = [
-        _card("Accuracy", figures.accuracy, share=True),
-        _card(f"Right among the first {figures.k}", figures.top_k, share=True),
-        _card("F1, mean over classes", figures.macro_f1, share=True),
-        _card("ROC-AUC, mean over classes", roc_auc),
-        _card("Log-loss", figures.log_loss, bounded=False),
-        _card("Calibration error", figures.ece, share=True),
-    ]
-    note = (
-        f"Measured on {figures.rows:,} test rows that training never saw. Under each figure: its "
-        f"{figures.confidence:.0%} interval."
-    )
-    return section("Figures", f'<div class="cards">{"".join(cards)}</div>', note=note)
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its lines, which the legend names."""
+
+    title: str
+    drawing: Markup
+    lines: Sequence[Line]
 
 
-def _card(name: str, value: Interval | float | None, *, share: bool = False, bounded: bool = True) -> str:
-    if value is None:
-        return ""
-
-    def shown(number: float) -> str:
-        return f"{number:.1%}" if share else f"{number:.3f}"
-
-    if not isinstance(value, Interval):
-        return f"<div><span>{text(name)}</span><strong>{shown(value)}</strong></div>"
-    track = ""
-    if bounded:
-        left, width = 100 * value.low, 100 * (value.high - value.low)
-        track = f'<span class="track"><i style="left:min({left:.1f}%,100% - 3px);width:{width:.1f}%"></i></span>'
-    return (
-        f"<div><span>{text(name)}</span><strong>{shown(value.value)}</strong>"
-        f"<span>{shown(value.low)} to {shown(value.high)}</span>{track}</div>"
-    )
-
-
-def confusion_section(figures: Figures) -> str:
-    """The confusion matrix, and the pairs that are mixed up most often."""
-    classes, matrix = figures.classes, figures.confusion
-    drawing = _heat_table(figures) if len(classes) <= _NUMBERED else charts.heat_map(matrix)
-    pictured = figure("Truth downwards, answers across", drawing, "Shade: share of the rows of that truth.")
-    mixed = sorted(
-        (
-            (count, actual, answer)
-            for actual, row in enumerate(matrix)
-            for answer, count in enumerate(row)
-            if actual != answer and count
-        ),
-        key=lambda one: (-one[0], one[1], one[2]),
-    )
-    rows = [
-        (f"{classes[actual]} → {classes[answer]}", count, f"{count / sum(matrix[actual]):.1%}")
-        for count, actual, answer in mixed[:10]
-    ]
-    listed = figure("Most often mixed up", table(("truth → answer", "rows", "of the truth"), rows)) if rows else ""
-    return section("What it mixes up", f'<div class="plots two">{pictured}{listed}</div>')
-
-
-def _heat_table(figures: Figures) -> str:
-    tall = max(len(name) for name in figures.classes) > 3
-    header = [
-        Cell(f'<span class="{"tall" if tall else ""}" title="{text(name)}">{text(name)}</span>')
-        for name in figures.classes
-    ]
-    body = []
-    for actual, row in enumerate(figures.confusion):
-        total = sum(row) or 1
-        cells = "".join(
-            f'<td style="{_shade(count / total, right=actual == answer)}">{count if count else ""}</td>'
-            for answer, count in enumerate(row)
-        )
-        name = text(figures.classes[actual])
-        body.append(f'<tr><th scope="row" title="{name}">{name}</th>{cells}</tr>')
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
-    return (
-        f'<div class="scroll"><table class="heat"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _shade(share: float, *, right: bool) -> str:
-    if share == 0:
-        return "background:var(--card)"
-    colour = "--good" if right else "--bad"
-    ink = ";color:var(--paper)" if share > 0.5 else ""
-    return f"background:color-mix(in srgb,var({colour}) {14 + 86 * share:.0f}%,var(--card)){ink}"
-
-
-def calibration_section(figures: Figures) -> str:
-    """The reliability diagram and its numbers."""
-    ece = figures.ece
-    note = (
-        "When it says it is sure, is it right? Dots on the dashed line: confidence means what it says; below it: too "
-        f"sure. The mean gap is {ece.value:.1%} ({ece.low:.1%} to {ece.high:.1%})."
-    )
-    filled = [one for one in figures.reliability if one.count]
-    rows = [
-        (f"{one.low:.0%} to {one.high:.0%}", one.count, f"{one.confidence:.1%}", f"{one.accuracy:.1%}")
-        for one in filled[: -_LISTED // 2 : -1]
-    ]
-    chart = figure("Accuracy by confidence", charts.reliability_chart(figures.reliability))
-    listed = figure("In figures", table(("confidence", "rows", "mean", "right"), rows))
-    return section("Can its confidence be trusted?", f'<div class="plots two">{chart}{listed}</div>', note=note)
-
-
-def slices_section(figures: Figures) -> str:
-    """The figures on parts of the rows, those that are worse than the rest beyond chance first."""
-    ordered = sorted(figures.slices, key=lambda one: (not one.is_worse, one.gap.value))
-    if not ordered:
-        return ""
-    worse = [one for one in ordered if one.is_worse]
-    header = ("part", "rows", "accuracy", "gap", "interval", "F1", "log-loss", "calibration error")
-    rows = [
-        (
-            f"{one.column}: {one.value}", one.rows, f"{one.accuracy.value:.1%}", _points(one.gap.value),
-            f"{one.accuracy.low:.1%} to {one.accuracy.high:.1%}",
-            f"{one.macro_f1:.3f}", f"{one.log_loss:.3f}", f"{one.ece:.1%}",
-        )
-        for one in ordered
-    ]  # fmt: skip
-    told = [
-        f"<p>{text(f'{one.column}: {one.value}')} is answered worse than the rest by {-100 * one.gap.value:.1f} points "
-        f"({-100 * one.gap.high:.1f} to {-100 * one.gap.low:.1f}).</p>"
-        for one in worse[:5]
-    ]
-    listed = table(header, rows[: max(_LISTED // 2, len(worse))], kind="narrow")
-    rest = rows[max(_LISTED // 2, len(worse)) :]
-    more = folded(f"the other {len(rest):,} parts", table(header, rest, kind="narrow")) if rest else ""
-    note = (
-        f"The test rows in {len(rows):,} parts, the weakest first; gap: points of accuracy to all other rows. A part "
-        "is called worse only where that outlasts having looked at so many."
-    )
-    return section(
-        "As good for all?", *(told or ["<p>No part is worse than the rest beyond chance.</p>"]), listed, more, note=note
-    )
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def robustness_section(figures: Figures) -> str:
-    """Accuracy by the strength of each corruption, beside that on the same rows as they are."""
-    found = figures.robustness
-    if isinstance(found, NotMeasured):
-        return section("When pictures are spoilt", f'<p class="none">Not measured: {text(found.why)}.</p>')
-    clean = found.clean
-    note = (
-        f"{found.rows:,} test rows spread evenly, answered again in five strengths of each corruption (those of "
-        f"CIFAR-10-C). As they are, {clean.value:.1%} of them are right ({clean.low:.1%} to {clean.high:.1%}); spoilt, "
-        f"{found.overall:.1%}."
-    )
-    lines = [
-        (kind, colour, [(float(strength), one.value) for strength, one in enumerate([clean, *shares])])
-        for (kind, shares), colour in zip(found.spoilt.items(), _KIND_COLOURS, strict=True)
-    ]
-    drawing = charts.line_chart(lines, name="Accuracy by strength", across="strength; 0: as they are", share=True)
-    chart = figure("Accuracy by strength", drawing, charts.key(lines))
-    return section(
-        "When pictures are spoilt", f'<div class="plots two">{chart}{_robustness_tables(found)}</div>', note=note
-    )
-
-
-def _robustness_tables(found: Robustness) -> str:
-    strengths = [str(number) for number in range(1, 1 + len(next(iter(found.spoilt.values()))))]
-    rows: list[tuple[object, ...]] = [("as they are", f"{100 * found.clean.value:.1f}", *("" for _ in strengths))]
-    rows += [
-        (kind, f"{100 * found.mean(kind):.1f}", *(f"{100 * one.value:.1f}" for one in shares))
-        for kind, shares in found.spoilt.items()
-    ]
-    bounds = [(kind, *(_range(one) for one in shares)) for kind, shares in found.spoilt.items()]
-    listed = figure("Right, per cent, by strength", table(("", "mean", *strengths), rows, kind="tight"))
-    return f"<div>{listed}{folded('the intervals', table(('', *strengths), bounds, kind='tight'))}</div>"
-
-
-def _range(one: Interval) -> str:
-    return f"{100 * one.low:.0f}\N{EN DASH}{100 * one.high:.0f}"
-
-
-def classes_section(figures: Figures) -> str:
-    """A line per class; of many classes the weakest first, the rest folded away."""
-    header = ("class", "rows", "precision", "recall", "F1", "ROC-AUC", "PR-AUC")
-
-    def line(one: ClassFigures) -> tuple[object, ...]:
-        shares = [
-            None if value is None else f"{value:.3f}"
-            for value in (one.precision, one.recall, one.f1, one.roc_auc, one.pr_auc)
+def curves(history: Sequence[Mapping[str, float | None]]) -> list[Chart]:
+    """Draw loss, accuracy and learning rate by epoch, as far as the history has them."""
+    both = (("training", COLOURS[1]), ("validation", COLOURS[0]))
+    charts = []
+    for title, metric, names in (
+        ("Loss", "loss", both),
+        ("Accuracy", "accuracy", both),
+        ("Learning rate", "learning_rate", (("learning rate", COLOURS[0]),)),
+    ):
+        lines = [
+            Line(name, colour, _points(history, f"{'validation' if name == 'validation' else 'train'}/{metric}"))
+            for name, colour in names
         ]
-        return (one.name, one.support, *shares)
+        drawing = line_chart(lines, name=f"{title} by epoch", x_label="epoch", share=metric == "accuracy")
+        charts.append(Chart(title, drawing, lines))
+    return [chart for chart in charts if chart.drawing]
 
-    if len(figures.per_class) <= _LISTED:
-        return section("Class by class", table(header, map(line, figures.per_class), kind="narrow"))
-    ordered = sorted(figures.per_class, key=lambda one: (one.f1 is None, one.f1 or 0.0, one.name))
-    worst, rest = ordered[: _LISTED // 2], ordered[_LISTED // 2 :]
-    return section(
-        "Class by class",
-        table(header, map(line, worst), kind="narrow"),
-        folded(f"the other {len(rest):,} classes", table(header, map(line, rest), kind="narrow")),
-        note=f"The {len(worst)} weakest of {len(ordered):,} classes, by F1.",
+
+def _points(history: Sequence[Mapping[str, float | None]], column: str) -> list[tuple[float, float]]:
+    """Return (epoch, value) for each epoch whose value in this column is finite."""
+    values = [(epoch.get("epoch"), epoch.get(column)) for epoch in history]
+    return [(float(x), float(y)) for x, y in values if x is not None and y is not None and math.isfinite(y)]
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """A cell of the confusion matrix."""
+
+    count: int
+    share: float  # of the true class
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """The confusion matrix: cells with numbers, or a drawing where there are many classes."""
+
+    classes: Sequence[str]
+    cells: Sequence[Sequence[HeatCell]]  # [true class][predicted class]; empty: `drawing` shows them
+    drawing: Markup
+    most_frequent: Rows  # confusion, samples, share of the true class
+
+    @property
+    def has_long_names(self) -> bool:
+        """Whether class names are too long to be written horizontally above their columns."""
+        return max(map(len, self.classes)) > 3
+
+
+def confusion(figures: Figures) -> Confusion:
+    """Prepare the confusion matrix and the most frequent confusions."""
+    names, matrix = figures.classes, figures.confusion
+    numbered = len(names) <= _NUMBERED
+    cells = [
+        [HeatCell(count, count / (sum(row) or 1), actual == predicted) for predicted, count in enumerate(row)]
+        for actual, row in enumerate(matrix if numbered else ())
+    ]
+    wrong = [
+        (-count, actual, predicted)
+        for actual, row in enumerate(matrix)
+        for predicted, count in enumerate(row)
+        if actual != predicted and count
+    ]
+    most_frequent = [
+        (f"{names[actual]} → {names[predicted]}", -negative, percent(-negative / sum(matrix[actual])))
+        for negative, actual, predicted in sorted(wrong)[:_PAIRS]
+    ]
+    return Confusion(names, cells, Markup() if numbered else heat_map(matrix), most_frequent)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The reliability diagram and its bins."""
+
+    drawing: Markup
+    bins: Rows  # confidence, samples, mean confidence, accuracy; the highest first
+
+
+def calibration(figures: Figures) -> Calibration:
+    """Draw the reliability diagram and list its bins that are not empty."""
+    bins = [
+        (f"{span(bin.low, bin.high)} %", bin.count, percent(bin.confidence), percent(bin.accuracy))
+        for bin in reversed(figures.reliability)
+        if bin.confidence is not None and bin.accuracy is not None
+    ]
+    return Calibration(reliability_chart(figures.reliability), bins[: _LISTED // 2])
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Metrics on slices of the test samples, the significantly worse ones first."""
+
+    worse: Sequence[Slice]
+    rows: Rows  # slice, samples, accuracy, gap, interval, F1, log loss, ECE
+    limit: int  # rows that are not folded away
+
+
+def slices(figures: Figures) -> Slices:
+    """Sort the slices and list their metrics."""
+    ordered = sorted(figures.slices, key=lambda slice: (not slice.is_worse, slice.gap.value))
+    rows = [
+        (
+            f"{slice.column}: {slice.value}",
+            slice.rows,
+            percent(slice.accuracy.value),
+            points(slice.gap.value),
+            percent_range(slice.accuracy),
+            f"{slice.macro_f1:.3f}",
+            f"{slice.log_loss:.3f}",
+            percent(slice.ece),
+        )
+        for slice in ordered
+    ]
+    worse = [slice for slice in ordered if slice.is_worse]
+    return Slices(worse, rows, max(_LISTED // 2, len(worse)))
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """Accuracy by kind and strength of corruption."""
+
+    samples: int
+    clean: Interval
+    mean: float
+    chart: Chart
+    strengths: Sequence[str]
+    rows: Rows  # kind, mean, one accuracy per strength, in per cent
+    intervals: Rows  # kind, one interval per strength
+
+
+def corruptions(robustness: Robustness | NotMeasured) -> Corruptions | None:
+    """Prepare what was measured on corrupted images; None: nothing was."""
+    if isinstance(robustness, NotMeasured):
+        return None
+    clean, kinds = robustness.clean, robustness.spoilt
+    lines = [
+        Line(kind, colour, [(float(at), accuracy.value) for at, accuracy in enumerate((clean, *by_strength))])
+        for (kind, by_strength), colour in zip(kinds.items(), COLOURS, strict=True)
+    ]
+    strengths = [str(number) for number in range(1, 1 + len(next(iter(kinds.values()))))]
+    rows: list[Sequence[object]] = [("none", f"{100 * clean.value:.1f}", *("" for _ in strengths))]
+    rows += [
+        (kind, f"{100 * robustness.mean(kind):.1f}", *(f"{100 * accuracy.value:.1f}" for accuracy in by_strength))
+        for kind, by_strength in kinds.items()
+    ]
+    drawing = line_chart(lines, name="Accuracy by strength", x_label="strength (0: no corruption)", share=True)
+    return Corruptions(
+        samples=robustness.rows,
+        clean=clean,
+        mean=robustness.overall,
+        chart=Chart("Accuracy by strength", drawing, lines),
+        strengths=strengths,
+        rows=rows,
+        intervals=[
+            (kind, *(span(accuracy.low, accuracy.high) for accuracy in by_strength))
+            for kind, by_strength in kinds.items()
+        ],
     )
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Metrics by class; where there are many classes, those with the lowest F1 first."""
+
+    rows: Rows  # class, samples, precision, recall, F1, ROC-AUC, PR-AUC
+    limit: int  # rows that are not folded away
+
+
+def classes(figures: Figures) -> Classes:
+    """List the metrics of each class."""
+    if len(figures.per_class) <= _LISTED:
+        return Classes([_class_row(metrics) for metrics in figures.per_class], _LISTED)
+    ordered = sorted(figures.per_class, key=lambda metrics: (metrics.f1 is None, metrics.f1 or 0.0, metrics.name))
+    return Classes([_class_row(metrics) for metrics in ordered], _LISTED // 2)
+
+
+def _class_row(metrics: ClassFigures) -> Sequence[object]:
+    values = (metrics.precision, metrics.recall, metrics.f1, metrics.roc_auc, metrics.pr_auc)
+    return (metrics.name, metrics.support, *(None if value is None else f"{value:.3f}" for value in values))

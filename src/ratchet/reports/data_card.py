@@ -15,7 +15,7 @@ from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.reports.comparison_page import sample_tables
-from ratchet.reports.images import Picture, picture, png_picture
+from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
 __all__ = ["card"]
@@ -33,7 +33,7 @@ class QuarantinedSample:
     """A sample that was kept out of the data."""
 
     source: str
-    thumbnail: Picture | None
+    thumbnail: InlineImage | None
     rule: str
     value: str
     fix: str
@@ -44,7 +44,7 @@ class NearDuplicates:
     """Two samples with images that look the same."""
 
     ids: Sequence[str]
-    images: Sequence[Picture | None]
+    images: Sequence[InlineImage | None]
     splits: Sequence[str]  # each split once
     change: str  # mirrored, turned ...; "": none
 
@@ -79,7 +79,7 @@ class Issues:
 
 @dataclass(frozen=True)
 class PixelDepth:
-    """How 16-bit images became 8-bit images."""
+    """The scale by which 16-bit images became 8-bit images."""
 
     bits: int
     largest: int
@@ -102,16 +102,16 @@ class _PackedSet:
         index, profile = pl.read_parquet(folder / "index.parquet"), files.read_json(folder / "profile.json")
         return cls(folder, Manifest.read(folder), index, profile)
 
-    def image(self, split: str, row: int) -> Picture | None:
+    def image(self, split: str, row: int) -> InlineImage | None:
         """Return a packed image; None where images are not packed, or are not 8-bit."""
         for shard in self.manifest.splits[split].shards:
             if row < shard.rows:
                 pixels: NDArray[np.uint8] = np.asarray(np.load(self.folder / shard.file, mmap_mode="r")[row])
-                return picture(pixels) if pixels.dtype == np.uint8 else None
+                return inline(pixels) if pixels.dtype == np.uint8 else None
             row -= shard.rows
         return None
 
-    def image_of(self, id: str) -> Picture | None:
+    def image_of(self, id: str) -> InlineImage | None:
         """Return the image of a sample; None also where there is no such sample."""
         sample = self.index.filter(pl.col("id") == id)
         return None if sample.is_empty() else self.image(sample["split"][0], sample["row"][0])
@@ -174,7 +174,7 @@ def _issues(data: _PackedSet, quarantine: pl.DataFrame) -> Issues:
 
 
 def _quarantined(row: Mapping[str, Any]) -> QuarantinedSample:
-    thumbnail = png_picture(row["thumbnail"]) if row["thumbnail"] else None
+    thumbnail = inline_png(row["thumbnail"]) if row["thumbnail"] else None
     return QuarantinedSample(row["source"], thumbnail, row["rule"], row["value"], row["hint"])
 
 
@@ -191,7 +191,7 @@ def _imbalance(counts: Mapping[str, int]) -> Imbalance | None:
     return Imbalance(names[0], counts[names[0]], names[-1], counts[names[-1]])
 
 
-def _images(data: _PackedSet) -> list[tuple[str, list[Picture]]]:
+def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
     """Return training images of each class, evenly spread."""
     images = []
     for name in data.manifest.classes[:_CLASSES]:

@@ -7,28 +7,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Picture", "picture", "png_picture"]
+__all__ = ["InlineImage", "inline", "inline_png"]
 
 _SMALL = 96  # pixels: images with a shorter side than this are enlarged without smoothing
 
 
 @dataclass(frozen=True)
-class Picture:
+class InlineImage:
     """An image for an <img> element."""
 
     url: str  # a data URL
     small: bool
 
 
-def picture(pixels: NDArray[np.uint8]) -> Picture:
+def inline(pixels: NDArray[np.uint8]) -> InlineImage:
     """Encode an image, uint8 (height, width, channels) with 1 or 3 channels, as PNG."""
     from PIL import Image
 
     content = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(content, "PNG", optimize=True)
-    return png_picture(content.getvalue(), small=max(pixels.shape[:2]) < _SMALL)
+    return inline_png(content.getvalue(), small=max(pixels.shape[:2]) < _SMALL)
 
 
-def png_picture(content: bytes, *, small: bool = True) -> Picture:
+def inline_png(content: bytes, *, small: bool = True) -> InlineImage:
     """Wrap an image that is PNG already."""
-    return Picture(f"data:image/png;base64,{base64.b64encode(content).decode()}", small)
+    return InlineImage(f"data:image/png;base64,{base64.b64encode(content).decode()}", small)

@@ -11,10 +11,10 @@ from typing import Any
 from ratchet import urls
 from ratchet.cost import Cost
 from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.intervals import Interval, share_interval
+from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.limits import limits
-from ratchet.evaluation.robustness import NotMeasured
-from ratchet.gate.verdict import Unused, Verdict
+from ratchet.evaluation.robustness import NotMeasured, Robustness
+from ratchet.gate.verdict import Verdict
 from ratchet.reports import templating
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.serving.program import INPUT, PROGRAM
@@ -49,22 +49,6 @@ class CardContent:
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Performance:
-    """Metrics on the test samples, as rows of tables."""
-
-    samples: int
-    level: str  # of the intervals, in per cent
-    accuracy: Interval
-    unused: Unused | None  # the test samples that took no part in choosing a model
-    unused_accuracy: Interval | None
-    headline: Rows  # metric, value, interval
-    classes: Rows  # the lowest recall first: class, recall, precision, samples
-    slices: Rows  # the lowest accuracy first: slice, accuracy, interval, samples, significantly worse
-    corrupted_samples: int
-    corruptions: Rows  # corruption, mean accuracy, at the lowest strength, at the highest
-
-
 def render_markdown(content: CardContent) -> str:
     """Return the card as Markdown; the same content gives the same text."""
     return templating.render_markdown("model_card.md.j2", **_values(content))
@@ -81,22 +65,30 @@ def description(content: CardContent) -> str:
 
 
 def _values(content: CardContent) -> dict[str, object]:
-    classes = content.figures.classes
-    rules = [(rule.name, rule.passed, rule.found, rule.needed) for rule in content.verdict.rules]
+    figures, unused, classes = content.figures, content.verdict.unused, content.figures.classes
+    robustness = None if isinstance(figures.robustness, NotMeasured) else figures.robustness
     return {
         "name": content.name,
         "number": content.number,
         "purpose": content.purpose,
-        "verdict": content.verdict.words,
         "class_count": len(classes),
         "classes": ", ".join(classes[:_CLASSES]),
         "more_classes": max(0, len(classes) - _CLASSES),
-        "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in limits(content.figures)],
+        "test_samples": figures.rows,
+        "accuracy": figures.accuracy,
+        "level": percent(figures.confidence, 0),
+        "verdict": content.verdict.words,
+        "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in limits(figures)],
         "data_name": content.data["name"],
         "quarantined": content.quarantined,
-        "quarantined_total": sum(content.quarantined.values()),
-        "performance": _performance(content),
-        "rules": rules,
+        "headline": _headline(figures),
+        "unused": unused,
+        "unused_accuracy": share_interval(unused.right, unused.rows, confidence=figures.confidence) if unused else None,
+        "lowest_recall": _lowest_recall(figures),
+        "lowest_slices": _lowest_slices(figures),
+        "corrupted_samples": robustness.rows if robustness else 0,
+        "corruptions": _corruptions(robustness) if robustness else [],
+        "rules": [(rule.name, rule.passed, rule.found, rule.needed) for rule in content.verdict.rules],
         "shape": " x ".join(map(str, content.input)),
         "dtype": content.dtype,
         "program": _program(content),
@@ -112,28 +104,6 @@ def _data(content: CardContent) -> dict[str, object]:
     samples = {f"{split} samples": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
     return {**content.data, **samples, "quarantined": quarantined or "none"}
-
-
-def _performance(content: CardContent) -> Performance:
-    figures, unused = content.figures, content.verdict.unused
-    robustness = None if isinstance(figures.robustness, NotMeasured) else figures.robustness
-    corruptions = robustness.spoilt if robustness else {}
-    return Performance(
-        samples=figures.rows,
-        level=f"{100 * figures.confidence:.0f} %",
-        accuracy=figures.accuracy,
-        unused=unused,
-        unused_accuracy=share_interval(unused.right, unused.rows, confidence=figures.confidence) if unused else None,
-        headline=_headline(figures),
-        classes=_classes(figures),
-        slices=_slices(figures),
-        corrupted_samples=robustness.rows if robustness else 0,
-        corruptions=[
-            (kind, percent(robustness.mean(kind)), percent(strengths[0].value), percent(strengths[-1].value))
-            for kind, strengths in corruptions.items()
-            if robustness
-        ],
-    )
 
 
 def _headline(figures: Figures) -> Rows:
@@ -152,7 +122,7 @@ def _headline(figures: Figures) -> Rows:
     ]
 
 
-def _classes(figures: Figures) -> Rows:
+def _lowest_recall(figures: Figures) -> Rows:
     tested = [(metrics.recall, metrics.name, metrics) for metrics in figures.per_class if metrics.recall is not None]
     lowest = sorted(tested, key=lambda item: item[:2])[:_LISTED]
     return [
@@ -161,7 +131,7 @@ def _classes(figures: Figures) -> Rows:
     ]
 
 
-def _slices(figures: Figures) -> Rows:
+def _lowest_slices(figures: Figures) -> Rows:
     return [
         (
             f"{slice.column}: {slice.value}",
@@ -171,6 +141,13 @@ def _slices(figures: Figures) -> Rows:
             slice.is_worse,
         )
         for slice in sorted(figures.slices, key=lambda slice: slice.gap.value)[:_LISTED]
+    ]
+
+
+def _corruptions(robustness: Robustness) -> Rows:
+    return [
+        (kind, percent(robustness.mean(kind)), percent(strengths[0].value), percent(strengths[-1].value))
+        for kind, strengths in robustness.spoilt.items()
     ]
 
 

@@ -2,7 +2,17 @@
 
 from ratchet.evaluation.intervals import Interval
 
-__all__ = ["measured", "percent", "percent_range", "points", "points_range", "setting", "shown", "span"]
+__all__ = [
+    "decimal",
+    "measured",
+    "percent",
+    "percent_number",
+    "percent_range",
+    "points",
+    "points_range",
+    "setting",
+    "shown",
+]
 
 _LISTED = 30  # items of a list that are written out
 
@@ -25,17 +35,17 @@ def shown(value: object) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     """A share of 1 in per cent: "97.5 %"."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{percent_number(share, digits)} %"
+
+
+def percent_number(share: float, digits: int = 1) -> str:
+    """A share of 1 in per cent, without the unit: "97.5"."""
+    return f"{100 * share:.{digits}f}"
 
 
 def percent_range(interval: Interval, digits: int = 1) -> str:
     """The bounds of an interval in per cent: "97.5-99.8 %"."""
-    return f"{span(interval.low, interval.high, digits)} %"
-
-
-def span(low: float, high: float, digits: int = 0) -> str:
-    """Two shares in per cent, without the unit: "97-100"."""
-    return f"{100 * low:.{digits}f}\N{EN DASH}{100 * high:.{digits}f}"
+    return f"{percent_number(interval.low, digits)}\N{EN DASH}{percent(interval.high, digits)}"
 
 
 def points(difference: float, digits: int = 1) -> str:
@@ -46,6 +56,11 @@ def points(difference: float, digits: int = 1) -> str:
 def points_range(interval: Interval, digits: int = 1) -> str:
     """The bounds of a difference of two shares in percentage points: "+0.7 to +3.8"."""
     return f"{points(interval.low, digits)} to {points(interval.high, digits)}"
+
+
+def decimal(value: float | None) -> str:
+    """A metric between 0 and 1 with three digits; None as a dash."""
+    return shown(None) if value is None else f"{value:.3f}"
 
 
 def measured(value: Interval | float | None) -> str:

@@ -1,20 +1,27 @@
 """The report of a run: one offline page with the gate's verdict first, then the metrics that explain it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.robustness import NotMeasured
+from markupsafe import Markup
+
+from ratchet.evaluation.figures import ClassFigures, Figures
+from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.verdict import Verdict
-from ratchet.reports import run_sections
+from ratchet.reports import worst_errors
+from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.templating import render_html
-from ratchet.reports.worst_errors import Example, worst_errors
+from ratchet.reports.worst_errors import Example, error_cards
 from ratchet.urls import redacted
 
 __all__ = ["Example", "ReportContent", "render"]
 
-_LISTED = 30  # longer lists of numbers show both ends and fold the others away
+_NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
+_LISTED = 30  # longer lists show a part and fold the others away
+
+Epochs = Sequence[Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,8 @@ class ReportContent:
     title: str
     verdict: Verdict | None  # None: not judged yet
     figures: Figures
-    # One mapping per epoch: epoch, train/loss, train/accuracy, validation/loss, validation/accuracy, learning_rate
-    history: Sequence[Mapping[str, float | None]] = ()
+    # Of each epoch: epoch, train/loss, train/accuracy, train/learning_rate, validation/loss, validation/accuracy
+    history: Epochs = ()
     examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
     unexplained: str = ""  # why no example has contributions
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
@@ -54,42 +61,61 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Named values: either as bars, of which long lists fold most away, or as pairs."""
+class Chart:
+    """A drawing with its lines, which the legend names."""
 
     title: str
-    bars: Mapping[str, float]
-    all_bars: Mapping[str, float]  # where `bars` are only both ends of them
-    pairs: Mapping[str, object]
+    drawing: Markup
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)
-class Values:
-    """Single values, and groups of values."""
+class Confusion:
+    """Samples of one true class with one predicted class."""
 
-    single: Mapping[str, object]
-    groups: Sequence[Group]
+    actual: str
+    predicted: str
+    count: int
+    share: float  # of the true class
+
+
+@dataclass(frozen=True)
+class Group:
+    """Named values: numbers have bars, of which long lists fold most away."""
+
+    title: str
+    bars: Mapping[str, float]
+    all_bars: Mapping[str, float]  # empty: `bars` are all of them
+    pairs: Mapping[str, object]
 
 
 def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
-    figures = content.figures
-    robustness = figures.robustness
+    figures, robustness = content.figures, content.figures.robustness
+    many = len(figures.classes) > _NUMBERED
     return render_html(
         "run_report.html.j2",
         title=content.title,
         head=_head(content.verdict) if content.verdict else None,
         figures=figures,
-        curves=run_sections.curves(content.history),
-        confusion=run_sections.confusion(figures),
-        calibration=run_sections.calibration(figures),
-        slices=run_sections.slices(figures),
-        corruptions=run_sections.corruptions(robustness),
-        not_measured=robustness.why if isinstance(robustness, NotMeasured) else "",
-        classes=run_sections.classes(figures),
-        errors=worst_errors(figures, content.examples, unexplained=content.unexplained),
-        data=_data(content.manifest),
-        settings=_settings(content.settings),
+        curves=_curves(content.history),
+        confusions=_confusions(figures),
+        confusion_map=heat_map(figures.confusion) if many else None,
+        reliability=reliability_chart(figures.reliability),
+        slices=sorted(figures.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
+        robustness=robustness,
+        corruption_chart=None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
+        corruptions={} if isinstance(robustness, NotMeasured) else robustness.spoilt,
+        classes=_classes(figures),
+        listed=_LISTED,
+        wrong=figures.rows - sum(row[actual] for actual, row in enumerate(figures.confusion)),
+        errors=error_cards(content.examples),
+        error_colours=worst_errors.COLOURS,
+        unexplained=content.unexplained,
+        data=_single(content.manifest),
+        data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
+        settings=_single(content.settings),
+        settings_groups={name: _flat(value) for name, value in content.settings.items() if isinstance(value, Mapping)},
         provenance=_flat(content.lineage),
     )
 
@@ -103,14 +129,55 @@ def _head(verdict: Verdict) -> Head:
     return Head(verdict.passed, " ".join([ending, *(rule.words for rule in decisive)]), rules)
 
 
-def _data(manifest: Mapping[str, Any]) -> Values:
-    groups = [_group(name, value) for name, value in manifest.items() if isinstance(value, Mapping)]
-    return Values(_single(manifest), groups)
+def _curves(history: Epochs) -> list[Chart]:
+    """Draw loss, accuracy and learning rate by epoch, as far as the history has them."""
+    both = (("training", "train", COLOURS[1]), ("validation", "validation", COLOURS[0]))
+    charts = []
+    for title, metric, kinds in (
+        ("Loss", "loss", both),
+        ("Accuracy", "accuracy", both),
+        ("Learning rate", "learning_rate", (("learning rate", "train", COLOURS[0]),)),
+    ):
+        lines = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]
+        drawing = line_chart(lines, name=f"{title} by epoch", x_label="epoch", share=metric == "accuracy")
+        charts.append(Chart(title, drawing, lines))
+    return [chart for chart in charts if chart.drawing]
 
 
-def _settings(settings: Mapping[str, Any]) -> Values:
-    groups = [Group(name, {}, {}, _flat(value)) for name, value in settings.items() if isinstance(value, Mapping)]
-    return Values(_single(settings), groups)
+def _points(history: Epochs, column: str) -> list[tuple[float, float]]:
+    """Return (epoch, value) for each epoch whose value in this column is finite."""
+    values = [(epoch.get("epoch"), epoch.get(column)) for epoch in history]
+    return [(float(x), float(y)) for x, y in values if x is not None and y is not None and math.isfinite(y)]
+
+
+def _corruption_chart(robustness: Robustness) -> Chart:
+    lines = [
+        Line(
+            kind, colour, [(float(at), accuracy.value) for at, accuracy in enumerate((robustness.clean, *by_strength))]
+        )
+        for (kind, by_strength), colour in zip(robustness.spoilt.items(), COLOURS, strict=True)
+    ]
+    title = "Accuracy by strength"
+    return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
+
+
+def _confusions(figures: Figures) -> list[Confusion]:
+    """Return the pairs of classes that are confused, the most frequent first."""
+    names = figures.classes
+    confusions = [
+        Confusion(names[actual], names[predicted], count, count / sum(row))
+        for actual, row in enumerate(figures.confusion)
+        for predicted, count in enumerate(row)
+        if actual != predicted and count
+    ]
+    return sorted(confusions, key=lambda confusion: -confusion.count)
+
+
+def _classes(figures: Figures) -> Sequence[ClassFigures]:
+    """Return the metrics by class; where there are many classes, those with the lowest F1 first."""
+    if len(figures.per_class) <= _LISTED:
+        return figures.per_class
+    return sorted(figures.per_class, key=lambda metrics: (metrics.f1 is None, metrics.f1 or 0.0, metrics.name))
 
 
 def _single(content: Mapping[str, Any]) -> dict[str, object]:

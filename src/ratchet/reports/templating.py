@@ -18,7 +18,7 @@ from ratchet.reports.markdown import escaped
 __all__ = ["environment", "render_html", "render_markdown"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_NUMBERS = ("percent", "percent_range", "points", "points_range", "shown")
+_NUMBERS = ("decimal", "percent", "percent_number", "percent_range", "points", "points_range", "shown")
 # Control characters, marks that change the direction of the text around them, and halves of surrogate pairs
 _HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from commands.data import difference_lines
 from ratchet.provenance.changes import Change
 from ratchet.provenance.comparison import Comparison, Flip
-from ratchet.reports.comparison_page import interval_words, said
+from ratchet.reports.numbers import measured, setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ def print_comparison(comparison: Comparison, *, most: int, page: Path) -> None:
     else:
         _plain(console, "environment", ["the same, or not recorded for both"])
     metrics = [
-        (metric.name, interval_words(metric.before), interval_words(metric.after)) for metric in comparison.figures
+        (metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.figures
     ]
     _table(console, "test metrics", metrics)
     if comparison.rows is not None:
@@ -67,7 +67,7 @@ def _data(console: "Console", comparison: Comparison, most: int) -> None:
 
 
 def _rows(changes: Sequence[Change]) -> list[tuple[str, str, str]]:
-    return [(change.name, said(change.before), said(change.after)) for change in changes]
+    return [(change.name, setting(change.before), setting(change.after)) for change in changes]
 
 
 def _flips(console: "Console", title: str, flips: Sequence[Flip], most: int) -> None:

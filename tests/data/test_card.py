@@ -1,4 +1,4 @@
-"""The data card: one offline page that says what there is, what changed and what to look at."""
+"""The data card: one offline page with changes, issues, classes and images of a data set."""
 
 import re
 import shutil
@@ -9,15 +9,15 @@ from ratchet.data.difference import difference
 from ratchet.reports.data_card import card
 
 
-def drawn(place, before=None) -> str:
+def page_of(place, before=None) -> str:
     changed = None if before is None else difference(before, place.index())
     return card(place.packed, place.quarantine, changed=changed)
 
 
-def test_it_shows_classes_pictures_and_what_was_kept_out(two_classes) -> None:
+def test_card_shows_classes_images_and_quarantine(two_classes) -> None:
     two_classes.picture(7005, size=(3, 9)).save(two_classes.root / "pictures" / "cat" / "tiny <b>.png")
     two_classes.ingest()
-    page = drawn(two_classes)
+    page = page_of(two_classes)
     assert "80 samples of 2 classes" in page
     assert "first version" in page
     assert "tiny &lt;b&gt;.png" in page
@@ -26,38 +26,40 @@ def test_it_shows_classes_pictures_and_what_was_kept_out(two_classes) -> None:
     assert page.count("data:image/png;base64,") == 2 * 13 + 1
 
 
-def test_nothing_is_loaded_from_anywhere(two_classes) -> None:
+def test_card_loads_nothing(two_classes) -> None:
     two_classes.ingest()
-    page = drawn(two_classes)
+    page = page_of(two_classes)
     assert not re.search(r"https?://|<script|@import|url\(", page)
 
 
-def test_what_changed_since_the_version_before_stands_on_top(two_classes) -> None:
+def test_changes_since_the_previous_version_come_first(two_classes) -> None:
     two_classes.ingest()
     before = two_classes.index()
     two_classes.fill("cat", 3, first=5000)
     (two_classes.root / "pictures" / "dog" / "1000.png").unlink()
     two_classes.ingest()
-    page = drawn(two_classes, before)
+    page = page_of(two_classes, before)
     assert "80 samples before, 82 after: 3 added, 1 removed" in page
-    assert page.index("What changed") < page.index("What to look at") < page.index("Classes")
+    assert page.index("<h2>Changes") < page.index("<h2>Issues to review") < page.index("<h2>Classes")
     assert "dog/1000.png" in page
 
 
-def test_pictures_that_look_the_same_and_labels_that_contradict_are_shown(two_classes) -> None:
+def test_near_duplicates_and_label_conflicts_are_shown(two_classes) -> None:
     pictures = two_classes.root / "pictures"
     photo = two_classes.picture(3, size=(6, 6)).resize((64, 64), Image.Resampling.BICUBIC)
     photo.save(pictures / "cat" / "photo.png")
     photo.save(pictures / "cat" / "again.jpg", quality=90)
     shutil.copy(pictures / "cat" / "0005.png", pictures / "dog" / "wrong.png")
     two_classes.ingest()
-    page = drawn(two_classes)
-    assert "Pairs that look the same: 1, in different splits: " in page
+    page = page_of(two_classes)
+    assert "Pairs of near-duplicates: 1, in different splits: " in page
     assert "cat/again.jpg, cat/photo.png" in page
-    assert "1 pictures stand under several labels" in page
+    assert "Groups of identical images with different labels: 1" in page
 
 
-def test_a_rare_class_is_named_with_what_makes_up_for_it(two_classes) -> None:
+def test_class_imbalance_is_named_with_its_fix(two_classes) -> None:
     two_classes.fill("emu", 2, first=9000)
     two_classes.ingest(min_per_class=1)
-    assert "training.class_weights: balanced makes up for it" in drawn(two_classes)
+    page = page_of(two_classes)
+    assert re.search(r"Class imbalance: (cat|dog) has \d+ training samples, emu has \d\.", page)
+    assert "Fix: set training.class_weights to balanced." in page

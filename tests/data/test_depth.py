@@ -60,7 +60,7 @@ def test_the_scale_is_in_manifest_profile_and_card(scans) -> None:
     assert files.read_json(scans.packed / "manifest.json")["depth"] == 12
     assert files.read_json(scans.packed / "profile.json")["depth"] == {"bits": 12, "samples": {"8": 1, "12": 80}}
     page = card(scans.packed, scans.quarantine, changed=None)
-    assert "81: values 0..4,095 (12 bits) became 0..255" in page
+    assert "81 images: values 0..4,095 (12 bits) scaled to 0..255" in page
     assert "8 bits 1, 12 bits 80" in page
 
 
@@ -81,7 +81,7 @@ def test_a_depth_that_is_set_is_used_and_larger_values_become_white(scans, depth
     expected = np.round(np.minimum(scan(7), limit).astype(np.float64) * 255 / limit).astype(np.uint8)
     np.testing.assert_array_equal(shown(scans, "healthy/0007.png"), expected)
     page = card(scans.packed, scans.quarantine, changed=None)
-    assert (f"{over} of them hold larger values, which became 255 too" in page) == bool(over)
+    assert (f"{over} of them have larger values, which became 255" in page) == bool(over)
 
 
 def test_a_deeper_image_changes_the_scale_and_no_split(scans) -> None:

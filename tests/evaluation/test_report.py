@@ -1,4 +1,4 @@
-"""The page's promises: the verdict first, nothing loaded, nothing from data becomes markup, any size is readable."""
+"""The run report: verdict first, nothing loaded, no text from data becomes markup, any number of classes."""
 
 import base64
 import io
@@ -26,13 +26,13 @@ VOID = {"meta", "img", "br"}
 
 
 class Reader(HTMLParser):
-    """Notes tags, visible words and attributes, and that every tag that opens is closed in turn."""
+    """Collect tags, visible texts and attributes, and check that every tag is closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
+        self.texts: list[str] = []
         self.feed(page)
         self.close()
         assert self.open == []
@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if "head" not in self.open and data.strip():
-            self.words.append(data.strip())
+            self.texts.append(data.strip().replace("\N{NO-BREAK SPACE}", " "))
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +97,37 @@ def content(predictions: Predictions) -> ReportContent:
 
 
 def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
-    words = Reader(render(content)).words
-    assert words[:2] == ["digits", "Passed the gate"]
+    texts = Reader(render(content)).texts
+    assert texts[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
     ending = content.verdict.words.partition(". ")[0]
     (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
-    assert words[2] == f"{ending}. {champion.words}"
-    assert all(rule.words in words for rule in content.verdict.rules)  # folded, but there
-    places = [words.index(heading) for heading in ("Figures", "How it learned", "What it mixes up", "Class by class")]
-    places += [words.index(heading) for heading in ("Worst errors", "Data", "Settings", "Lineage")]
+    assert texts[2] == f"{ending}. {champion.words}"
+    assert all(rule.words in texts for rule in content.verdict.rules)  # folded away, but on the page
+    headings = ("Metrics", "Training curves", "Confusion matrix", "Calibration", "Robustness")
+    headings += ("Metrics by class", "Worst errors", "Data", "Settings", "Provenance")
+    places = [texts.index(heading) for heading in headings]
     assert places == sorted(places)
 
 
-def test_refusal_shows_each_rule_with_its_figures(content: ReportContent) -> None:
+def test_refusal_shows_each_rule(content: ReportContent) -> None:
     assert content.verdict is not None
     first, *rest = content.verdict.rules
-    failed = replace(first, passed=False, words="It is right too seldom.")
-    refused = Verdict(passed=False, rules=(failed, *rest), words="Refused: too few. It is right too seldom. And so on.")
+    failed = replace(first, passed=False, words="Accuracy is too low.")
+    refused = Verdict(
+        passed=False, rules=(failed, *rest), words="Refused: 1 rule failed. Accuracy is too low. And so on."
+    )
     page = render(replace(content, verdict=refused))
-    words = Reader(page).words
-    assert words[1:3] == ["Refused by the gate", "Refused: too few. It is right too seldom."]
+    texts = Reader(page).texts
+    assert texts[1:3] == ["Refused by the gate", "Refused: 1 rule failed. Accuracy is too low."]
     for rule in refused.rules:
-        assert rule.words in words
-        assert rule.found in words
-        assert f"needed: {rule.needed}" in words
+        assert rule.words in texts
+        assert rule.found in texts
+        assert f"Required: {rule.needed}" in texts
 
 
 def test_page_without_verdict_says_so(content: ReportContent) -> None:
-    assert Reader(render(replace(content, verdict=None))).words[1] == "Not judged yet"
+    assert Reader(render(replace(content, verdict=None))).texts[1] == "Not judged yet"
 
 
 def test_page_loads_nothing_from_outside(content: ReportContent) -> None:
@@ -137,10 +140,10 @@ def test_page_loads_nothing_from_outside(content: ReportContent) -> None:
     assert "default-src 'none'" in page
 
 
-def test_nothing_from_data_becomes_markup(predictions: Predictions, content: ReportContent) -> None:
+def test_text_from_data_never_becomes_markup(predictions: Predictions, content: ReportContent) -> None:
     classes = (NASTY, *predictions.classes[1:])
     figures = measure(predictions.logits, predictions.labels, classes=classes, settings=FEW)
-    picture = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
+    example = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
     nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
     assert content.verdict is not None
     rules = tuple(replace(rule, found=NASTY, needed=NASTY, name=NASTY) for rule in content.verdict.rules)
@@ -149,7 +152,7 @@ def test_nothing_from_data_becomes_markup(predictions: Predictions, content: Rep
             title=NASTY,
             verdict=replace(content.verdict, words=NASTY, rules=rules),
             figures=figures,
-            examples=[picture],
+            examples=[example],
             manifest=nested,
             settings=nested,
             lineage=nested,
@@ -157,8 +160,8 @@ def test_nothing_from_data_becomes_markup(predictions: Predictions, content: Rep
     )
     reader = Reader(page)
     assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in Reader(render(content)).tags}
-    assert NASTY in reader.words
-    assert any(attributes.get("alt") == f"{NASTY}, answered {NASTY}" for _, attributes in reader.tags)
+    assert NASTY in reader.texts
+    assert any(attributes.get("alt") == f"image of {NASTY}, predicted {NASTY}" for _, attributes in reader.tags)
 
 
 def test_password_in_an_address_is_not_shown(content: ReportContent) -> None:
@@ -168,13 +171,13 @@ def test_password_in_an_address_is_not_shown(content: ReportContent) -> None:
     assert page.count("postgresql://ratchet:***@db.internal:5432/mlflow") == 2
 
 
-def test_splits_with_their_files_show_as_numbers_of_rows(content: ReportContent) -> None:
+def test_splits_show_their_samples_and_not_their_files(content: ReportContent) -> None:
     splits = {"train": {"rows": 900, "shards": [{"file": "train-0.npy"}]}, "test": {"rows": 597, "shards": []}}
     page = render(replace(content, manifest={"splits": splits, "mean": [0.123456789, 2.0]}))
-    words = Reader(page).words
-    place = words.index("Splits")
-    assert words[place : place + 5] == ["Splits", "train", "900", "test", "597"]
-    assert "0.1235, 2" in words
+    texts = Reader(page).texts
+    place = texts.index("Splits")
+    assert texts[place : place + 5] == ["Splits", "train", "900", "test", "597"]
+    assert "0.1235, 2" in texts
     assert "train-0.npy" not in page
 
 
@@ -182,7 +185,7 @@ def test_same_content_gives_the_same_page(content: ReportContent) -> None:
     assert render(content) == render(content)
 
 
-def test_pictures_are_the_packed_images(content: ReportContent) -> None:
+def test_errors_show_the_packed_images(content: ReportContent) -> None:
     sources = [attributes["src"] for tag, attributes in Reader(render(content)).tags if tag == "img"]
     assert len(sources) == min(24, len(content.examples)) > 5
     for source, example in zip(sources, content.examples, strict=True):
@@ -191,7 +194,7 @@ def test_pictures_are_the_packed_images(content: ReportContent) -> None:
             assert np.array_equal(np.asarray(image), example.image[:, :, 0])
 
 
-def test_colour_pictures_keep_their_channels(content: ReportContent) -> None:
+def test_colour_images_keep_their_channels(content: ReportContent) -> None:
     colour = np.random.default_rng(0).integers(256, size=(40, 30, 3), dtype=np.uint8)
     page = render(replace(content, examples=[replace(content.examples[0], image=colour)]))
     source = next(attributes["src"] for tag, attributes in Reader(page).tags if tag == "img")
@@ -200,7 +203,7 @@ def test_colour_pictures_keep_their_channels(content: ReportContent) -> None:
         assert np.array_equal(np.asarray(image), colour)
 
 
-def test_many_classes_stay_a_small_page_with_a_picture_for_the_matrix() -> None:
+def test_many_classes_make_a_small_page() -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(1000, size=5000)
     logits = generator.normal(size=(5000, 1000)).astype(np.float32)
@@ -213,17 +216,17 @@ def test_many_classes_stay_a_small_page_with_a_picture_for_the_matrix() -> None:
     assert len(page) < 1_000_000
     assert 'class="heat"' not in page
     assert 'aria-label="Confusion matrix"' in page
-    assert "The 15 weakest of 1,000 classes, by F1." in page
+    assert "The 15 classes with the lowest F1, of 1,000." in page
 
 
-def test_perfect_model_says_that_nothing_was_wrong() -> None:
+def test_perfect_model_has_no_errors() -> None:
     labels = np.arange(60) % 3
     figures = measure(np.eye(3, dtype=np.float32)[labels] * 9, labels, classes=("a", "b", "c"), settings=FEW)
     page = render(ReportContent("perfect", None, figures))
-    assert "None: all 60 test rows are answered rightly." in page
-    low = f"{figures.accuracy.low:.1%}"
-    assert low == "94.0%"  # right on all of 60 rows is not right always
-    assert low in page
+    assert "None: all 60 test samples are classified correctly." in page
+    low = f"{100 * figures.accuracy.low:.1f}"
+    assert low == "94.0"  # no error on 60 samples does not mean no errors at all
+    assert f"<span>{low}\N{EN DASH}100.0\N{NO-BREAK SPACE}%</span>" in page
 
 
 @pytest.mark.parametrize(
@@ -242,9 +245,7 @@ def test_any_history_can_be_drawn(content: ReportContent, history: list[dict[str
     assert not any("nan" in points or "inf" in points for points in drawn)
 
 
-def test_parts_that_are_answered_worse_come_first_and_are_named(
-    content: ReportContent, predictions: Predictions
-) -> None:
+def test_worse_slices_come_first_and_are_named(content: ReportContent, predictions: Predictions) -> None:
     rows = len(predictions.ids)
     # Two wards, one of which holds most of the wrong answers.
     wrong = np.flatnonzero(~predictions.correct)
@@ -255,31 +256,32 @@ def test_parts_that_are_answered_worse_come_first_and_are_named(
         predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW, columns={"ward": ward}
     )
     page = render(replace(content, figures=figures))
-    words = Reader(page).words
-    assert any(word.startswith("ward: south <b> is answered worse than the rest by ") for word in words)
-    assert words.index("ward: south <b>") < words.index("ward: north")
+    texts = Reader(page).texts
+    assert any(
+        text.startswith("ward: south <b> is significantly worse than the rest: \N{MINUS SIGN}") for text in texts
+    )
+    assert texts.index("ward: south <b>") < texts.index("ward: north")
     equal = measure(
         predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW,
         columns={"parity": ["even" if row % 2 else "odd" for row in range(rows)]},
     )  # fmt: skip
-    assert "No part is worse than the rest beyond chance." in Reader(render(replace(content, figures=equal))).words
+    assert "No slice is significantly worse than the rest." in Reader(render(replace(content, figures=equal))).texts
 
 
-def pictures_of(page: str) -> list[np.ndarray]:
+def images_of(page: str) -> list[np.ndarray]:
     sources = [attributes["src"] or "" for tag, attributes in Reader(page).tags if tag == "img"]
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))) for source in sources]
 
 
 @pytest.mark.parametrize(("side", "channels"), [(8, 1), (64, 3)])
-def test_what_spoke_for_the_wrong_answer_is_orange_and_for_the_right_one_blue(
-    content: ReportContent, side: int, channels: int
-) -> None:
+def test_explanations_are_orange_and_blue(content: ReportContent, side: int, channels: int) -> None:
+    """Pixels that support the wrong prediction are orange, those that support the true class blue."""
     image = np.full((side, side, channels), 200, np.uint8)
-    said = np.zeros((side, side), np.float32)
+    contributions = np.zeros((side, side), np.float32)
     third = side // 3
-    said[:third], said[-third:] = 1, -1
-    page = render(replace(content, examples=[replace(content.examples[0], image=image, contributions=said)]))
-    shown, painted = pictures_of(page)
+    contributions[:third], contributions[-third:] = 1, -1
+    page = render(replace(content, examples=[replace(content.examples[0], image=image, contributions=contributions)]))
+    shown, painted = images_of(page)
     assert np.array_equal(shown, image[:, :, 0] if channels == 1 else image)
     (red, _, blue), grey, (red_too, _, blue_too) = (
         painted[row, side // 2].astype(int) for row in (0, side // 2, side - 1)
@@ -287,42 +289,42 @@ def test_what_spoke_for_the_wrong_answer_is_orange_and_for_the_right_one_blue(
     assert red > 200 > blue
     assert blue_too > 200 > red_too
     assert np.ptp(grey) < 30
-    assert "parts in" in page
+    assert "areas support the predicted class" in page
     alts = [attributes["alt"] for tag, attributes in Reader(page).tags if tag == "img"]
     assert len(set(alts)) == 2
 
 
-def test_contributions_of_nothing_leave_a_grey_picture(content: ReportContent) -> None:
-    said = np.zeros((8, 8), np.float32)
-    painted = pictures_of(render(replace(content, examples=[replace(content.examples[0], contributions=said)])))[1]
+def test_zero_contributions_leave_a_grey_image(content: ReportContent) -> None:
+    example = replace(content.examples[0], contributions=np.zeros((8, 8), np.float32))
+    painted = images_of(render(replace(content, examples=[example])))[1]
     assert (np.ptp(painted, axis=2) == 0).all()
 
 
-def test_errors_that_are_not_explained_say_why(content: ReportContent) -> None:
-    words = Reader(render(replace(content, unexplained=f"the model is stubborn {NASTY}"))).words
-    assert f"What the model went by is not shown: the model is stubborn {NASTY}." in words
+def test_unexplained_errors_have_a_reason(content: ReportContent) -> None:
+    texts = Reader(render(replace(content, unexplained=f"the model has no gradient {NASTY}"))).texts
+    assert f"No explanations: the model has no gradient {NASTY}." in texts
 
 
-def test_errors_beyond_the_first_twelve_are_folded_away(content: ReportContent) -> None:
+def test_only_twelve_errors_are_shown_unfolded(content: ReportContent) -> None:
     examples = [replace(content.examples[0], id=f"row {number}") for number in range(20)]
     page = render(replace(content, examples=examples))
-    words = Reader(page).words
-    assert words.index("row 11") < words.index("the next 8") < words.index("row 12")
+    texts = Reader(page).texts
+    assert texts.index("row 11") < texts.index("The next 8") < texts.index("row 12")
 
 
-def test_accuracy_by_strength_is_drawn_and_told(content: ReportContent) -> None:
-    pictures = np.random.default_rng(0).integers(256, size=(40, 8, 8, 1), dtype=np.uint8)
+def test_accuracy_by_strength_is_drawn_and_listed(content: ReportContent) -> None:
+    images = np.random.default_rng(0).integers(256, size=(40, 8, 8, 1), dtype=np.uint8)
     labels = np.arange(40) % 2
-    found = measure_robustness(
-        lambda spoilt: (spoilt.mean(axis=(1, 2, 3)) > 140).astype(np.int64), pictures, labels, clean=labels,
+    robustness = measure_robustness(
+        lambda corrupted: (corrupted.mean(axis=(1, 2, 3)) > 140).astype(np.int64), images, labels, clean=labels,
         confidence=0.95,
     )  # fmt: skip
-    page = render(replace(content, figures=replace(content.figures, robustness=found)))
-    words = Reader(page).words
+    page = render(replace(content, figures=replace(content.figures, robustness=robustness)))
+    texts = Reader(page).texts
     assert 'aria-label="Accuracy by strength"' in page
-    assert words.index("When pictures are spoilt") < words.index("Class by class")
-    place = words.index("brightness", words.index("as they are"))
-    shares = [f"{100 * one.value:.1f}" for one in found.spoilt["brightness"]]
-    assert words[place : place + 7] == ["brightness", f"{100 * found.mean('brightness'):.1f}", *shares]
-    without = replace(content.figures, robustness=NotMeasured("it was Sunday"))
-    assert "Not measured: it was Sunday." in Reader(render(replace(content, figures=without))).words
+    assert texts.index("Robustness") < texts.index("Metrics by class")
+    place = texts.index("brightness", texts.index("none"))
+    shares = [f"{100 * accuracy.value:.1f}" for accuracy in robustness.spoilt["brightness"]]
+    assert texts[place : place + 7] == ["brightness", f"{100 * robustness.mean('brightness'):.1f}", *shares]
+    without = replace(content.figures, robustness=NotMeasured("there are no test samples"))
+    assert "Not measured: there are no test samples." in Reader(render(replace(content, figures=without))).texts

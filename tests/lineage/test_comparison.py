@@ -120,7 +120,7 @@ def found() -> Comparison:
     )
 
 
-def test_the_page_tells_all_of_it_and_trusts_no_text(found: Comparison) -> None:
+def test_page_shows_everything_and_escapes_every_text(found: Comparison) -> None:
     page = comparison_page.page(found)
     assert "<script>" not in page
     assert "<b>" not in page
@@ -133,7 +133,7 @@ def test_the_page_tells_all_of_it_and_trusts_no_text(found: Comparison) -> None:
         "one, two",
         "0.5000 (0.4000 to 0.6000)",
         "this is missing",
-        "From right to wrong: 2",
+        "Correct in A, wrong in B: 2",
         "-25.00 points",
     ):
         assert words in page, words

@@ -1,4 +1,4 @@
-"""The card says the same in both its forms, shows any text as it is, and loads nothing."""
+"""The model card: the same text as HTML and as Markdown, any text escaped, nothing loaded."""
 
 import html
 import re
@@ -30,12 +30,12 @@ def content() -> CardContent:
     figures = measure(
         logits, labels, classes=CLASSES, settings=EvaluationSettings(resamples=100), columns={"light": parts}
     )
-    rules = (RuleResult("minimum accuracy", True, "80%", "at least 50%", "It is right."),)
+    rules = (RuleResult("minimum accuracy", True, "80 %", "at least 50 %", "Accuracy is high enough."),)
     return CardContent(
         name=NASTY,
         number="3",
         purpose="",
-        verdict=Verdict(True, rules, "Passed: all 1 rules hold."),
+        verdict=Verdict(True, rules, "Passed: 1 of 1 rules."),
         figures=figures,
         input=(8, 8, 1),
         dtype="uint8",
@@ -44,7 +44,7 @@ def content() -> CardContent:
         quarantined={"truncated": 4},
         model={"model": "convnet", "parameters": 12345},
         settings={
-            "data.path": ("s3://me:secret@host/pictures", "data/raw"),
+            "data.path": ("s3://me:secret@host/images", "data/raw"),
             "training.betas": ([0.9, 0.99], [0.9, 0.999]),
         },
         cost=Cost(23.0, 41.0, 0.0),
@@ -54,15 +54,15 @@ def content() -> CardContent:
     )
 
 
-def words(page: str) -> list[str]:
-    """What a person reads of a page, without the marks."""
+def visible(page: str) -> list[str]:
+    """Return the visible words of a page."""
     body = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.DOTALL)
-    return html.unescape(re.sub(r"<[^>]*>", " ", body)).replace("\N{EN DASH}", " ").split()
+    return html.unescape(re.sub(r"<[^>]*>", " ", body)).split()
 
 
-def test_both_forms_say_the_same(content: CardContent) -> None:
+def test_both_forms_have_the_same_text(content: CardContent) -> None:
     drawn = MarkdownIt("commonmark").enable("table").render(render_markdown(content))
-    assert words(render_html(content))[2:] == words(drawn)  # "model card" stands over the page alone
+    assert visible(render_html(content))[2:] == visible(drawn)  # "Model card" is only above the page
 
 
 @pytest.mark.parametrize("purpose", ["", f"Sorting insects. {NASTY}"])
@@ -76,15 +76,15 @@ def test_text_from_data_never_becomes_markup(content: CardContent, purpose: str)
     assert not re.search(r"(src|href)=|url\(|@import", page)
 
 
-def test_it_says_what_a_person_decides_by(content: CardContent) -> None:
-    said = " ".join(words(render_html(content)))
-    accuracy = content.figures.accuracy
+def test_card_has_what_a_decision_needs(content: CardContent) -> None:
+    text = " ".join(visible(render_html(content)))
+    low, value, high = (f"{100 * share:.1f}" for share in content.figures.accuracy.to_json().values())
     for wanted in (
-        f"right for {accuracy.value:.2%} (95% interval {accuracy.low:.2%} to {accuracy.high:.2%})",
-        "Passed: all 1 rules hold.",
-        "It answers with one of its classes whatever a picture shows",
-        "4 samples were kept out of the data (truncated)",
-        "It takes pictures of 8 x 8 x 1 (height x width x channels), uint8",
+        f"Accuracy on 300 test samples: {value} % (95 % CI {low}\N{EN DASH}{high} %).",
+        "Passed: 1 of 1 rules.",
+        "The model answers with one of its classes for every image",
+        "4 samples were quarantined (truncated)",
+        "Input: images of 8 x 8 x 1 (height x width x channels), uint8",
         "# uint8 (n, 8, 8, 1) -> float32 (n, 3)",
         "cost 23 s wall, 41 CPU-seconds",
         "training.betas 0.9, 0.99 0.9, 0.999",
@@ -92,52 +92,54 @@ def test_it_says_what_a_person_decides_by(content: CardContent) -> None:
         "model.safetensors " + "ab" * 32,
         "commit",
     ):
-        assert wanted in said, wanted
+        assert wanted in text, wanted
 
 
-def test_it_gives_the_accuracy_on_rows_that_chose_nothing(content: CardContent) -> None:
-    """Or it says that there are none, and how to have some."""
-    assert "No test rows are left that took no part in choosing" in render_markdown(content)
+def test_accuracy_on_samples_of_no_comparison(content: CardContent) -> None:
+    """Or, where no such sample is left, how to have some."""
+    assert "No test sample is left that took no part in choosing a model" in render_markdown(content)
     kept = replace(content, verdict=replace(content.verdict, unused=Unused(rows=60, right=60)))
     for page in (render_markdown(kept), render_html(kept)):
-        assert "On the 60 test rows that took no part in choosing among models its accuracy is 100.00%" in page
-        assert "(95% CI 93.98% to 100.00%)" in page
+        text = " ".join(page.split())
+        assert "Accuracy on the 60 test samples that took no part in choosing a model: 100.0 %" in text
+        assert "(95 % CI 94.0\N{EN DASH}100.0 %)" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_no_password_stands_in_it(content: CardContent) -> None:
+def test_card_holds_no_password(content: CardContent) -> None:
     for form in (render_html(content), render_markdown(content), description(content)):
         assert "secret" not in form
-    assert "s3://me:***@host/pictures" in html.unescape(render_html(content))
+    assert "s3://me:***@host/images" in html.unescape(render_html(content))
 
 
-def test_where_robustness_was_measured_it_says_what_is_left_of_accuracy(content: CardContent) -> None:
+def test_accuracy_with_corruption_is_listed(content: CardContent) -> None:
     shares = tuple(Interval(low, low + 0.05, low + 0.1) for low in (0.9, 0.7, 0.5, 0.3, 0.1))
-    found = Robustness(120, Interval(0.9, 0.95, 0.98), {"blur": shares})
-    said = " ".join(words(render_html(replace(content, figures=replace(content.figures, robustness=found)))))
-    assert "accuracy on 120 rows, spoilt by mean a little much blur 55.0% 95.0% 15.0%" in said
-    assert "spoilt by" not in " ".join(words(render_html(content)))
+    robustness = Robustness(120, Interval(0.9, 0.95, 0.98), {"blur": shares})
+    text = " ".join(visible(render_html(replace(content, figures=replace(content.figures, robustness=robustness)))))
+    assert "corruption mean accuracy lowest strength highest strength blur 55.0 % 95.0 % 15.0 %" in text
+    assert "measured on 120 test samples at five strengths" in text
+    assert "corruption" not in " ".join(visible(render_html(content)))
 
 
-def test_what_is_not_known_is_said(content: CardContent) -> None:
+def test_unknown_facts_are_named(content: CardContent) -> None:
     bare = replace(content, cost=None, settings={}, checksums={}, quarantined={}, lineage={})
-    said = " ".join(words(render_html(bare)))
-    assert "cost not known: it was not trained here" in said
-    assert "Every setting is the default." in said
-    assert "kept out none" in said
-    assert "SHA-256" not in said
+    text = " ".join(visible(render_html(bare)))
+    assert "cost unknown: it was not trained here" in text
+    assert "Every setting has its default value." in text
+    assert "quarantined none" in text
+    assert "SHA-256" not in text
 
 
-def test_the_description_is_the_cards_opening_and_its_gravest_warning(content: CardContent) -> None:
+def test_description_is_opening_and_most_serious_warning(content: CardContent) -> None:
     given = replace(content, purpose="Sorting insects by the light trap.")
     opening = description(given).split("\n\n")
     assert opening[0] == "Sorting insects by the light trap."
     assert render_markdown(given).startswith(
         "\n\n".join([f"# {render_markdown(given).splitlines()[0][2:]}", *opening[:4]])
     )
-    assert opening[-1] == "The whole card is in the run's artifacts: `card/card.html`."
+    assert opening[-1] == "The complete card is in the artifacts of the run: `card/card.html`."
     assert "probabilities" in opening[-2] or "test rows" in opening[-2]
 
 
-def test_the_same_content_gives_the_same_card(content: CardContent) -> None:
+def test_same_content_gives_the_same_card(content: CardContent) -> None:
     assert render_html(content) == render_html(content)
     assert render_markdown(content) == render_markdown(content)

@@ -167,7 +167,7 @@ def test_a_version_goes_with_its_card_its_bill_of_materials_and_its_cost(clone: 
     card = Path(run.info.artifact_uri.removeprefix("file://")) / "card"
     assert {path.name for path in card.iterdir()} == {"card.md", "card.html", "sbom.cdx.json"}
     text = (card / "card.md").read_text()
-    assert text.startswith(f"# {NAME}, version 1\n\nIt says which of 10 classes a picture shows: 0, 1, 2, 3,")
+    assert text.startswith(f"# {NAME}, version 1\n\nClassifies images into 10 classes: 0, 1, 2, 3,")
     assert version.description.split("\n\n")[:3] == text.split("\n\n")[1:4]
     bill = json.loads((card / "sbom.cdx.json").read_text())
     (logged,) = run.outputs.model_outputs

@@ -1,22 +1,27 @@
-"""The chain as one offline page: what was asked for first, then each link inside the one it was made of."""
+"""The page of `ratchet trace`: the chain from data to versions as a tree."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ratchet.provenance.chain import Link
-from ratchet.reports.page import document, section, text
+from ratchet.reports.templating import render_html
 
 __all__ = ["render"]
 
 
-def render(name: str, words: Sequence[str], chains: Sequence[Link]) -> str:
-    """The page for what `name` names; `words` say what that is. The same content gives the same text."""
-    told = "".join(f'<p class="words">{text(one)}</p>' for one in words)
-    header = f'<header class="verdict"><p class="over">Where it came from, and what was made of it</p>{told}</header>'
-    drawn = [section("", f'<ul class="chain">{_drawn(chain)}</ul>') for chain in chains]
-    return document(f"Trace of {name}", [header, *drawn])
+@dataclass(frozen=True)
+class Node:
+    """A link of the chain with those that follow from it."""
+
+    title: str
+    lines: Sequence[str]
+    children: Sequence["Node"]
 
 
-def _drawn(link: Link) -> str:
-    lines = "".join(f"<p>{text(line)}</p>" for line in link.lines)
-    below = f"<ul>{''.join(map(_drawn, link.made))}</ul>" if link.made else ""
-    return f"<li><h3>{text(link.title)}</h3>{lines}{below}</li>"
+def render(name: str, summary: Sequence[str], chains: Sequence[Link]) -> str:
+    """Return the page for `name`, which `summary` describes; the same content gives the same text."""
+    return render_html("trace.html.j2", name=name, summary=summary, chains=[_node(chain) for chain in chains])
+
+
+def _node(link: Link) -> Node:
+    return Node(link.title, link.lines, [_node(child) for child in link.made])

@@ -1,174 +1,205 @@
-"""One offline page per run: the gate's verdict first, then why."""
+"""The report of a run: one offline page with the gate's verdict first, then the metrics that explain it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.evaluation.figures import Figures
+from markupsafe import Markup
+
+from ratchet.evaluation.figures import ClassFigures, Figures
+from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.verdict import Verdict
-from ratchet.reports import charts
-from ratchet.reports.page import Cell, bars, document, figure, folded, pairs, points, section, text
-from ratchet.reports.run_sections import (
-    calibration_section,
-    classes_section,
-    confusion_section,
-    headline_section,
-    robustness_section,
-    slices_section,
-)
-from ratchet.reports.worst_errors import Example, errors_section
+from ratchet.reports import worst_errors
+from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.templating import render_html
+from ratchet.reports.worst_errors import Example, error_cards
 from ratchet.urls import redacted
 
 __all__ = ["Example", "ReportContent", "render"]
 
-_LISTED = 30  # more than this, and a list shows its most telling part and folds the rest away
+_NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
+_LISTED = 30  # longer lists show a part and fold the others away
+
+Epochs = Sequence[Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
 class ReportContent:
-    """All that the page says. Every text in it may come from data: the page escapes it."""
+    """Everything the report shows. Any text in it may come from data: the page escapes it."""
 
     title: str
     verdict: Verdict | None  # None: not judged yet
     figures: Figures
-    # A dict per epoch: epoch, train/loss, train/accuracy, validation/loss, validation/accuracy, learning_rate
-    history: Sequence[Mapping[str, float | None]] = ()
-    examples: Sequence[Example] = ()  # the most confident wrong answers, worst first
-    unexplained: str = ""  # why no example has its contributions
+    # Of each epoch: epoch, train/loss, train/accuracy, train/learning_rate, validation/loss, validation/accuracy
+    history: Epochs = ()
+    examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
+    unexplained: str = ""  # why no example has contributions
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RuleRow:
+    """The result of one rule of the gate."""
+
+    name: str
+    passed: bool
+    measured: str
+    required: str
+    details: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The verdict, and what decided it."""
+
+    passed: bool
+    summary: str
+    rules: Sequence[RuleRow]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its lines, which the legend names."""
+
+    title: str
+    drawing: Markup
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Samples of one true class with one predicted class."""
+
+    actual: str
+    predicted: str
+    count: int
+    share: float  # of the true class
+
+
+@dataclass(frozen=True)
+class Group:
+    """Named values: numbers have bars, of which long lists fold most away."""
+
+    title: str
+    bars: Mapping[str, float]
+    all_bars: Mapping[str, float]  # empty: `bars` are all of them
+    pairs: Mapping[str, object]
+
+
 def render(content: ReportContent) -> str:
-    """The page as HTML: no script, no network; the same content gives the same text."""
-    return document(
-        content.title,
-        [
-            _verdict(content),
-            headline_section(content.figures),
-            _curves(content.history),
-            confusion_section(content.figures),
-            calibration_section(content.figures),
-            slices_section(content.figures),
-            robustness_section(content.figures),
-            classes_section(content.figures),
-            errors_section(content.figures, content.examples, unexplained=content.unexplained),
-            _data(content.manifest),
-            _settings(content.settings),
-            _lineage(content.lineage),
-        ],
+    """Return the page as HTML; the same content gives the same text."""
+    figures, robustness = content.figures, content.figures.robustness
+    many = len(figures.classes) > _NUMBERED
+    return render_html(
+        "run_report.html.j2",
+        title=content.title,
+        head=_head(content.verdict) if content.verdict else None,
+        figures=figures,
+        curves=_curves(content.history),
+        confusions=_confusions(figures),
+        confusion_map=heat_map(figures.confusion) if many else None,
+        reliability=reliability_chart(figures.reliability),
+        slices=sorted(figures.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
+        robustness=robustness,
+        corruption_chart=None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
+        corruptions={} if isinstance(robustness, NotMeasured) else robustness.spoilt,
+        classes=_classes(figures),
+        listed=_LISTED,
+        wrong=figures.rows - sum(row[actual] for actual, row in enumerate(figures.confusion)),
+        errors=error_cards(content.examples),
+        error_colours=worst_errors.COLOURS,
+        unexplained=content.unexplained,
+        data=_single(content.manifest),
+        data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
+        settings=_single(content.settings),
+        settings_groups={name: _flat(value) for name, value in content.settings.items() if isinstance(value, Mapping)},
+        provenance=_flat(content.lineage),
     )
 
 
-def _verdict(content: ReportContent) -> str:
-    verdict = content.verdict
-    over = f'<p class="over">{text(content.title)}</p>'
-    if verdict is None:
-        words = "These are the figures; no gate has been held against them yet."
-        return f'<header class="verdict">{over}<h1>Not judged yet</h1><p class="words">{words}</p></header>'
-    rules = "".join(
-        f'<li class="{"good" if rule.passed else "bad"}">{_mark(rule.passed)}<b>{text(rule.name)}</b>'
-        f"<span>{text(rule.found)}</span><small>needed: {text(rule.needed)}</small></li>"
-        for rule in verdict.rules
-    )
-    return (
-        f'<header class="verdict {"good" if verdict.passed else "bad"}">{over}'
-        f"<h1>{'Passed the gate' if verdict.passed else 'Refused by the gate'}</h1>"
-        f'<p class="words">{text(_gist(verdict))}</p><ul class="rules">{rules}</ul>'
-        f"{folded('every rule in words', points(rule.words for rule in verdict.rules))}</header>"
-    )
-
-
-def _gist(verdict: Verdict) -> str:
-    """How it ended, and what decided that: the rules that do not hold, or else the comparison with the champion."""
+def _head(verdict: Verdict) -> Head:
+    """Summarize the verdict by the rules that failed, or else by the comparison with the champion."""
     ending = verdict.words.partition(". ")[0].removesuffix(".") + "."
     failed = [rule for rule in verdict.rules if not rule.passed]
-    told = failed or [rule for rule in verdict.rules if rule.name == "champion"]
-    return " ".join([ending, *(rule.words for rule in told)])
+    decisive = failed or [rule for rule in verdict.rules if rule.name == "champion"]
+    rules = [RuleRow(rule.name, rule.passed, rule.found, rule.needed, rule.words) for rule in verdict.rules]
+    return Head(verdict.passed, " ".join([ending, *(rule.words for rule in decisive)]), rules)
 
 
-def _mark(passed: bool) -> str:
-    shape, name = ("M3 9.5l4 4 8-9", "holds") if passed else ("M4 4l10 10M14 4L4 14", "does not hold")
-    return (
-        f'<svg class="mark" viewBox="0 0 18 18" role="img" aria-label="{name}"><path d="{shape}" fill="none" '
-        'stroke="currentColor" stroke-width="2.4" stroke-linecap="round" stroke-linejoin="round"/></svg>'
-    )
-
-
-def _curves(history: Sequence[Mapping[str, float | None]]) -> str:
-    plots = []
-    for name, columns, share in (
-        ("Loss", (("training", "train/loss"), ("validation", "validation/loss")), False),
-        ("Accuracy", (("training", "train/accuracy"), ("validation", "validation/accuracy")), True),
-        ("Learning rate", (("learning rate", "train/learning_rate"),), False),
+def _curves(history: Epochs) -> list[Chart]:
+    """Draw loss, accuracy and learning rate by epoch, as far as the history has them."""
+    both = (("training", "train", COLOURS[1]), ("validation", "validation", COLOURS[0]))
+    charts = []
+    for title, metric, kinds in (
+        ("Loss", "loss", both),
+        ("Accuracy", "accuracy", both),
+        ("Learning rate", "learning_rate", (("learning rate", "train", COLOURS[0]),)),
     ):
-        colours = ("--two", "--one") if len(columns) > 1 else ("--one",)
-        lines = [
-            (label, colour, _points(history, column)) for (label, column), colour in zip(columns, colours, strict=True)
-        ]
-        drawing = charts.line_chart(lines, name=f"{name} by epoch", across="epoch", share=share)
-        if drawing:
-            plots.append(figure(name, drawing, charts.key(lines) if len(lines) > 1 else ""))
-    return section("How it learned", f'<div class="plots">{"".join(plots)}</div>' if plots else "")
+        lines = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]
+        drawing = line_chart(lines, name=f"{title} by epoch", x_label="epoch", share=metric == "accuracy")
+        charts.append(Chart(title, drawing, lines))
+    return [chart for chart in charts if chart.drawing]
 
 
-def _points(history: Sequence[Mapping[str, float | None]], column: str) -> list[tuple[float, float]]:
-    """The defined points of one column over the epochs."""
-    points = []
-    for line in history:
-        epoch, value = line.get("epoch"), line.get(column)
-        if epoch is not None and value is not None and math.isfinite(value):
-            points.append((float(epoch), float(value)))
-    return points
+def _points(history: Epochs, column: str) -> list[tuple[float, float]]:
+    """Return (epoch, value) for each epoch whose value in this column is finite."""
+    values = [(epoch.get("epoch"), epoch.get(column)) for epoch in history]
+    return [(float(x), float(y)) for x, y in values if x is not None and y is not None and math.isfinite(y)]
 
 
-def _data(manifest: Mapping[str, Any]) -> str:
-    """Single values as pairs, named numbers as bars, named numbers of several kinds as a table."""
-    single = {name: _plain(value) for name, value in manifest.items() if not isinstance(value, Mapping)}
-    groups = []
-    for name, value in manifest.items():
-        if not isinstance(value, Mapping):
-            continue
-        title = name.replace("_", " ")
-        if value and all(isinstance(one, Mapping) and isinstance(one.get("rows"), int) for one in value.values()):
-            value = {part: one["rows"] for part, one in value.items()}  # files and digests stand in the manifest itself
-        if not value:
-            drawing = '<p class="none">none</p>'
-        elif all(isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()):
-            drawing = _bars(value)
-        else:
-            drawing = pairs(_flat(value))
-        groups.append(figure(title[:1].upper() + title[1:], drawing))
-    return section("Data", pairs(single), f'<div class="columns">{"".join(groups)}</div>' if groups else "")
+def _corruption_chart(robustness: Robustness) -> Chart:
+    lines = [
+        Line(
+            kind, colour, [(float(at), accuracy.value) for at, accuracy in enumerate((robustness.clean, *by_strength))]
+        )
+        for (kind, by_strength), colour in zip(robustness.spoilt.items(), COLOURS, strict=True)
+    ]
+    title = "Accuracy by strength"
+    return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    """Single settings first, then each group folded behind its name: there are a hundred."""
-    single = {name: _plain(value) for name, value in settings.items() if not isinstance(value, Mapping)}
-    groups = [folded(name, pairs(_flat(value))) for name, value in settings.items() if isinstance(value, Mapping)]
-    return section("Settings", pairs(single), *groups)
+def _confusions(figures: Figures) -> list[Confusion]:
+    """Return the pairs of classes that are confused, the most frequent first."""
+    names = figures.classes
+    confusions = [
+        Confusion(names[actual], names[predicted], count, count / sum(row))
+        for actual, row in enumerate(figures.confusion)
+        for predicted, count in enumerate(row)
+        if actual != predicted and count
+    ]
+    return sorted(confusions, key=lambda confusion: -confusion.count)
 
 
-def _lineage(lineage: Mapping[str, Any]) -> str:
-    return section(
-        "Lineage", pairs({name: Cell(f"<code>{text(value)}</code>") for name, value in _flat(lineage).items()})
-    )
+def _classes(figures: Figures) -> Sequence[ClassFigures]:
+    """Return the metrics by class; where there are many classes, those with the lowest F1 first."""
+    if len(figures.per_class) <= _LISTED:
+        return figures.per_class
+    return sorted(figures.per_class, key=lambda metrics: (metrics.f1 is None, metrics.f1 or 0.0, metrics.name))
 
 
-def _bars(values: Mapping[str, float]) -> str:
+def _single(content: Mapping[str, Any]) -> dict[str, object]:
+    return {name: _plain(value) for name, value in content.items() if not isinstance(value, Mapping)}
+
+
+def _group(name: str, values: Mapping[str, Any]) -> Group:
+    if values and all(isinstance(value, Mapping) and isinstance(value.get("rows"), int) for value in values.values()):
+        values = {split: value["rows"] for split, value in values.items()}  # not its files and digests
+    title = name.replace("_", " ")
+    title = title[:1].upper() + title[1:]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
+        return Group(title, {}, {}, _flat(values))
     if len(values) <= _LISTED:
-        return bars(values)
-    ordered = dict(sorted(values.items(), key=lambda one: (-one[1], one[0])))
-    names = list(ordered)
-    half = _LISTED // 4
-    ends = {name: ordered[name] for name in names[:half] + names[-half:]}
-    return bars(ends) + folded(f"all {len(names):,}", bars(ordered))
+        return Group(title, values, {}, {})
+    ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    end = _LISTED // 4
+    return Group(title, dict(ordered[:end] + ordered[-end:]), dict(ordered), {})
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested groups as dotted names."""
+    """Return nested groups as one, with dotted names."""
     flat: dict[str, object] = {}
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
@@ -179,11 +210,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
+    """Return a value as the page shows it: an empty mapping as nothing, addresses without their passwords."""
     if isinstance(value, Mapping):
         return None
-    if isinstance(value, list | tuple):
-        shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in value[:_LISTED])
-        return f"{shown} and {len(value) - _LISTED:,} more" if len(value) > _LISTED else shown or None
-    if isinstance(value, str):
-        return redacted(value)
-    return value
+    return redacted(value) if isinstance(value, str) else value

@@ -1,0 +1,104 @@
+"""Rendering of the templates in templates/, in which every value is escaped unless it is Markup.
+
+A page is one file: `report.css` is written into it, and its policy forbids the browser to load anything.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ratchet.reports import numbers
+from ratchet.reports.markdown import escaped
+
+__all__ = ["environment", "render_html", "render_markdown"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NUMBERS = ("decimal", "percent", "percent_number", "percent_range", "points", "points_range", "shown")
+# Control characters, marks that change the direction of the text around them, and halves of surrogate pairs
+_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def render_html(template: str, **values: object) -> str:
+    """Fill an HTML template; the same values give the same text.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a value that it was not given.
+    """
+    return environment("html").get_template(template).render(values)
+
+
+def render_markdown(template: str, **values: object) -> str:
+    """Fill a Markdown template, whose blocks are separated by any number of empty lines.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a value that it was not given.
+    """
+    text = environment("markdown").get_template(template).render(values)
+    blocks = (block.strip("\n") for block in text.split("\n\n"))
+    return "\n\n".join(block for block in blocks if block.strip()) + "\n"
+
+
+@cache
+def environment(form: Literal["html", "markdown"]) -> Environment:
+    """Return the environment of all templates of one form."""
+    escape_value = _html if form == "html" else _markdown
+
+    def finalize(value: object) -> object:
+        """Escape the value of each expression, before Jinja's own escaping, which leaves Markup as it is."""
+        return value if hasattr(value, "__html__") else escape_value(numbers.shown(value))
+
+    result = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    result.filters |= {
+        "cells": _cells,
+        "fenced": _fenced,
+        "one_line": _one_line,
+        **{name: _unbroken(getattr(numbers, name)) for name in _NUMBERS},
+    }
+    result.globals["stylesheet"] = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return result
+
+
+def _html(text: str) -> Markup:
+    return escape(_HARMFUL.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+def _markdown(text: str) -> Markup:
+    return Markup(escaped(text))  # Markup only so that Jinja does not escape it for HTML too
+
+
+def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
+    """Use no-break spaces in a number, so that no line ends before its unit."""
+
+    def unbroken(*values: Any) -> str:
+        return write(*values).replace(" ", "\N{NO-BREAK SPACE}")
+
+    return unbroken
+
+
+def _cells(row: Iterable[object]) -> Markup:
+    """Return the cells of a row of a Markdown table."""
+    return Markup(" | ".join(escaped(value) for value in row))
+
+
+def _fenced(code: str) -> Markup:
+    """Return a block of Python code in Markdown, whatever the code contains."""
+    longest = max((len(run) for run in re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markup(f"{fence}python\n{code}\n{fence}")
+
+
+def _one_line(block: Markup) -> Markup:
+    """Return the lines of a rendered block as one line: in Markdown, the start of a line may have a meaning."""
+    return Markup(" ".join(block.split()))

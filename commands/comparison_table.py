@@ -62,7 +62,7 @@ def _data(console: "Console", found: Comparison, most: int) -> None:
     a, b = found.data
     lines = [f"the same, {a}" if a == b else f"{a} -> {b}"]
     if found.samples is not None:
-        lines += [*listed(found.samples, most), found.samples.words]
+        lines += [*listed(found.samples, most), found.samples.summary]
     _plain(console, "data", lines)
 
 

@@ -71,7 +71,7 @@ def main(before: str, after: str, most: int) -> None:
         found = compare(Workspace.find().root, before, after)
     except RatchetError as error:
         sys.exit(f"ratchet: {error}")
-    print("\n".join([*listed(found, most), found.words]))
+    print("\n".join([*listed(found, most), found.summary]))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _data(found: Comparison) -> list[str]:
         return [f"<p>The same data, <code>{text(a)}</code>.</p>"]
     told = [f"<p>From <code>{text(a)}</code> to <code>{text(b)}</code>.</p>"]
     if found.samples is not None:
-        told.append(f"<p>{text(found.samples.words)}.</p>")
+        told.append(f"<p>{text(found.samples.summary)}.</p>")
         shown = []
         for kind in found.samples.counts():
             changed = getattr(found.samples, kind)

@@ -89,7 +89,7 @@ def _changes(changed: Difference | None) -> str:
         listed = table(found.columns, found.head(_LISTED).rows(), kind="words")
         more = f"<p>... and {count - _LISTED:,} more</p>" if count > _LISTED else ""
         tables.append(folded(f"{count:,} {kind}", listed + more))
-    return section("What changed", *tables, note=f"Since the version before: {changed.words}.")
+    return section("What changed", *tables, note=f"Since the version before: {changed.summary}.")
 
 
 def _trouble(one: _Set, bad: pl.DataFrame) -> str:

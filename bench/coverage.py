@@ -1,10 +1,10 @@
-"""How often the intervals hold the true figure, by simulation (E2).
+"""Coverage of the confidence intervals, by simulation.
 
     python -m bench.coverage [--rounds 1000]
 
-A set of 200,000 answers stands for all there could be, so the true figures are known. From it as many test sets are
-drawn as there are rounds; told is on which share of them each figure's 95 % interval held the truth. The same for the
-difference of two models on the same rows, whose errors fall together as those of one recipe with two seeds do.
+A population of 200,000 answers has known true metrics. In each round a test set is drawn from it. The coverage is the
+share of the rounds in which the 95 % interval of a metric contains the true value. The same is measured for the
+difference of two models on the same samples, whose errors correlate like those of one recipe with two seeds.
 """
 
 import itertools
@@ -28,10 +28,9 @@ _EVERYTHING = 200_000  # answers
 
 @dataclass(frozen=True)
 class Population:
-    """All the answers there could be: normal logits, the right class's raised by `margin`, all times `sharpness`.
+    """A population of answers: normal logits, plus `margin` for the correct class, times `sharpness`.
 
-    `rarer`: how many times as rare each class is as the one before it. At some sharpness confidence is honest; above
-    it the model is too sure.
+    Each class is `rarer` times as rare as the class before it. Above some sharpness the model is overconfident.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Population:
     rarer: float = 1.0
 
     def answers(self, *, seed: int = 0) -> Answers:
-        """The whole of it."""
+        """Return all answers."""
         generator = np.random.default_rng(seed)
         shares = self.rarer ** -np.arange(self.classes, dtype=float)
         labels = generator.choice(self.classes, size=_EVERYTHING, p=shares / shares.sum())
@@ -59,12 +58,12 @@ POPULATIONS = (
 
 
 def figures_of(answers: Answers, *, bins: int, k: int) -> dict[str, float]:
-    """Each headline figure, by name and from its plain definition."""
+    """Return each headline metric by name, computed from its definition."""
     truth = np.bincount(answers.labels, minlength=answers.classes)
     answered = np.bincount(answers.predicted, minlength=answers.classes)
     hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
     occurs = truth + answered > 0
-    areas = [_area(answers.probabilities[:, one], answers.labels == one) for one in np.flatnonzero(truth)]
+    areas = [_area(answers.probabilities[:, label], answers.labels == label) for label in np.flatnonzero(truth)]
     top_k = {"top_k": float((answers.place < k).mean())} if k < answers.classes else {}
     return {
         "accuracy": float(answers.correct.mean()),
@@ -86,7 +85,7 @@ def _area(score: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
 
 
 def figures_held(population: Population, *, rows: int, sets: int, resamples: int) -> dict[str, float]:
-    """By figure, the share of `sets` test sets of `rows` rows whose interval holds the population's own figure."""
+    """Return, by metric, the share of `sets` test sets of `rows` rows whose interval contains the true value."""
     settings = EvaluationSettings(resamples=resamples, top_k=max(2, min(3, population.classes - 1)))
     how = {"bins": settings.calibration_bins, "k": settings.top_k}
     everything = population.answers()
@@ -96,33 +95,33 @@ def figures_held(population: Population, *, rows: int, sets: int, resamples: int
     for number in range(sets):
         drawn = generator.integers(_EVERYTHING, size=rows)
         answers = Answers(everything.logits[drawn], everything.labels[drawn])
-        found = intervals(answers, figures_of(answers, **how), settings=settings, seed=number)
-        for name, interval in found.items():
+        estimated = intervals(answers, figures_of(answers, **how), settings=settings, seed=number)
+        for name, interval in estimated.items():
             held[name] += interval.low <= truth[name] <= interval.high
     return {name: count / sets for name, count in held.items()}
 
 
 def paired_held(pair: Pair, *, rows: int, sets: int, resamples: int) -> float:
-    """The share of test sets on which the interval of the two models' difference holds the true one."""
+    """Return the share of test sets whose interval of the two models' difference contains the true one."""
     generator = np.random.default_rng(2)
     held = 0
     for number in range(sets):
         new, old = pair.draw(generator, rows)
-        found = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
-        held += found.low <= pair.better <= found.high
+        interval = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
+        held += interval.low <= pair.better <= interval.high
     return held / sets
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     sets, resamples, sizes = (20, 100, (100,)) if quick else (rounds, 400, (300, 1000))
     rows = []
     for size, population in itertools.product(sizes, POPULATIONS[:1] if quick else POPULATIONS):
         held = figures_held(population, rows=size, sets=sets, resamples=resamples)
-        # The calibration error's interval is a wide one on purpose
+        # The interval of the calibration error is wide on purpose
         met = all(0.93 <= share <= 0.97 for name, share in held.items() if name != "ece") and held["ece"] >= 0.95
-        words = ", ".join(f"{name} {share:.3f}" for name, share in held.items())
-        rows.append(_row(f"{population.name}, {size:,} rows", sets, words, "0.93 to 0.97, ece >= 0.95", met))
+        summary = ", ".join(f"{name} {share:.3f}" for name, share in held.items())
+        rows.append(_row(f"{population.name}, {size:,} rows", sets, summary, "0.93 to 0.97, ece >= 0.95", met))
     for size in sizes:
         for pair in PAIRS:
             share = paired_held(pair, rows=size, sets=sets, resamples=4000)
@@ -132,10 +131,10 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
     return rows
 
 
-def _row(condition: str, sets: int, words: str, claim: str, met: bool) -> Row:
-    print(f"{condition}: {words}", flush=True)
-    return Row("share of intervals that hold the truth", f"{condition}, {sets:,} sets", words, claim, met)
+def _row(condition: str, sets: int, summary: str, claim: str, met: bool) -> Row:
+    print(f"{condition}: {summary}", flush=True)
+    return Row("share of intervals that contain the truth", f"{condition}, {sets:,} sets", summary, claim, met)
 
 
 if __name__ == "__main__":
-    alone(options(__doc__, rounds=1000), lambda asked: measure(asked.rounds, quick=asked.quick))
+    alone(options(__doc__, rounds=1000), lambda arguments: measure(arguments.rounds, quick=arguments.quick))

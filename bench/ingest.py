@@ -1,19 +1,19 @@
-"""What ingest costs over the bare reading of the same files, and what it costs again.
+"""Speed and memory of ingest, compared with only decoding the same files, and of an ingest without changes.
 
     RATCHET_DATASETS=FOLDER python -m bench.ingest [--rounds 5]
 
-60,000 small PNG files and 2,000 photos (those of FOLDER/hymenoptera, cropped and saved anew until they are so many;
-with no FOLDER, noise in their place) are ingested by the library's own function, in a process that has imported
-everything. Beside it, one after the other in each round:
+60,000 small PNG files and 2,000 photos are ingested by the library's function, in a process that has imported
+everything. The photos are crops of those in FOLDER/hymenoptera, saved again; without FOLDER they are noise. Each round
+also measures, one after the other:
 
-A photo is decoded twice by ingest: small to be packed, and at full size for the digest that its split goes by.
-
-bare: Pillow opens, decodes, scales and cuts the same files on all cores, by threads or by processes, whichever is
-faster, and keeps the pixels; no digest, no check, no file written.
+bare: Pillow opens, decodes, scales and crops the same files on all cores, by threads or processes, whichever is faster.
+It keeps the pixels, and computes no digest, checks nothing and writes no file.
 list: os.scandir and stat over all files.
 
-Validation is what the contract's functions take, each of them timed, over what the rest takes. Memory is the peak of
-anonymous pages, sampled, of `python -m tasks.ingest` in a project of its own and of the processes that it begins.
+Ingest decodes a photo twice: at a smaller scale to pack it, and at full size for the digest that decides its split.
+
+Validation is the time of the contract's functions relative to the rest. Memory is the sampled peak of anonymous pages
+of `python -m tasks.ingest` in a separate project, with its child processes.
 """
 
 import argparse
@@ -41,19 +41,16 @@ __all__ = ["measure"]
 
 _SMALL, _PHOTOS, _PHOTO_SIDE = 60_000, 2_000, 64
 _CORES = os.cpu_count() or 1
-_JUDGES = (
-    "check_facts",
-    "duplicate_ids",
-    "cross_split_duplicates",
-    "label_conflicts",
-    "check_bad_fraction",
-    "check_index",
-)
+_CHECKS = {
+    "contract": ("check_facts",),
+    "checks.exact_duplicates": ("duplicate_ids", "cross_split_duplicates", "label_conflicts"),
+    "set_contract": ("check_bad_fraction", "check_index"),
+}
 _CLAIMS = {"share of the bare limit": 0.5, "validation": 0.15, "again": 2.0, "memory": 0.10}
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     small, photos = (600, 40) if quick else (_SMALL, _PHOTOS)
     rows: list[Row] = []
     with scratch() as folder:
@@ -63,18 +60,18 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
         for name, count in (("small", small), ("photos", photos)):
             limit = _bare_limit(folder / name)
             rates: dict[str, list[float]] = {"ingest": [], "bare": []}
-            judged = []
+            validation = []
             for _ in range(rounds):
                 rates["bare"].append(count / limit())
                 rates["ingest"].append(count / _timed(folder / name, folder / "out", "fresh"))
-                judged.append(_timed(folder / name, folder / "out", "judged"))
+                validation.append(_timed(folder / name, folder / "out", "validation"))
                 print(f"{name}: " + ", ".join(f"{key} {value[-1]:,.0f}/s" for key, value in rates.items()), flush=True)
             share = ratio(rates["ingest"], rates["bare"])
             what = f"{count:,} {'PNG files of 32 x 32' if name == 'small' else 'photos'}"
             claim = _CLAIMS["share of the bare limit"]
             rows += [Row(f"files/s: {key}", what, spread(value)) for key, value in rates.items()]
             rows.append(Row("ingest / bare limit", what, f"{share:.2f}", f">= {claim}", share >= claim))
-            added, most = float(np.median(judged)), _CLAIMS["validation"]
+            added, most = float(np.median(validation)), _CLAIMS["validation"]
             rows.append(Row("validation adds", what, f"{added:.1%}", f"< {most:.0%}", added < most))
         rows += _again(folder, small, rounds)
         rows += _memory(folder, small)
@@ -82,7 +79,7 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
 
 
 def _again(folder: Path, count: int, rounds: int) -> list[Row]:
-    """No change at all, against listing the files."""
+    """Compare an ingest without changes with listing the files."""
     _timed(folder / "small", folder / "kept", "fresh", wait=3.0)
     again, listed = [], []
     for _ in range(rounds):
@@ -98,7 +95,7 @@ def _again(folder: Path, count: int, rounds: int) -> list[Row]:
 
 
 def _memory(folder: Path, count: int) -> list[Row]:
-    """Peak anonymous memory on six times the files."""
+    """Measure the peak anonymous memory for six times as many files."""
     peaks = {}
     for name in ("fewer", "small"):
         peak = Peak()
@@ -119,18 +116,22 @@ def _write_small(folder: Path, count: int) -> None:
         (folder / str(label)).mkdir(parents=True)
     for number in range(count):
         pixels = images[number % len(images)].copy()
-        pixels[0, 0] = number % 256, number // 256 % 256, number // 65536  # the source's over and over, no two alike
+        pixels[0, 0] = (
+            number % 256,
+            number // 256 % 256,
+            number // 65536,
+        )  # repeats the source, but no two images are equal
         Image.fromarray(pixels).save(folder / str(labels[number % len(labels)]) / f"{number:06d}.png")
 
 
 def _write_photos(folder: Path, count: int) -> None:
-    given = sorted((Path(os.environ.get("RATCHET_DATASETS", "")) / "hymenoptera" / "train").rglob("*.jp*g"))
+    photos = sorted((Path(os.environ.get("RATCHET_DATASETS", "")) / "hymenoptera" / "train").rglob("*.jp*g"))
     drawn = np.random.default_rng(0)
     for label in "ab":
         (folder / label).mkdir(parents=True)
     for number in range(count):
-        if given:
-            image = Image.open(given[number % len(given)]).convert("RGB")
+        if photos:
+            image = Image.open(photos[number % len(photos)]).convert("RGB")
             left, top = (int(drawn.integers(0, side // 8 + 1)) for side in image.size)
             image = image.crop((left, top, image.width, image.height))
         else:
@@ -139,7 +140,7 @@ def _write_photos(folder: Path, count: int) -> None:
 
 
 def _bare_limit(folder: Path) -> Callable[[], float]:
-    """Seconds of the bare reading, with the kind of workers that it is fastest with."""
+    """Return a function that measures the seconds of bare reading, with the faster kind of workers."""
     files = sorted(map(str, folder.rglob("*.*")))
     kinds: dict[str, Callable[[], Executor]] = {
         "threads": lambda: ThreadPoolExecutor(_CORES),
@@ -148,7 +149,7 @@ def _bare_limit(folder: Path) -> Callable[[], float]:
 
     def seconds(kind: str) -> float:
         with kinds[kind]() as pool:
-            list(pool.map(_bare, [files[:8]] * _CORES))  # begun, and everything imported
+            list(pool.map(_bare, [files[:8]] * _CORES))  # start the workers, with all imports
             began = time.perf_counter()
             chunks = [files[start : start + 128] for start in range(0, len(files), 128)]
             read = sum(len(part) for part in pool.map(_bare, chunks))
@@ -176,16 +177,16 @@ def _pixels(file: str) -> bytes:
     return image.tobytes()
 
 
-def _timed(pictures: Path, out: Path, what: str, *, wait: float = 0.0) -> float:
-    """Seconds, or their share, that one act takes in a process of its own, its imports aside."""
-    command = [sys.executable, "-m", "bench.ingest", "--act", what, str(pictures), str(out), "--wait", str(wait)]
+def _timed(images: Path, out: Path, what: str, *, wait: float = 0.0) -> float:
+    """Return the seconds of one act, or their share, in a separate process, without its imports."""
+    command = [sys.executable, "-m", "bench.ingest", "--act", what, str(images), str(out), "--wait", str(wait)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
-    return float(json.loads(said.splitlines()[-1]))
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
+    return float(json.loads(output.splitlines()[-1]))
 
 
-def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
-    """One act, in this process; its seconds are printed."""
+def _act(what: str, images: Path, out: Path, wait: float) -> None:
+    """Run one act in this process and print its seconds."""
     import shutil
 
     from ratchet.data.ingest import ingest
@@ -193,29 +194,29 @@ def _act(what: str, pictures: Path, out: Path, wait: float) -> None:
 
     if what == "list":
         began = time.perf_counter()
-        count = _stat_all(str(pictures))
+        count = _stat_all(str(images))
         taken = time.perf_counter() - began
         assert count
     else:
         if what != "again":
             shutil.rmtree(out, ignore_errors=True)
-        time.sleep(wait)  # until the files' stamps count as settled
-        settings = DataSettings(source="image-folder", path=str(pictures))
+        time.sleep(wait)  # until the stamps of the files are trusted
+        settings = DataSettings(source="image-folder", path=str(images))
         _import_the_rest(settings)
-        judging = _timed_contract()
+        checking = _timed_checks()
         began = time.perf_counter()
         ingest(
             settings, packed=out / "packed", quarantine=out / "bad.parquet", root=out, report=lambda *_: None,
-            remember=out / "memo.parquet",
+            cache=out / "cache.parquet",
         )  # fmt: skip
         taken = time.perf_counter() - began
-        if what == "judged":
-            taken = sum(judging) / (taken - sum(judging))
+        if what == "validation":
+            taken = sum(checking) / (taken - sum(checking))
     print(json.dumps(taken))
 
 
 def _import_the_rest(settings: "DataSettings") -> None:
-    """What pandera imports when it is first asked."""
+    """Let pandera import its modules, which it does at its first use."""
     import polars as pl
 
     from ratchet.data import contract
@@ -224,9 +225,9 @@ def _import_the_rest(settings: "DataSettings") -> None:
     contract.check_facts(pl.DataFrame(schema=columns), settings, classes=2)
 
 
-def _timed_contract() -> list[float]:
-    """Have every function of the contract that judges note the seconds that it takes, in the list that comes back."""
-    from ratchet.data import contract
+def _timed_checks() -> list[float]:
+    """Wrap every check so that its seconds are appended to the returned list."""
+    import importlib
 
     seconds: list[float] = []
 
@@ -240,8 +241,10 @@ def _timed_contract() -> list[float]:
 
         return timing
 
-    for name in _JUDGES:
-        setattr(contract, name, timed(getattr(contract, name)))
+    for module_name, names in _CHECKS.items():
+        module = importlib.import_module(f"ratchet.data.{module_name}")
+        for name in names:
+            setattr(module, name, timed(getattr(module, name)))
     return seconds
 
 
@@ -258,16 +261,16 @@ def _stat_all(folder: str) -> int:
 
 
 def main() -> None:
-    """Measure and print; or one act, for the measurement's own use."""
+    """Measure and print, or run one act for the measurement."""
     parser = options(__doc__)
-    parser.add_argument("--act", nargs=3, metavar=("WHAT", "PICTURES", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--act", nargs=3, metavar=("WHAT", "IMAGES", "OUT"), help=argparse.SUPPRESS)
     parser.add_argument("--wait", type=float, default=0.0, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.act:
-        what, pictures, out = asked.act
-        _act(what, Path(pictures), Path(out), asked.wait)
+    arguments = parser.parse_args()
+    if arguments.act:
+        what, images, out = arguments.act
+        _act(what, Path(images), Path(out), arguments.wait)
         return
-    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick))
+    alone(parser, lambda arguments: measure(arguments.rounds, quick=arguments.quick))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What the contract costs on a table of a million pictures, over the same rules as one bare polars pass.
+"""Cost of the contract for a table of a million images, compared with the same rules in one polars pass.
 
     python -m bench.manifest [--rounds 5]
 
 The table has 8 columns: path, label, split, group, a whole number, a number, a date and a note; one row in a hundred
-breaks one of ten rules. pandera judges it as ingest does, and every broken rule becomes a row of the quarantine table.
-The bare pass is what one would write by hand: ten expressions, evaluated at once, and the same table of what they
-found.
+breaks one of ten rules. pandera checks it as in ingest, and every broken rule becomes a row of the quarantine table.
+The bare pass is written by hand: ten expressions that are evaluated at once, and the same table of results.
 
-Memory is the peak of anonymous pages, sampled, of a process that makes the table and has it judged, and what of that
-is there before it is made; its growth per row is set against half as many rows.
+Memory is the sampled peak of anonymous pages of a process that creates and checks the table, minus that of an empty
+table. Its growth per row is compared with that for half as many rows.
 """
 
 import argparse
@@ -32,7 +31,7 @@ __all__ = ["measure"]
 
 _CLASSES = ("ant", "bee", "cow", "dog")
 _CLAIM, _LINEAR = 1.3, 0.10
-_OWN = ("count", "weight", "day", "note")
+_EXTRA = ("count", "weight", "day", "note")
 _PATTERNS = {
     "count": r"^\s*[+-]?\d{1,18}\s*$",
     "weight": r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$",
@@ -41,16 +40,16 @@ _PATTERNS = {
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     count = 10_000 if quick else 1_000_000
     table = _table(count)
     settings = DataSettings(manifest="labels.csv", refuse_personal=True)
     acts: dict[str, Callable[[], pl.DataFrame]] = {
-        "contract": lambda: check_table(table, settings, own=_OWN, classes=_CLASSES)[0],
+        "contract": lambda: check_table(table, settings, extra=_EXTRA, classes=_CLASSES)[0],
         "bare pass": lambda: _bare(table),
     }
-    found = {name: act().select("source", "row", "rule").sort("row", "rule") for name, act in acts.items()}
-    assert found["contract"].equals(found["bare pass"]), "the two do not find the same"
+    broken = {name: act().select("source", "row", "rule").sort("row", "rule") for name, act in acts.items()}
+    assert broken["contract"].equals(broken["bare pass"]), "the two results differ"
     seconds: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(rounds):
         for name, act in acts.items():
@@ -59,7 +58,7 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
             seconds[name].append(time.perf_counter() - began)
         print(", ".join(f"{name} {values[-1]:.2f} s" for name, values in seconds.items()), flush=True)
     share = ratio(seconds["contract"], seconds["bare pass"])
-    what = f"{count:,} rows, {found['contract'].height:,} broken rules, median of {rounds} rounds"
+    what = f"{count:,} rows, {broken['contract'].height:,} broken rules, median of {rounds} rounds"
     return [
         *_memory(count),
         *(Row(f"s: {name}", what, spread(values, form=".2f")) for name, values in seconds.items()),
@@ -68,16 +67,16 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
 
 
 def _memory(count: int) -> list[Row]:
-    """Peak memory of tables with so many rows, and with a half and a quarter of them."""
+    """Measure the peak memory for tables with `count`, a half and a quarter as many rows."""
     peaks = {}
     for rows in (0, count // 4, count // 2, count):
         peak = Peak()
-        with subprocess.Popen([sys.executable, "-m", "bench.manifest", "--judge", str(rows)], cwd=ROOT) as process:
+        with subprocess.Popen([sys.executable, "-m", "bench.manifest", "--check", str(rows)], cwd=ROOT) as process:
             while process.poll() is None:
                 peak(process.pid)
                 time.sleep(0.005)
         if process.returncode:
-            raise RuntimeError(f"judging {rows} rows ended with {process.returncode}")
+            raise RuntimeError(f"checking {rows} rows ended with {process.returncode}")
         peaks[rows] = peak.mib
     each = {rows: (peaks[rows] - peaks[0]) * 2**20 / rows for rows in peaks if rows}
     bend = each[count] / each[count // 2] - 1
@@ -87,14 +86,14 @@ def _memory(count: int) -> list[Row]:
     ]
 
 
-def _judge(rows: int) -> None:
+def _check(rows: int) -> None:
     """Make a table and have it judged, in this process."""
     settings = DataSettings(manifest="labels.csv", refuse_personal=True)
-    check_table(_table(max(1, rows)), settings, own=_OWN, classes=_CLASSES)
+    check_table(_table(max(1, rows)), settings, extra=_EXTRA, classes=_CLASSES)
 
 
 def _table(count: int) -> pl.DataFrame:
-    """A manifest as ImageManifest hands it to the contract."""
+    """Return a table as ImageManifest gives it to the contract."""
     drawn = np.random.default_rng(0)
     rows = np.arange(count)
     broken = np.where(rows % 100 == 7, rows // 100 % 9, -1)
@@ -107,7 +106,7 @@ def _table(count: int) -> pl.DataFrame:
         return frame.select(expression.alias(name)).to_series()
 
     number = pl.Series(rows).cast(pl.String).str.zfill(7)
-    path = text("path", pl.concat_str([pl.lit("pictures/")]).pipe(lambda _: "pictures/" + number + ".jpg"), {0: None})
+    path = text("path", pl.concat_str([pl.lit("images/")]).pipe(lambda _: "images/" + number + ".jpg"), {0: None})
     table = pl.DataFrame(
         {
             "row": pl.Series(rows + 1, dtype=pl.Int64),
@@ -132,7 +131,7 @@ def _table(count: int) -> pl.DataFrame:
 
 
 def _bare(table: pl.DataFrame) -> pl.DataFrame:
-    """The quarantine table of the same rules, written by hand."""
+    """Return the quarantine table of the same rules, written by hand."""
     again = ((pl.col("path") == "path") & (pl.col("label") == "label")).fill_null(False)
     named = pl.col("path").str.strip_chars().fill_null("") != ""
     rules = {
@@ -144,10 +143,10 @@ def _bare(table: pl.DataFrame) -> pl.DataFrame:
         "unknown-split": pl.col("assigned").is_null() & pl.col("split").is_not_null(),
         **{f"other-type {name}": ~pl.col(name).str.contains(pattern) for name, pattern in _PATTERNS.items()},
     }
-    judged = table.with_columns(**rules, **{f"personal-data {name}": looks_personal(table[name]) for name in _OWN})
+    judged = table.with_columns(**rules, **{f"personal-data {name}": looks_personal(table[name]) for name in _EXTRA})
     source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
     parts = []
-    for name in (*rules, *(f"personal-data {name}" for name in _OWN)):
+    for name in (*rules, *(f"personal-data {name}" for name in _EXTRA)):
         rule = name.partition(" ")[0]
         broken = judged.filter(pl.col(name))
         parts.append(broken.select(source=source, row="row", rule=pl.lit(rule), hint=pl.lit(HINTS[rule])))
@@ -155,14 +154,14 @@ def _bare(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def main() -> None:
-    """Measure and print; or judge one table, for the measurement's own use."""
+    """Measure and print, or check one table for the measurement."""
     parser = options(__doc__)
-    parser.add_argument("--judge", type=int, metavar="ROWS", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.judge is None:
-        alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick))
+    parser.add_argument("--check", type=int, metavar="ROWS", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.check is None:
+        alone(parser, lambda arguments: measure(arguments.rounds, quick=arguments.quick))
     else:
-        _judge(asked.judge)
+        _check(arguments.check)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How many mirrored, turned and cropped copies of images are found, and how many different images are reported.
+"""Share of mirrored, turned and cropped copies that are found, and number of different images that are reported.
 
     RATCHET_DATASETS=FOLDER python -m bench.near_duplicates [--quick]
 
-100 photos of FOLDER/hymenoptera and 200 images of FOLDER/cifar-10-batches-py; each change is made to all of them and
-saved as JPEG (quality 90). Copies and originals are searched among 2,000 other CIFAR-10 images. Claims: at least 90 %
-of the mirrored and turned copies and 60 % of the crops to 90 % are found, and no pair of different images is reported.
+100 photos of FOLDER/hymenoptera and 200 images of FOLDER/cifar-10-batches-py are used. Each change is applied to all
+images, and the copies are saved as JPEG (quality 90). Copies and originals are searched among 2,000 other CIFAR-10
+images. Claims: at least 90 % of the mirrored and turned copies and 60 % of the crops to 90 % are found, and no pair of
+different images is reported.
 """
 
 import io
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from bench.report import Row, alone, options
-from ratchet.data.checks.near_duplicates import look
+from ratchet.data.checks.near_duplicates import signatures
 from ratchet.data.checks.transformed_duplicates import transformed_pairs
-from ratchet.data.reading.images import to_pixels
+from ratchet.data.reading.pixels import to_pixels
 
 __all__ = ["search"]
 
@@ -31,7 +32,7 @@ _FIRST_OTHER = 4_000  # CIFAR-10 images from here on are the others
 
 
 def search(*, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     datasets = Path(os.environ["RATCHET_DATASETS"])
     content = pickle.loads((datasets / "cifar-10-batches-py" / "data_batch_1").read_bytes(), encoding="bytes")
     cifar = np.ascontiguousarray(content[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
@@ -42,19 +43,19 @@ def search(*, quick: bool) -> list[Row]:
     rows = []
     for name, images, side in (("photos at 64 pixels", photos, 64), ("CIFAR-10 at 32 pixels", small, 32)):
         others = np.stack([_packed(Image.fromarray(pixels), side) for pixels in cifar[_FIRST_OTHER:][:count]])
-        rows.append(Row("different images reported", f"{count:,} at {side} pixels", *_none(_found(others))))
+        rows.append(Row("different images reported", f"{count:,} at {side} pixels", *_none(_pairs(others))))
         before = np.stack([_packed(image, side) for image in images])
         for change, (act, least) in _changes().items():
             after = np.stack([_packed(_saved(act(image)), side) for image in images])
-            found = _found(np.concatenate([before, after, others]))
-            right = {(number, len(images) + number) for number in range(len(images))}
-            share = len(found & right) / len(right)
+            pairs = _pairs(np.concatenate([before, after, others]))
+            copies = {(number, len(images) + number) for number in range(len(images))}
+            share = len(pairs & copies) / len(copies)
             claim = f">= {least}" if least else ""
             rows.append(Row(f"found: {change}", f"{len(images)} {name}", f"{share:.2f}", claim, share >= least))
     if not quick:
-        began = time.perf_counter()
-        _found(cifar)
-        rows.append(Row("s: search", f"{len(cifar):,} images of 32 pixels", f"{time.perf_counter() - began:.1f}"))
+        start = time.perf_counter()
+        _pairs(cifar)
+        rows.append(Row("s: search", f"{len(cifar):,} images of 32 pixels", f"{time.perf_counter() - start:.1f}"))
     return rows
 
 
@@ -84,15 +85,15 @@ def _changes() -> dict[str, tuple[Change, float]]:
     }
 
 
-def _found(pixels: Pixels) -> set[tuple[int, int]]:
-    looks = look(pixels)
+def _pairs(pixels: Pixels) -> set[tuple[int, int]]:
+    features = signatures(pixels)
     rows = np.arange(len(pixels))
-    found = transformed_pairs(looks.statistics, looks.thumbnails, lambda some: pixels[some], rows=rows)
-    return set(found.select("one", "other").rows())
+    pairs = transformed_pairs(features.statistics, features.thumbnails, lambda some: pixels[some], rows=rows)
+    return set(pairs.select("one", "other").rows())
 
 
-def _none(found: set[tuple[int, int]]) -> tuple[str, str, bool]:
-    return f"{len(found)}", "0", not found
+def _none(pairs: set[tuple[int, int]]) -> tuple[str, str, bool]:
+    return f"{len(pairs)}", "0", not pairs
 
 
 def _packed(image: Image.Image, side: int) -> Pixels:
@@ -107,7 +108,7 @@ def _saved(image: Image.Image) -> Image.Image:
 
 def main() -> None:
     """Measure and print."""
-    alone(options(__doc__), lambda asked: search(quick=asked.quick))
+    alone(options(__doc__), lambda arguments: search(quick=arguments.quick))
 
 
 if __name__ == "__main__":

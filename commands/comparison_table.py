@@ -62,7 +62,7 @@ def _data(console: "Console", comparison: Comparison, most: int) -> None:
     a, b = comparison.data
     lines = [f"the same, {a}" if a == b else f"{a} -> {b}"]
     if comparison.samples is not None:
-        lines += [*difference_lines(comparison.samples, most), comparison.samples.words]
+        lines += [*difference_lines(comparison.samples, most), comparison.samples.summary]
     _plain(console, "data", lines)
 
 

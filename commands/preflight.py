@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import settings
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading.sample import PER_CLASS
+from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

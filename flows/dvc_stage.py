@@ -199,10 +199,10 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
     except RatchetError:
         raise
     except Exception as error:  # DVC lets the errors of a storage through as they are
-        from ratchet.data.reading.storage import is_url, of_a_storage, unreachable
+        from ratchet.data.reading.storage import is_storage_error, is_url, unreachable
 
         deps = repo.index.deps if repo else []
         away = [dep.def_path for dep in deps if is_url(str(dep.def_path))]
-        if not away or not of_a_storage(error):
+        if not away or not is_storage_error(error):
             raise
         raise unreachable(away[0], error) from None

@@ -164,13 +164,13 @@ def slice_columns(workspace: Workspace, settings: EvaluationSettings) -> "dict[s
     """
     import polars
 
-    from ratchet.data.pack import own_columns
+    from ratchet.data.pack import extra_columns
     from ratchet.evaluation.slices import cut
 
     index = polars.read_parquet(workspace.packed / "index.parquet").with_columns(
         side=polars.min_horizontal("width", "height").cast(polars.Float64)
     )
-    own = own_columns(index.drop("side"))
+    own = extra_columns(index.drop("side"))
     allowed = [*_BUILT_IN, *own]
     wanted = allowed if settings.slices == "auto" else settings.slices
     unknown = [name for name in wanted if name not in allowed]

@@ -1,4 +1,4 @@
-"""Small real inputs: folders of pictures that are written here, and the shared sets that RATCHET_DATASETS names."""
+"""Small real inputs: folders of images that are written here, and the shared data sets in RATCHET_DATASETS."""
 
 import hashlib
 import os
@@ -19,50 +19,50 @@ DEFAULTS = {name: field.default for name, field in DataSettings.model_fields.ite
 
 
 class Place:
-    """A project folder of its own, and what ingest left in it."""
+    """A project folder with the outputs of ingest."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.packed = root / "data" / "packed"
         self.quarantine = root / "data" / "quarantine.parquet"
-        self.memo: Path | None = None
+        self.cache: Path | None = None
         self.releases: Path | None = None
         self.progress: list[tuple[int, int]] = []
 
     def ingest(self, **changes: object) -> Manifest:
-        """Ingest the folder `pictures` of this place, or what `changes` to the shipped settings say."""
-        settings = DataSettings(**{**DEFAULTS, "source": "image-folder", "path": "pictures", **changes})
+        """Ingest the folder `images` with the shipped settings and these `changes`."""
+        settings = DataSettings(**{**DEFAULTS, "source": "image-folder", "path": "images", **changes})
         return ingest(
             settings,
             packed=self.packed,
             quarantine=self.quarantine,
             root=self.root,
             report=lambda done, total: self.progress.append((done, total)),
-            remember=self.memo,
+            cache=self.cache,
             releases=self.releases,
         )
 
     @staticmethod
-    def picture(number: int, *, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
-        """A picture of its own for each number; `size` is (width, height)."""
+    def image(number: int, *, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
+        """Return a different image for each number; `size` is (width, height)."""
         shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
         return Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8))
 
     def fill(
         self, folder: str, count: int, *, first: int = 0, mode: str = "RGB", size: tuple[int, int] = (24, 20)
     ) -> Path:
-        """Write PNG pictures numbered from `first` into pictures/`folder`."""
-        place = self.root / "pictures" / folder
+        """Write PNG images numbered from `first` into images/`folder`."""
+        place = self.root / "images" / folder
         place.mkdir(parents=True, exist_ok=True)
         for number in range(first, first + count):
-            self.picture(number, mode=mode, size=size).save(place / f"{number:04d}.png")
+            self.image(number, mode=mode, size=size).save(place / f"{number:04d}.png")
         return place
 
     def index(self) -> pl.DataFrame:
         return pl.read_parquet(self.packed / "index.parquet")
 
     def bad(self) -> dict[str, set[str]]:
-        """Source -> the rules it broke."""
+        """Return the broken rules by source."""
         table = pl.read_parquet(self.quarantine)
         return {source: set(rules) for source, rules in table.group_by("source").agg("rule").rows()}
 
@@ -71,7 +71,7 @@ class Place:
         return np.concatenate([np.load(self.packed / shard.file, mmap_mode="r") for shard in shards])
 
     def bytes(self) -> dict[str, str]:
-        """Every file that ingest wrote, by digest."""
+        """Return the digest of every file that ingest wrote."""
         data = self.root / "data"
         return {
             path.relative_to(data).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -96,7 +96,7 @@ def make_place(tmp_path: Path) -> Callable[[str], Place]:
 
 @pytest.fixture
 def two_classes(place: Place) -> Place:
-    """40 good pictures of each of two classes in place.root/pictures."""
+    """40 good images of each of two classes in place.root/images."""
     place.fill("cat", 40)
     place.fill("dog", 40, first=1000)
     return place

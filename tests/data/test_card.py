@@ -15,7 +15,7 @@ def page_of(place, before=None) -> str:
 
 
 def test_card_shows_classes_images_and_quarantine(two_classes) -> None:
-    two_classes.picture(7005, size=(3, 9)).save(two_classes.root / "pictures" / "cat" / "tiny <b>.png")
+    two_classes.image(7005, size=(3, 9)).save(two_classes.root / "images" / "cat" / "tiny <b>.png")
     two_classes.ingest()
     page = page_of(two_classes)
     assert "80 samples of 2 classes" in page
@@ -36,7 +36,7 @@ def test_changes_since_the_previous_version_come_first(two_classes) -> None:
     two_classes.ingest()
     before = two_classes.index()
     two_classes.fill("cat", 3, first=5000)
-    (two_classes.root / "pictures" / "dog" / "1000.png").unlink()
+    (two_classes.root / "images" / "dog" / "1000.png").unlink()
     two_classes.ingest()
     page = page_of(two_classes, before)
     assert "80 samples before, 82 after: 3 added, 1 removed" in page
@@ -45,11 +45,11 @@ def test_changes_since_the_previous_version_come_first(two_classes) -> None:
 
 
 def test_near_duplicates_and_label_conflicts_are_shown(two_classes) -> None:
-    pictures = two_classes.root / "pictures"
-    photo = two_classes.picture(3, size=(6, 6)).resize((64, 64), Image.Resampling.BICUBIC)
-    photo.save(pictures / "cat" / "photo.png")
-    photo.save(pictures / "cat" / "again.jpg", quality=90)
-    shutil.copy(pictures / "cat" / "0005.png", pictures / "dog" / "wrong.png")
+    images = two_classes.root / "images"
+    photo = two_classes.image(3, size=(6, 6)).resize((64, 64), Image.Resampling.BICUBIC)
+    photo.save(images / "cat" / "photo.png")
+    photo.save(images / "cat" / "again.jpg", quality=90)
+    shutil.copy(images / "cat" / "0005.png", images / "dog" / "wrong.png")
     two_classes.ingest()
     page = page_of(two_classes)
     assert "Pairs of near-duplicates: 1, in different splits: " in page

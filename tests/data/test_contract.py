@@ -1,4 +1,4 @@
-"""Every kind of rubbish is named, kept out and survived; too much of it stops the run and harms nothing."""
+"""Every kind of bad file is named and quarantined. Too many of them stop the run without damage."""
 
 import os
 import resource
@@ -14,13 +14,13 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.images import Look
+from ratchet.data.reading.images import Decoder
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
 
 
 def _png_header_only(width: int, height: int) -> bytes:
-    """A PNG that claims to be huge and holds nothing."""
+    """A PNG whose header has a huge size, without content."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -30,27 +30,27 @@ def _png_header_only(width: int, height: int) -> bytes:
 
 
 @pytest.fixture
-def rubbish(two_classes):
-    """Eight bad files, one for each rule that a file can break, beside 80 good ones."""
-    cat = two_classes.root / "pictures" / "cat"
+def bad_files(two_classes):
+    """Nine bad files, one for each rule that a file can break, beside 80 good ones."""
+    cat = two_classes.root / "images" / "cat"
     good = (cat / "0001.png").read_bytes()
     (cat / "empty.png").write_bytes(b"")
     (cat / "cut.png").write_bytes(good[: len(good) // 2])
     (cat / "noise.jpg").write_bytes(bytes(range(256)) * 4)
-    two_classes.picture(7001).save(cat / "stray.gif")
-    two_classes.picture(7002).save(cat / "really.png", format="JPEG")
-    two_classes.picture(7003).save(
-        cat / "film.webp", save_all=True, append_images=[two_classes.picture(7004)], lossless=True
+    two_classes.image(7001).save(cat / "stray.gif")
+    two_classes.image(7002).save(cat / "really.png", format="JPEG")
+    two_classes.image(7003).save(
+        cat / "film.webp", save_all=True, append_images=[two_classes.image(7004)], lossless=True
     )
-    two_classes.picture(7005, size=(3, 9)).save(cat / "tiny.png")
-    two_classes.picture(7006, size=(400, 8)).save(cat / "strip.png")
+    two_classes.image(7005, size=(3, 9)).save(cat / "tiny.png")
+    two_classes.image(7006, size=(400, 8)).save(cat / "strip.png")
     (cat / "bomb.png").write_bytes(_png_header_only(60_000, 60_000))
     return two_classes
 
 
-def test_each_kind_of_bad_file_is_quarantined_by_its_rule(rubbish) -> None:
-    manifest = rubbish.ingest(max_bad_fraction=0.5)
-    assert rubbish.bad() == {
+def test_each_kind_of_bad_file_is_quarantined_by_its_rule(bad_files) -> None:
+    manifest = bad_files.ingest(max_bad_fraction=0.5)
+    assert bad_files.bad() == {
         "cat/empty.png": {"empty-file"},
         "cat/cut.png": {"unreadable"},
         "cat/noise.jpg": {"unreadable"},
@@ -63,27 +63,28 @@ def test_each_kind_of_bad_file_is_quarantined_by_its_rule(rubbish) -> None:
     }
     assert manifest.quarantined == 9
     assert manifest.quarantined_by_rule["unreadable"] == 2
-    table = pl.read_parquet(rubbish.quarantine)
+    table = pl.read_parquet(bad_files.quarantine)
     assert table.columns == ["source", "row", "rule", "value", "hint", "content", "thumbnail"]
     drawn = table.filter(table["thumbnail"].is_not_null())["source"]
     assert set(drawn) == {"cat/stray.gif", "cat/really.png", "cat/tiny.png", "cat/strip.png"}
     assert table.filter(table["source"] == "cat/bomb.png")["value"].item() == "60000 x 60000 pixels"
     assert table["hint"].str.len_chars().min() > 10
-    index = rubbish.index()
+    index = bad_files.index()
     assert index.height == 80
     assert not set(index["source"]) & set(table["source"])
-    assert sum(len(rubbish.images(split)) for split in manifest.splits) == 80
-    assert str(rubbish.root) not in "".join(table["value"])
+    assert sum(len(bad_files.images(split)) for split in manifest.splits) == 80
+    assert str(bad_files.root) not in "".join(table["value"])
 
 
-def test_too_much_rubbish_stops_the_run_and_leaves_the_old_set_whole(two_classes) -> None:
+def test_too_many_bad_files_stop_the_run(two_classes) -> None:
+    """The old packed set is unchanged, and the quarantine table is written."""
     two_classes.ingest()
     before = two_classes.bytes()
     for number in range(10):
-        (two_classes.root / "pictures" / "dog" / f"bad{number}.png").write_bytes(b"")
+        (two_classes.root / "images" / "dog" / f"bad{number}.png").write_bytes(b"")
     with pytest.raises(DataError) as refusal:
         two_classes.ingest()
-    assert "10 of 90 are bad" in str(refusal.value)
+    assert "10 of 90 samples are bad" in str(refusal.value)
     assert "empty-file 10" in str(refusal.value)
     assert str(two_classes.quarantine) in str(refusal.value)
     assert len(two_classes.bad()) == 10
@@ -94,21 +95,21 @@ def test_too_much_rubbish_stops_the_run_and_leaves_the_old_set_whole(two_classes
     assert set(after) == set(before)
 
 
-def test_all_bad_is_refused_whatever_is_allowed(place) -> None:
+def test_a_set_of_only_bad_files_is_always_refused(place) -> None:
     for name in ("cat", "dog"):
-        folder = place.root / "pictures" / name
+        folder = place.root / "images" / name
         folder.mkdir(parents=True)
         (folder / "a.png").write_bytes(b"")
-        (folder / "b.png").write_bytes(b"not a picture")
-    with pytest.raises(DataError, match=r"4 of 4 are bad.*empty-file 2, unreadable 2"):
+        (folder / "b.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"4 of 4 samples are bad.*empty-file 2, unreadable 2"):
         place.ingest(max_bad_fraction=1.0)
     assert len(place.bad()) == 4
     assert not place.packed.exists()
 
 
-def test_a_class_with_too_few_training_examples_is_named_with_its_count(two_classes) -> None:
+def test_a_class_with_too_few_examples_is_named(two_classes) -> None:
     two_classes.fill("emu", 1, first=9000)
-    with pytest.raises(DataError, match=r"'emu' has [01]; data.min_per_class asks for 2"):
+    with pytest.raises(DataError, match=r"'emu' has [01]; data.min_per_class requires 2"):
         two_classes.ingest()
     assert not two_classes.packed.exists()
 
@@ -122,22 +123,22 @@ def test_identical_pixels_never_span_splits(place) -> None:
     for split, first in (("train", 0), ("val", 3000), ("test", 5000)):
         place.fill(f"{split}/cat", 20, first=first)
         place.fill(f"{split}/dog", 20, first=first + 1000)
-    Image.open(place.root / "pictures/test/cat/5000.png").save(place.root / "pictures/train/cat/copy.bmp")
-    Image.open(place.root / "pictures/test/cat/5001.png").save(place.root / "pictures/val/cat/copy.tiff")
-    Image.open(place.root / "pictures/val/dog/4000.png").save(place.root / "pictures/train/dog/copy.bmp")
-    Image.open(place.root / "pictures/train/dog/1000.png").save(place.root / "pictures/train/dog/twin.bmp")
+    Image.open(place.root / "images/test/cat/5000.png").save(place.root / "images/train/cat/copy.bmp")
+    Image.open(place.root / "images/test/cat/5001.png").save(place.root / "images/val/cat/copy.tiff")
+    Image.open(place.root / "images/val/dog/4000.png").save(place.root / "images/train/dog/copy.bmp")
+    Image.open(place.root / "images/train/dog/1000.png").save(place.root / "images/train/dog/twin.bmp")
     place.ingest()
     rule = {"duplicate-across-splits"}
     assert place.bad() == {"train/cat/copy.bmp": rule, "val/cat/copy.tiff": rule, "train/dog/copy.bmp": rule}
-    seen = [{picture.tobytes() for picture in place.images(split)} for split in ("train", "validation", "test")]
+    seen = [{image.tobytes() for image in place.images(split)} for split in ("train", "validation", "test")]
     assert not seen[0] & seen[1]
     assert not seen[0] & seen[2]
     assert not seen[1] & seen[2]
 
 
 def test_same_pixels_under_two_labels_are_reported_and_kept(two_classes) -> None:
-    pictures_folder = two_classes.root / "pictures"
-    (pictures_folder / "dog" / "0000.png").write_bytes((pictures_folder / "cat" / "0000.png").read_bytes())
+    images = two_classes.root / "images"
+    (images / "dog" / "0000.png").write_bytes((images / "cat" / "0000.png").read_bytes())
     two_classes.ingest()
     profile = pl.read_json(two_classes.packed / "profile.json")
     conflicts = profile["label_conflicts"].item()
@@ -149,7 +150,7 @@ def test_same_pixels_under_two_labels_are_reported_and_kept(two_classes) -> None
 def test_a_broken_file_does_not_decide_the_packed_shape(place) -> None:
     place.fill("cat", 30, size=(16, 16), mode="L")
     folder = place.fill("dog", 30, first=1000, size=(16, 16), mode="L")
-    place.picture(1, size=(300, 200)).save(folder / "cut.png")
+    place.image(1, size=(300, 200)).save(folder / "cut.png")
     content = (folder / "cut.png").read_bytes()
     (folder / "cut.png").write_bytes(content[: len(content) // 2])
     manifest = place.ingest()
@@ -161,21 +162,22 @@ def test_a_broken_file_does_not_decide_the_packed_shape(place) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="file permissions as POSIX has them")
-def test_a_file_that_may_not_be_read_is_a_fact_not_an_error() -> None:
+def test_a_file_without_read_permission_is_a_fact() -> None:
+    """It is not an error, so that it can be quarantined."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.png"
         Image.new("L", (8, 8)).save(path)
         path.chmod(0)
         os.chmod(folder, 0o755)
         with _as_nobody():
-            facts, _ = Look((8, 1), 100).at(LocalFolder(Path(folder)).read, "a.png")
+            facts, _ = Decoder((8, 1), 100).read_one(LocalFolder(Path(folder)).read, "a.png")
     assert facts.permitted is False
     assert facts.readable is None
 
 
 @contextmanager
 def _as_nobody() -> Iterator[None]:
-    """The superuser may read everything: step down while the file is opened."""
+    """Drop the rights of the superuser, who may read everything, while the file is opened."""
     me = os.geteuid()
     if me == 0:
         os.seteuid(65534)
@@ -185,8 +187,8 @@ def _as_nobody() -> Iterator[None]:
         os.seteuid(me)
 
 
-def test_a_disk_that_takes_no_more_is_told_and_the_old_set_stays(two_classes) -> None:
-    """A limit on file size makes the system refuse a write half-way, as a full disk does."""
+def test_a_full_disk_is_reported_and_the_old_set_kept(two_classes) -> None:
+    """A limit on file size interrupts a write, as a full disk does."""
     two_classes.ingest()
     before = two_classes.bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -201,8 +203,8 @@ def test_a_disk_that_takes_no_more_is_told_and_the_old_set_stays(two_classes) ->
     assert not [path for path in two_classes.packed.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_a_data_folder_that_cannot_be_made_is_told(two_classes) -> None:
-    (two_classes.root / "data").write_text("in the way")
+def test_a_data_folder_that_cannot_be_created_is_reported(two_classes) -> None:
+    (two_classes.root / "data").write_text("a file")
     with pytest.raises(WorkspaceError, match="data"):
         two_classes.ingest()
 

@@ -1,4 +1,4 @@
-"""Images of more than eight bits: scaled by the range that the set uses, in ingest and in what is served alike."""
+"""Images of more than eight bits: ingest and serving scale them by the range that the set uses."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from ratchet.reports.data_card import card
 
 
 def scan(number: int, *, bits: int = 12, side: int = 32) -> np.ndarray:
-    """Values of an image, uint16 (side, side): noise over all of 0..2**bits - 1."""
+    """Return values of an image, uint16 (side, side): noise over the range 0..2**bits - 1."""
     values = np.random.default_rng(number).integers(0, 1 << bits, (side, side), dtype=np.uint16)
     values[0, :2] = 0, (1 << bits) - 1
     return values
 
 
 def fill(place, folder: str, count: int, *, first: int = 0, bits: int = 12, kind: str = "png") -> Path:
-    path = place.root / "pictures" / folder
+    path = place.root / "images" / folder
     path.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + count):
         Image.fromarray(scan(number, bits=bits)).save(path / f"{number:04d}.{kind}")
@@ -44,7 +44,7 @@ def shown(place, name: str) -> np.ndarray:
 
 
 def test_twelve_bits_in_sixteen_keep_all_grey_levels(scans) -> None:
-    """Scaled by 65,535 they would have 17."""
+    """Divided by 65,535 they would have only 17."""
     manifest = scans.ingest(image_size=32)
     assert manifest.depth == 12
     packed = scans.images("train")
@@ -64,7 +64,7 @@ def test_the_scale_is_in_manifest_profile_and_card(scans) -> None:
     assert "8 bits 1, 12 bits 80" in page
 
 
-def test_sets_of_eight_bits_say_nothing_of_depth(two_classes) -> None:
+def test_eight_bit_sets_have_no_depth(two_classes) -> None:
     assert two_classes.ingest().depth is None
     before = two_classes.bytes()
     assert "depth" not in (two_classes.packed / "manifest.json").read_text()
@@ -75,7 +75,7 @@ def test_sets_of_eight_bits_say_nothing_of_depth(two_classes) -> None:
 
 
 @pytest.mark.parametrize(("depth", "over"), [(10, 80), (16, 0)])
-def test_a_depth_that_is_set_is_used_and_larger_values_become_white(scans, depth: int, over: int) -> None:
+def test_a_set_depth_is_used_and_larger_values_become_white(scans, depth: int, over: int) -> None:
     assert scans.ingest(image_size=32, depth=depth).depth == depth
     limit = 2**depth - 1
     expected = np.round(np.minimum(scan(7), limit).astype(np.float64) * 255 / limit).astype(np.uint8)
@@ -87,21 +87,21 @@ def test_a_depth_that_is_set_is_used_and_larger_values_become_white(scans, depth
 def test_a_deeper_image_changes_the_scale_and_no_split(scans) -> None:
     scans.ingest()
     before = dict(scans.index().select("id", "split").rows())
-    Image.fromarray(scan(9000, bits=14)).save(scans.root / "pictures" / "ill" / "deep.png")
+    Image.fromarray(scan(9000, bits=14)).save(scans.root / "images" / "ill" / "deep.png")
     assert scans.ingest().depth == 14
     after = dict(scans.index().select("id", "split").rows())
     assert {name: after[name] for name in before} == before
 
 
 @pytest.mark.parametrize("deepest", [12, 14])
-def test_what_is_added_is_decoded_and_nothing_else(scans, monkeypatch, deepest: int) -> None:
+def test_only_added_images_are_decoded(scans, monkeypatch, deepest: int) -> None:
     """The deepest of many images need not be among the few that the scale is guessed from."""
     monkeypatch.setattr(storage, "_FRESH", 0)
-    scans.memo = scans.root / "memo.parquet"
-    names = sorted(path.relative_to(scans.root / "pictures").as_posix() for path in scans.root.glob("pictures/*/*"))
-    looked_at = {names[at * 80 // 60] for at in range(60)}
-    unseen = next(name for name in names if name not in looked_at)
-    Image.fromarray(scan(9000, bits=deepest)).save(scans.root / "pictures" / unseen)
+    scans.cache = scans.root / "cache.parquet"
+    names = sorted(path.relative_to(scans.root / "images").as_posix() for path in scans.root.glob("images/*/*"))
+    previewed = {names[at * 80 // 60] for at in range(60)}
+    unseen = next(name for name in names if name not in previewed)
+    Image.fromarray(scan(9000, bits=deepest)).save(scans.root / "images" / unseen)
     assert scans.ingest().depth == deepest
     decoded, to_pixels = [], images.to_pixels
     monkeypatch.setattr(images, "to_pixels", lambda *args, **kwargs: (decoded.append(1), to_pixels(*args, **kwargs))[1])
@@ -110,8 +110,8 @@ def test_what_is_added_is_decoded_and_nothing_else(scans, monkeypatch, deepest: 
     assert len(decoded) == 3
 
 
-def test_the_set_is_the_same_however_often_it_is_ingested(scans, make_place) -> None:
-    scans.memo = scans.root / "memo.parquet"
+def test_ingesting_again_gives_the_same_set(scans, make_place) -> None:
+    scans.cache = scans.root / "cache.parquet"
     scans.ingest(workers=1)
     first = scans.bytes()
     scans.ingest(workers=3)
@@ -122,8 +122,8 @@ def test_a_transparent_value_is_white_and_sets_no_scale(tmp_path: Path) -> None:
     values = scan(1)
     values[5] = 65_535
     Image.fromarray(values).save(tmp_path / "a.png", transparency=65_535)
-    look = images.Look((32, 1), 10**7, depth=12)
-    facts, pixels = look.at(storage.LocalFolder(tmp_path).read, "a.png")
+    decoder = images.Decoder((32, 1), 10**7, depth=12)
+    facts, pixels = decoder.read_one(storage.LocalFolder(tmp_path).read, "a.png")
     assert facts.depth == 12
     assert pixels is not None
     assert pixels[5].tolist() == [[255]] * 32
@@ -158,7 +158,7 @@ def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: P
         served.predict(raw.astype(np.int64) * 100)
 
 
-def test_a_model_of_eight_bits_refuses_raw_values_and_wraps_none(place) -> None:
+def test_an_eight_bit_model_refuses_raw_values(place) -> None:
     from ratchet.registry.pyfunc import ServedClassifier
     from ratchet.training import ModelSpec, build
 

@@ -1,4 +1,4 @@
-"""What differs between two versions: each kind of change alone, and any changes counted once."""
+"""Differences between two versions: each kind of change, and each sample counted once."""
 
 import polars as pl
 import pytest
@@ -30,14 +30,16 @@ def index(rows) -> pl.DataFrame:
         ([*ROWS[:2], ("y", "test", "dog", "3")], {"removed": 1, "renamed": 1}),
     ],
 )
-def test_each_change_is_told_as_what_it_is(after, counts: dict[str, int]) -> None:
+def test_each_kind_of_change_is_recognised(after, counts: dict[str, int]) -> None:
     assert difference(index(ROWS), index(after)).counts() == counts
 
 
-def test_the_words_name_every_kind_with_its_number() -> None:
-    told = difference(index(ROWS), index([*ROWS[1:], ("x", "train", "cat", "8"), ("y", "train", "cat", "9")])).words
-    assert told == "4 samples before, 5 after: 2 added, 1 removed"
-    assert difference(index(ROWS), index(ROWS)).words == "4 samples before, 4 after: no sample differs"
+def test_the_summary_has_every_kind_with_its_number() -> None:
+    summary = difference(
+        index(ROWS), index([*ROWS[1:], ("x", "train", "cat", "8"), ("y", "train", "cat", "9")])
+    ).summary
+    assert summary == "4 samples before, 5 after: 2 added, 1 removed"
+    assert difference(index(ROWS), index(ROWS)).summary == "4 samples before, 4 after: no sample differs"
 
 
 SAMPLES = st.dictionaries(
@@ -47,9 +49,9 @@ SAMPLES = st.dictionaries(
 
 
 @given(SAMPLES, SAMPLES)
-def test_every_sample_is_accounted_for_once(before, after) -> None:
-    found = difference(*(index([(name, *rest) for name, rest in one.items()]) for one in (before, after)))
-    counts = {name: len(table) for name, table in vars(found).items() if name != "rows"}
+def test_every_sample_is_counted_once(before, after) -> None:
+    changes = difference(*(index([(name, *rest) for name, rest in side.items()]) for side in (before, after)))
+    counts = {name: len(table) for name, table in vars(changes).items() if name != "rows"}
     stayed = len(before.keys() & after.keys())
     assert counts["removed"] + counts["renamed"] + stayed == len(before)
     assert counts["added"] + counts["renamed"] + stayed == len(after)

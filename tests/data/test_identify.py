@@ -1,4 +1,4 @@
-"""What a file really is, and what to do about it: the reason in the quarantine must be true."""
+"""The real kind of a file and its fix: the reason in the quarantine table must be true."""
 
 import io
 import struct
@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from ratchet.data.reading.identify import identify
-from ratchet.data.reading.images import Look, to_pixels
+from ratchet.data.reading.images import Decoder
+from ratchet.data.reading.pixels import to_pixels
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import SettingsError
 
@@ -36,7 +37,7 @@ CASES = {
     "phone.heic": (HEIC, "format-not-allowed", "heif", "run `uv pip install pillow-heif`"),
     "phone.jpg": (HEIC, "format-not-allowed", "heif", "allow heif in data.formats"),
     "live.avif": (saved("AVIF"), "format-not-allowed", "avif", "allow avif in data.formats"),
-    "moving.gif": (saved("GIF"), "format-not-allowed", "gif", "its first frame is taken"),
+    "moving.gif": (saved("GIF"), "format-not-allowed", "gif", "its first frame is used"),
     "a.jxl": (b"\xff\x0a" + bytes(range(50)), "format-not-allowed", "jxl", "convert it to JPEG or PNG"),
     "b.jxl": (b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(20), "format-not-allowed", "jxl", "convert it"),
     "a.jp2": (saved("JPEG2000"), "format-not-allowed", "jpeg2000", "convert it to JPEG or PNG"),
@@ -73,7 +74,7 @@ CASES = {
 
 
 def test_every_reason_names_the_real_format_and_its_fix(two_classes) -> None:
-    cat = two_classes.root / "pictures" / "cat"
+    cat = two_classes.root / "images" / "cat"
     for name, (content, _, _, _) in CASES.items():
         (cat / name).write_bytes(content)
     two_classes.ingest(max_bad_fraction=0.5)
@@ -81,15 +82,15 @@ def test_every_reason_names_the_real_format_and_its_fix(two_classes) -> None:
     assert set(table["source"]) == {f"cat/{name}" for name in CASES}
     for row in table.iter_rows(named=True):
         _, rule, value, fix = CASES[row["source"].removeprefix("cat/")]
-        if row["rule"] == "format-mismatch":  # of a second rule that it breaks as well
+        if row["rule"] == "format-mismatch":  # the file breaks a second rule
             continue
         assert row["rule"] == rule, row
         assert row["value"].startswith(value), row
         assert fix in row["hint"], row
 
 
-def test_a_name_that_claims_another_format_is_still_a_mismatch(two_classes) -> None:
-    cat = two_classes.root / "pictures" / "cat"
+def test_an_extension_of_another_format_is_also_a_mismatch(two_classes) -> None:
+    cat = two_classes.root / "images" / "cat"
     (cat / "phone.jpg").write_bytes(HEIC)
     (cat / "photo.heic").write_bytes(saved("JPEG"))
     two_classes.ingest()
@@ -99,9 +100,19 @@ def test_a_name_that_claims_another_format_is_still_a_mismatch(two_classes) -> N
     }
 
 
-def test_gif_by_choice_gives_its_first_frame(two_classes) -> None:
+def test_a_damaged_file_has_no_format_to_blame(two_classes) -> None:
+    """First bytes alone prove neither a wrong extension nor a format that is not allowed."""
+    (two_classes.root / "images" / "cat" / "cut.webp").write_bytes(saved("GIF")[:12])
+    two_classes.ingest()
+    table = pl.read_parquet(two_classes.quarantine)
+    assert table.select("source", "rule", "value").rows() == [
+        ("cat/cut.webp", "unreadable", "a GIF image, but its header is damaged or cut off")
+    ]
+
+
+def test_an_allowed_gif_gives_its_first_frame(two_classes) -> None:
     frames = [Image.new("RGB", (24, 20), colour) for colour in ((200, 0, 0), (0, 200, 0))]
-    cat = two_classes.root / "pictures" / "cat"
+    cat = two_classes.root / "images" / "cat"
     frames[0].save(cat / "moving.gif", save_all=True, append_images=frames[1:])
     two_classes.ingest(formats=("png", "gif"))
     assert two_classes.bad() == {}
@@ -109,24 +120,24 @@ def test_gif_by_choice_gives_its_first_frame(two_classes) -> None:
     assert two_classes.images(split)[row, 5, 5].tolist() == [200, 0, 0]
 
 
-def test_avif_by_choice_is_read(two_classes) -> None:
-    (two_classes.root / "pictures" / "cat" / "a.avif").write_bytes(saved("AVIF"))
+def test_allowed_avif_is_read(two_classes) -> None:
+    (two_classes.root / "images" / "cat" / "a.avif").write_bytes(saved("AVIF"))
     two_classes.ingest(formats=("png", "avif"))
     assert two_classes.bad() == {}
     assert "cat/a.avif" in two_classes.index()["id"].to_list()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_heic_by_choice_is_read(two_classes, workers: int, monkeypatch) -> None:
-    """By processes too, each of which has to learn it."""
+def test_allowed_heic_is_read(two_classes, workers: int, monkeypatch) -> None:
+    """Also by processes, each of which must register the reader."""
     pillow_heif = pytest.importorskip("pillow_heif", reason="pillow-heif, which is optional, is not installed")
-    monkeypatch.setattr("ratchet.data.reading.survey._APART", 10)
+    monkeypatch.setattr("ratchet.data.reading.survey._MIN_FOR_PROCESSES", 10)
     monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
     image = Image.new("RGB", (64, 48), (200, 30, 30))
-    path = two_classes.root / "pictures" / "cat" / "phone.HEIC"
+    path = two_classes.root / "images" / "cat" / "phone.HEIC"
     pillow_heif.from_pillow(image).save(path)
     assert identify(path.read_bytes()).name == "heif"  # type: ignore[union-attr]
-    two_classes.memo = two_classes.root / "memo.parquet"
+    two_classes.cache = two_classes.root / "cache.parquet"
     two_classes.ingest(workers=workers)
     assert two_classes.bad() == {"cat/phone.HEIC": {"format-not-allowed"}}
     two_classes.ingest(formats=("png", "heif"), workers=workers)
@@ -147,10 +158,10 @@ def test_heif_without_its_library_is_refused_with_the_fix(two_classes, monkeypat
     assert not two_classes.packed.exists()
 
 
-def test_a_released_file_that_nothing_here_reads_stays_out(two_classes) -> None:
+def test_a_released_file_that_cannot_be_decoded_stays_quarantined(two_classes) -> None:
     from ratchet.data import overrides, quarantine
 
-    (two_classes.root / "pictures" / "cat" / "a.jxl").write_bytes(CASES["a.jxl"][0])
+    (two_classes.root / "images" / "cat" / "a.jxl").write_bytes(CASES["a.jxl"][0])
     two_classes.ingest()
     two_classes.releases = two_classes.root / "releases.csv"
     bad = quarantine.read(two_classes.quarantine)
@@ -160,7 +171,7 @@ def test_a_released_file_that_nothing_here_reads_stays_out(two_classes) -> None:
 
 
 def lossless_jpeg(values: np.ndarray) -> bytes:
-    """A JPEG of process 14 (ITU-T T.81, annex H): each pixel as its difference to the one before."""
+    """Return a lossless JPEG (ITU-T T.81, annex H): each pixel as its difference to the pixel before."""
     height, width = values.shape
     bits = []
     for row in range(height):
@@ -182,10 +193,10 @@ def lossless_jpeg(values: np.ndarray) -> bytes:
 
 
 def test_a_lossless_jpeg_is_decoded_whole_and_then_scaled(tmp_path: Path) -> None:
-    """It holds no blocks that could be decoded at a part of their size."""
+    """It has no blocks that could be decoded at a fraction of their size."""
     values = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
     (tmp_path / "a.jpg").write_bytes(lossless_jpeg(values))
-    facts, pixels = Look((8, 1), 10**7).at(LocalFolder(tmp_path).read, "a.jpg")
+    facts, pixels = Decoder((8, 1), 10**7).read_one(LocalFolder(tmp_path).read, "a.jpg")
     assert (facts.readable, facts.problem) == (True, None)
     np.testing.assert_array_equal(pixels, to_pixels(Image.fromarray(values), size=8, channels=1))
 
@@ -201,15 +212,15 @@ def test_transparent_pixels_of_16_bit_colour_become_white(tmp_path: Path) -> Non
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)) + chunk(b"tRNS", b"\x13\x88" * 3)
     data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in values)))
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b""))
-    _, pixels = Look((8, 3), 10**7).at(LocalFolder(tmp_path).read, "a.png")
+    _, pixels = Decoder((8, 3), 10**7).read_one(LocalFolder(tmp_path).read, "a.png")
     assert pixels is not None
     assert pixels[:, 0, 0].tolist() == [0x40, 0x40, 255, *[0x40] * 5]
 
 
-def test_libtiff_prints_nothing_of_damaged_files(two_classes, capfd) -> None:
+def test_libtiff_prints_nothing_about_damaged_files(two_classes, capfd) -> None:
     content = bytearray(saved("TIFF", compression="tiff_deflate"))
     content[200:400] = bytes(200)
-    (two_classes.root / "pictures" / "cat" / "bad.tiff").write_bytes(content)
+    (two_classes.root / "images" / "cat" / "bad.tiff").write_bytes(content)
     two_classes.ingest()
     assert two_classes.bad() == {"cat/bad.tiff": {"unreadable"}}
     assert capfd.readouterr() == ("", "")

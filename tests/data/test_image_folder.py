@@ -1,4 +1,4 @@
-"""Folders as people have them: what is a class, what is a sample, what is refused."""
+"""Folders of images: classes, samples, and layouts that are refused."""
 
 import os
 import unicodedata
@@ -9,7 +9,7 @@ import pytest
 from ratchet.errors import DataError
 
 
-def test_split_folders_are_kept_as_given_and_validation_is_carved_from_train(place) -> None:
+def test_given_splits_are_kept_and_validation_is_drawn_from_train(place) -> None:
     for split, first in (("train", 0), ("test", 5000)):
         place.fill(f"{split}/cat", 30, first=first)
         place.fill(f"{split}/dog", 30, first=first + 1000)
@@ -29,20 +29,21 @@ def test_a_validation_folder_by_any_of_its_names_is_kept(place, name: str) -> No
     assert [place.ingest().splits[split].rows for split in ("train", "validation", "test")] == [8, 8, 8]
 
 
-def test_hidden_files_and_thumbs_are_passed_over_and_the_rest_is_accounted_for(two_classes) -> None:
-    cat = two_classes.root / "pictures" / "cat"
+def test_hidden_files_are_skipped_and_others_are_counted(two_classes) -> None:
+    """Windows' Thumbs.db counts as hidden."""
+    cat = two_classes.root / "images" / "cat"
     (cat / ".DS_Store").write_bytes(b"x")
     (cat / "Thumbs.db").write_bytes(b"x")
     (cat / "notes.txt").write_text("three of these are lions")
-    (two_classes.root / "pictures" / "README").write_text("at the top")
+    (two_classes.root / "images" / "README").write_text("at the top")
     manifest = two_classes.ingest()
     assert two_classes.bad() == {"cat/notes.txt": {"unreadable"}, "README": {"unreadable"}}
     assert two_classes.index().height + manifest.quarantined == 82
 
 
-def test_loops_of_links_end_and_linked_pictures_count(two_classes) -> None:
-    cat = two_classes.root / "pictures" / "cat"
-    (cat / "up").symlink_to(two_classes.root / "pictures")
+def test_loops_of_links_end_and_linked_images_count(two_classes) -> None:
+    cat = two_classes.root / "images" / "cat"
+    (cat / "up").symlink_to(two_classes.root / "images")
     (cat / "self").symlink_to(cat)
     (cat / "round.png").symlink_to(cat / "round.png")
     (cat / "gone.png").symlink_to("not-there.png")
@@ -52,54 +53,54 @@ def test_loops_of_links_end_and_linked_pictures_count(two_classes) -> None:
 
 
 def test_a_pipe_is_quarantined_not_waited_for(two_classes) -> None:
-    os.mkfifo(two_classes.root / "pictures" / "cat" / "pipe.png")
+    os.mkfifo(two_classes.root / "images" / "cat" / "pipe.png")
     two_classes.ingest()
     assert two_classes.bad() == {"cat/pipe.png": {"unreadable"}}
 
 
-def test_a_file_name_that_is_not_text_is_quarantined(two_classes) -> None:
-    content = (two_classes.root / "pictures" / "cat" / "0000.png").read_bytes()
-    with open(os.fsencode(two_classes.root / "pictures" / "cat") + b"/\xff.png", "wb") as file:
+def test_a_file_name_that_is_not_utf8_is_quarantined(two_classes) -> None:
+    content = (two_classes.root / "images" / "cat" / "0000.png").read_bytes()
+    with open(os.fsencode(two_classes.root / "images" / "cat") + b"/\xff.png", "wb") as file:
         file.write(content)
     two_classes.ingest()
     assert two_classes.bad() == {"cat/\\udcff.png": {"unreadable"}}
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("created", "message"),
     [
-        ([], "is not there"),
-        (["pictures/"], "no class folders"),
-        (["pictures/a.png"], "no class folders"),
-        (["pictures/cat/a.png"], "one class only.*'cat'"),
-        (["pictures/cat/a.png", "pictures/dog/"], "dog: the class folder is empty"),
-        (["pictures/cat/a.png", "pictures/dog/.hidden"], "dog: the class folder is empty"),
-        (["pictures/train/a.png"], "train: holds no class folders"),
-        (["pictures/test/cat/a.png"], "no train folder"),
-        (["pictures/train/cat/a.png", "pictures/train/dog/a.png", "pictures/notes/a.txt"], "'notes'"),
-        (["pictures/train/cat/a.png", "pictures/train/dog/a.png", "pictures/test/emu/a.png"], "'emu' is no class"),
-        (["pictures/train/cat/a", "pictures/train/dog/a", "pictures/val/cat/a", "pictures/valid/cat/a"], "keep one"),
+        ([], "does not exist"),
+        (["images/"], "no class folders"),
+        (["images/a.png"], "no class folders"),
+        (["images/cat/a.png"], "only one class.*'cat'"),
+        (["images/cat/a.png", "images/dog/"], "dog: the class folder is empty"),
+        (["images/cat/a.png", "images/dog/.hidden"], "dog: the class folder is empty"),
+        (["images/train/a.png"], "train: has no class folders"),
+        (["images/test/cat/a.png"], "no train folder"),
+        (["images/train/cat/a.png", "images/train/dog/a.png", "images/notes/a.txt"], "'notes'"),
+        (["images/train/cat/a.png", "images/train/dog/a.png", "images/test/emu/a.png"], "'emu' is not a class"),
+        (["images/train/cat/a", "images/train/dog/a", "images/val/cat/a", "images/valid/cat/a"], "keep one"),
     ],
 )
-def test_a_folder_without_filled_classes_is_refused_by_name(place, made: list[str], told: str) -> None:
-    for name in made:
+def test_a_folder_without_filled_classes_is_refused_by_name(place, created: list[str], message: str) -> None:
+    for name in created:
         path = place.root / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
         if not name.endswith("/"):
             path.write_bytes(b"x")
-    with pytest.raises(DataError, match=told) as refusal:
+    with pytest.raises(DataError, match=message) as refusal:
         place.ingest()
-    assert str(place.root / "pictures") in str(refusal.value)
+    assert str(place.root / "images") in str(refusal.value)
     assert not (place.root / "data").exists()
 
 
 def test_a_file_in_place_of_the_folder_is_refused(place) -> None:
-    (place.root / "pictures").write_bytes(b"x")
+    (place.root / "images").write_bytes(b"x")
     with pytest.raises(DataError, match="is a file"):
         place.ingest()
 
 
-def test_a_split_word_may_be_a_class_among_others(place) -> None:
+def test_a_class_may_be_called_like_a_split(place) -> None:
     for number, name in enumerate(("bus", "train", "car")):
         place.fill(name, 20, first=1000 * number)
     assert place.ingest().classes == ("bus", "car", "train")
@@ -109,27 +110,27 @@ DOMAINS, KINDS = ("art", "cartoon", "photo", "sketch"), ("dog", "elephant", "gui
 
 
 def fill_domains(place, *, top: str = "") -> None:
-    """As PACS: folders of domains, in each the same folders of classes."""
+    """Write folders of domains, each with the same folders of classes, as in the PACS data set."""
     for number, domain in enumerate(DOMAINS):
         for kind_number, kind in enumerate(KINDS):
             if (domain, kind) != ("sketch", "guitar"):  # a domain need not have every class
                 place.fill(f"{top}{domain}/{kind}", 12, first=1000 * number + 100 * kind_number + 10_000 * len(top))
-    (place.root / "pictures" / f"{top}art" / "about.txt").write_text("where they are from")
+    (place.root / "images" / f"{top}art" / "about.txt").write_text("their origin")
 
 
-def test_folders_of_folders_are_refused_with_what_to_set(place) -> None:
+def test_ambiguous_levels_of_folders_are_refused_with_the_setting(place) -> None:
     fill_domains(place)
     with pytest.raises(DataError) as refused:
         place.ingest()
-    told = str(refused.value)
-    assert "two levels of folders may be the classes: 'art', 'cartoon', 'photo', 'sketch'" in told
-    assert "'dog', 'elephant', 'guitar'" in told
-    assert "data.label_level=2 if 'dog' is a class, or data.label_level=1 if 'art' is one" in told
+    message = str(refused.value)
+    assert "two levels of folders may be the classes: 'art', 'cartoon', 'photo', 'sketch'" in message
+    assert "'dog', 'elephant', 'guitar'" in message
+    assert "data.label_level=2 if 'dog' is a class, or data.label_level=1 if 'art' is one" in message
     assert not place.packed.exists()
 
 
 @pytest.mark.parametrize(("level", "classes", "other"), [(2, KINDS, "level_1"), (1, DOMAINS, "level_2")])
-def test_the_level_that_is_set_is_the_class_and_the_other_a_column(place, level: int, classes, other: str) -> None:
+def test_the_set_level_is_the_class_the_other_a_column(place, level: int, classes, other: str) -> None:
     fill_domains(place)
     manifest = place.ingest(label_level=level)
     assert manifest.classes == classes
@@ -152,7 +153,7 @@ def test_levels_are_counted_inside_split_folders(place) -> None:
     assert set(index.filter(pl.col("id").str.starts_with("test/"))["split"]) == {"test"}
 
 
-def test_folders_inside_classes_that_share_no_names_are_read_as_before(place) -> None:
+def test_folders_inside_classes_without_shared_names_are_allowed(place) -> None:
     for number, name in enumerate(("cat/siamese", "cat/persian", "dog/poodle", "dog/beagle")):
         place.fill(name, 20, first=1000 * number)
     assert place.ingest().classes == ("cat", "dog")
@@ -160,7 +161,7 @@ def test_folders_inside_classes_that_share_no_names_are_read_as_before(place) ->
     assert set(place.index()["id"].str.extract("^(.*)/")) == {"cat/siamese", "cat/persian", "dog/poodle", "dog/beagle"}
 
 
-def test_pictures_beside_shared_folders_make_the_top_the_class(place) -> None:
+def test_images_beside_shared_folders_make_the_top_the_class(place) -> None:
     for number, name in enumerate(("cat", "cat/old", "cat/new", "dog", "dog/old", "dog/new")):
         place.fill(name, 20, first=1000 * number)
     assert place.ingest().classes == ("cat", "dog")
@@ -175,25 +176,25 @@ def test_split_folders_inside_classes_are_refused_with_the_fix(place) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_one_folder_too_high_says_where_the_classes_are(place, depth: int) -> None:
+def test_one_folder_too_high_names_the_folder_of_the_classes(place, depth: int) -> None:
     inside = "/".join(["download", "photos"][:depth])
     place.fill(f"{inside}/cat", 3)
     place.fill(f"{inside}/dog", 3)
-    with pytest.raises(DataError, match=rf"one class only \('download'\).*Fix: set data.path=\S+/pictures/{inside}$"):
+    with pytest.raises(DataError, match=rf"only one class \('download'\).*Fix: set data.path=\S+/images/{inside}$"):
         place.ingest()
 
 
-def test_one_folder_too_low_says_where_the_classes_are(two_classes) -> None:
+def test_one_folder_too_low_names_the_folder_of_the_classes(two_classes) -> None:
     with pytest.raises(DataError) as refused:
-        two_classes.ingest(path="pictures/cat")
-    told = str(refused.value)
-    assert "holds no class folders but 40 files" in told
-    assert f"Fix: set data.path={two_classes.root}/pictures if those are the classes" in told
-    assert "'cat', 'dog'" in told
+        two_classes.ingest(path="images/cat")
+    message = str(refused.value)
+    assert "has no class folders but 40 files" in message
+    assert f"Fix: set data.path={two_classes.root}/images if those are the classes" in message
+    assert "'cat', 'dog'" in message
 
 
 def test_a_level_below_the_folders_is_refused(two_classes) -> None:
-    with pytest.raises(DataError, match=r"holds no class folders.*data\.label_level is 3"):
+    with pytest.raises(DataError, match=r"has no class folders.*data\.label_level is 3"):
         two_classes.ingest(label_level=3)
 
 
@@ -203,21 +204,23 @@ def test_names_in_two_unicode_forms_are_named_in_both(place) -> None:
         place.fill(f"{split}/{name}", 4, first=first)
     with pytest.raises(DataError, match=r"two Unicode forms, 'cafe\\u0301' and 'caf\\xe9'"):
         place.ingest()
-    (place.root / "pictures").rename(place.root / decomposed)
+    (place.root / "images").rename(place.root / decomposed)
     with pytest.raises(DataError, match=r"another Unicode form \('cafe\\u0301', data.path has 'caf\\xe9'\)"):
         place.ingest(path=composed)
 
 
-def test_a_class_of_empty_files_is_told_with_the_true_reason(two_classes) -> None:
-    emu = two_classes.root / "pictures" / "emu"
+def test_a_class_of_empty_files_has_its_true_reason(two_classes) -> None:
+    emu = two_classes.root / "images" / "emu"
     emu.mkdir()
     for number in range(3):
         (emu / f"{number}.png").write_bytes(bytes(2_000))
     (emu / "3.png").write_bytes(b"")
     with pytest.raises(DataError) as refused:
         two_classes.ingest(max_bad_fraction=0.5)
-    assert "class 'emu' has 0 (kept out: empty-file 1, unreadable 3)" in str(refused.value)
-    assert f"each is listed with its fix in {two_classes.quarantine}" in str(refused.value)
+    assert "class 'emu' has 0 (quarantined: empty-file 1, unreadable 3)" in str(refused.value)
+    assert f"correct the quarantined files, which {two_classes.quarantine} lists with a fix for each" in str(
+        refused.value
+    )
     table = pl.read_parquet(two_classes.quarantine)
     assert set(table["value"]) == {"0 bytes", "only zero bytes (2,000 of them)"}
     assert table["hint"].str.contains("fetch it again").all()

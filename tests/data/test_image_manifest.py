@@ -1,4 +1,4 @@
-"""A table that lists pictures: what its rows mean, and what is wrong with them."""
+"""A table that lists images: the meaning of its rows, and rows that are wrong."""
 
 import json
 import unicodedata
@@ -14,14 +14,14 @@ KEY = "0123456789abcdef"
 
 
 def listed(place, rows: list[str] | None = None, *, name: str = "labels.csv", header: str = "path,label", **changes):
-    """40 pictures of each of two classes in one flat folder, and a table of them with some more rows."""
+    """Ingest 40 images of each of two classes in one flat folder, listed in a table with more `rows`."""
     flat = place.fill("flat", 80)
     lines = [
         f"flat/{path.name},{'cat' if number < 40 else 'dog'}" for number, path in enumerate(sorted(flat.iterdir()))
     ]
     columns = header.count(",") - 1
     lines = [line + "," * columns for line in lines]
-    (place.root / "pictures" / name).write_text("\n".join([header, *lines, *(rows or [])]) + "\n")
+    (place.root / "images" / name).write_text("\n".join([header, *lines, *(rows or [])]) + "\n")
     return place.ingest(source="image-manifest", manifest=name, **changes)
 
 
@@ -37,7 +37,7 @@ def test_labels_splits_groups_and_other_columns_come_from_the_table(place) -> No
             "weight": [number / 2 for number in range(60)],
         }
     )
-    table.write_parquet(place.root / "pictures" / "table.parquet")
+    table.write_parquet(place.root / "images" / "table.parquet")
     manifest = place.ingest(
         source="image-manifest", manifest="table.parquet", path_column="file", label_column="kind", split_column="part"
     )
@@ -53,7 +53,7 @@ def test_labels_splits_groups_and_other_columns_come_from_the_table(place) -> No
 def test_a_group_is_in_one_split_and_stays_there(place) -> None:
     place.fill("flat", 120)
     lines = [f"flat/{n:04d}.png,{'cat' if n % 2 else 'dog'},patient {n // 6}" for n in range(120)]
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
     place.ingest(source="image-manifest", manifest="t.csv")
     splits = dict(place.index().group_by("group").agg(pl.col("split").n_unique()).rows())
     assert len(splits) == 20
@@ -61,7 +61,7 @@ def test_a_group_is_in_one_split_and_stays_there(place) -> None:
     before = dict(place.index().select("id", "split").rows())
     place.fill("flat", 5, first=900)
     more = [f"flat/{n:04d}.png,cat,patient 3" for n in range(900, 905)]
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label,group", *more, *lines[10:]]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group", *more, *lines[10:]]))
     place.ingest(source="image-manifest", manifest="t.csv")
     after = dict(place.index().select("id", "split").rows())
     assert {name: after[name] for name in after if name in before} == {
@@ -78,8 +78,8 @@ def test_a_group_is_in_one_split_and_stays_there(place) -> None:
             "flat/0000.png",
             "line 82 lists it again, kept is line 2; label dog, kept cat",
         ),
-        ("flat/more.png,NaN", "unknown-label", "flat/more.png", "NaN, which means that there is none"),
-        ("flat/more.png,None", "unknown-label", "flat/more.png", "None, which means that there is none"),
+        ("flat/more.png,NaN", "unknown-label", "flat/more.png", "NaN, which means a missing label"),
+        ("flat/more.png,None", "unknown-label", "flat/more.png", "None, which means a missing label"),
         ("nan,cat", "no-path", "row 81", ""),
         ("flat/more.png,cat,7", "ragged-row", "labels.csv", "line 82 has 3 fields, the header has 2"),
         ("flat/more.png", "ragged-row", "labels.csv", "line 82 has 1 field, the header has 2"),
@@ -98,10 +98,10 @@ def test_a_group_is_in_one_split_and_stays_there(place) -> None:
 )
 def test_a_wrong_row_is_quarantined_by_its_rule(place, row: str, rule: str, source: str, value: str) -> None:
     place.fill("flat", 80)
-    place.picture(9000).save(place.root / "pictures" / "flat" / "more.png")
+    place.image(9000).save(place.root / "images" / "flat" / "more.png")
     (place.root / "secret.png").write_bytes(b"x")
     lines = [f"flat/{number:04d}.png,{'cat' if number < 40 else 'dog'}" for number in range(80)]
-    (place.root / "pictures" / "labels.csv").write_text("\n".join(["path,label", *lines, row]))
+    (place.root / "images" / "labels.csv").write_text("\n".join(["path,label", *lines, row]))
     manifest = place.ingest(source="image-manifest", manifest="labels.csv")
     table = pl.read_parquet(place.quarantine)
     assert table.select("source", "row", "rule", "value").rows() == [(source, 81, rule, value)]
@@ -109,19 +109,19 @@ def test_a_wrong_row_is_quarantined_by_its_rule(place, row: str, rule: str, sour
     assert place.index().height == 80
 
 
-def test_named_classes_fix_their_order_and_nothing_else_is_let_in(place) -> None:
+def test_named_classes_fix_their_order_and_exclude_all_others(place) -> None:
     manifest = listed(place, ["flat/0000.png,emu"], classes=("dog", "cat"))
     assert manifest.classes == ("dog", "cat")
     assert place.bad() == {"flat/0000.png": {"unknown-label"}}
 
 
-def test_an_unknown_split_and_a_value_of_another_kind_are_named(place) -> None:
+def test_an_unknown_split_and_another_type_are_quarantined(place) -> None:
     place.fill("flat", 80)
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'},,{n},2011-01-{n % 28 + 1:02d}" for n in range(80)]
     lines[3] = "flat/0003.png,cat,holdout,3,2011-01-04"
     lines[5] = "flat/0005.png,cat,,many,2011-01-06"
     lines[7] = "flat/0007.png,cat,,7,1/8/2011"
-    (place.root / "pictures" / "labels.csv").write_text("\n".join(["path,label,split,count,day", *lines]))
+    (place.root / "images" / "labels.csv").write_text("\n".join(["path,label,split,count,day", *lines]))
     place.ingest(source="image-manifest", manifest="labels.csv")
     table = {
         row["source"]: (row["rule"], row["value"]) for row in pl.read_parquet(place.quarantine).iter_rows(named=True)
@@ -134,14 +134,14 @@ def test_an_unknown_split_and_a_value_of_another_kind_are_named(place) -> None:
     assert place.index()["count"].dtype == pl.Int64
 
 
-def test_dates_in_two_formats_as_a_real_table_has_them_are_told_apart(place, shared) -> None:
-    """Of one set the hours were saved anew by a spreadsheet, as 1/1/11, and the days were not, as 2011-01-01."""
+def test_two_date_formats_of_a_real_table_are_distinguished(place, shared) -> None:
+    """Hours were saved by a spreadsheet, as 1/1/11, and days were not, as 2011-01-01."""
     folder = shared("tabular/bike-sharing") / "tabular" / "bike-sharing"
     place.fill("flat", 156)
     rows = [pl.read_csv(folder / name, infer_schema=False) for name in ("hour.csv", "day.csv")]
     joined = pl.concat([rows[0].head(150), rows[1].head(6)], how="diagonal")
-    told = {"path": [f"flat/{n:04d}.png" for n in range(156)], "label": ["cat", "dog"] * 78}
-    pl.DataFrame(told).hstack(joined).write_csv(place.root / "pictures" / "labels.csv")
+    columns = {"path": [f"flat/{n:04d}.png" for n in range(156)], "label": ["cat", "dog"] * 78}
+    pl.DataFrame(columns).hstack(joined).write_csv(place.root / "images" / "labels.csv")
     place.ingest(source="image-manifest", manifest="labels.csv", max_bad_fraction=0.1)
     assert place.bad() == {f"flat/{n:04d}.png": {"other-type"} for n in range(150, 156)}
     values = pl.read_parquet(place.quarantine)["value"]
@@ -150,46 +150,49 @@ def test_dates_in_two_formats_as_a_real_table_has_them_are_told_apart(place, sha
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        ("file,label\na.png,cat\n", r"no column 'path'; it has file, label: set data.path_column"),
+        ("file,label\na.png,cat\n", r"no column 'path'; it has file, label\. Fix: set data.path_column"),
         ("path,lable\na.png,cat\n", r"no column 'label'; .* set data.label_column \(to lable\?\)"),
         ("path,label,label\na.png,cat,dog\n", "column 'label' is in the header twice"),
         ("path,label,label\na.png,cat\n", "column 'label' is in the header twice"),
-        ("path,label\na.png,cat,7\n", "holds no labels"),
-        ('path,label\na.png,cat\n"b.png,cat\nc.png,dog\n', "no readable table: line 3 or one after it is no CSV"),
-        ("path,label,width\na.png,cat,7\n", "column 'width' has a name that the index uses itself"),
-        ("path,label\na.png,cat\n", "holds one class only"),
-        ("path,label\n", "holds no labels"),
-        ("", "no readable table"),
+        ("path,label\na.png,cat,7\n", "has no labels"),
+        (
+            'path,label\na.png,cat\n"b.png,cat\nc.png,dog\n',
+            "not a readable table: line 3 or a line after it is not CSV",
+        ),
+        ("path,label,width\na.png,cat,7\n", "column 'width' has a reserved name"),
+        ("path,label\na.png,cat\n", "has only one class"),
+        ("path,label\n", "has no labels"),
+        ("", "not a readable table"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_refused_with_the_way_out(place, content: str, told: str) -> None:
-    (place.root / "pictures").mkdir()
-    (place.root / "pictures" / "labels.csv").write_text(content)
-    with pytest.raises(DataError, match=told):
+def test_an_unusable_table_is_refused_with_the_fix(place, content: str, message: str) -> None:
+    (place.root / "images").mkdir()
+    (place.root / "images" / "labels.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
         place.ingest(source="image-manifest", manifest="labels.csv")
     assert not place.packed.exists()
 
 
-def test_a_manifest_that_is_not_named_or_not_there_is_told(place) -> None:
-    (place.root / "pictures").mkdir()
+def test_a_missing_manifest_is_reported(place) -> None:
+    (place.root / "images").mkdir()
     with pytest.raises(SettingsError, match=r"data\.manifest: found none"):
         place.ingest(source="image-manifest")
     with pytest.raises(DataError, match=r"labels\.csv: No such file"):
         place.ingest(source="image-manifest", manifest="labels.csv")
 
 
-def test_dropped_and_hashed_columns_leave_no_trace_in_any_output_byte(place, monkeypatch) -> None:
+def test_dropped_and_hashed_columns_leave_no_trace_in_outputs(place, monkeypatch) -> None:
     monkeypatch.setenv("RATCHET_HASH_KEY", KEY)
     place.fill("flat", 80)
     lines = [
         f"flat/{n:04d}.png,{'cat' if n % 2 else 'dog'},Jane-Roe-{n // 8},{n}@example.org,c{n % 2}" for n in range(80)
     ]
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label,group,mail,camera", *lines]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group,mail,camera", *lines]))
     settings = {"source": "image-manifest", "manifest": "t.csv", "drop": ("mail",), "hash": ("group",)}
     settings |= {"validation_fraction": 0.3, "test_fraction": 0.3}
-    place.memo = place.root / "data" / "memo.parquet"
+    place.cache = place.root / "data" / "cache.parquet"
     place.ingest(**settings)
     index = place.index()
     assert "mail" not in index.columns
@@ -209,28 +212,28 @@ def test_dropped_and_hashed_columns_leave_no_trace_in_any_output_byte(place, mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"hash": ("group",)}, "RATCHET_HASH_KEY, found none"),
         ({"drop": ("nothing",)}, r"data.drop: found nothing; allowed: .* path, label, group"),
-        ({"drop": ("label",)}, "data.drop: found label, which says .* take it off the list"),
+        ({"drop": ("label",)}, "data.drop: found label, which has .* remove it from the list"),
     ],
 )
-def test_privacy_settings_that_cannot_be_kept_are_refused(place, monkeypatch, changes, told: str) -> None:
+def test_impossible_privacy_settings_are_refused(place, monkeypatch, changes, message: str) -> None:
     monkeypatch.delenv("RATCHET_HASH_KEY", raising=False)
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=message):
         listed(place, header="path,label,group", **changes)
 
 
 @pytest.mark.parametrize(
     "text", ["mail jane@roe.example", "call +49 30 1234567", "4111 1111 1111 1111", "(030) 123 4567", "tel 030/1234567"]
 )
-def test_what_looks_personal_is_refused_and_not_shown(place, text: str) -> None:
-    place.picture(9000).save(place.fill("own", 0) / "more.png")
+def test_personal_data_is_quarantined_and_not_repeated(place, text: str) -> None:
+    place.image(9000).save(place.fill("own", 0) / "more.png")
     listed(place, [f"own/more.png,cat,{text}"], header="path,label,note", refuse_personal=True)
     table = pl.read_parquet(place.quarantine)
     assert table.select("source", "rule", "value").rows() == [
-        ("own/more.png", "personal-data", "note looks like a person's address or number")
+        ("own/more.png", "personal-data", "note looks like a personal address or number")
     ]
     assert text.encode() not in place.quarantine.read_bytes()
 
@@ -239,12 +242,12 @@ def test_what_looks_personal_is_refused_and_not_shown(place, text: str) -> None:
     "text", ["a cat on 2024-05-17", "size 640 x 480", "version 1.2.3", "42", "12:30:15", "1234567890123"]
 )
 def test_ordinary_notes_do_not_look_personal(place, text: str) -> None:
-    place.picture(9000).save(place.fill("own", 0) / "more.png")
+    place.image(9000).save(place.fill("own", 0) / "more.png")
     listed(place, [f"own/more.png,cat,{text}"], header="path,label,note", refuse_personal=True)
     assert place.bad() == {}
 
 
-def test_labels_that_only_differ_to_a_machine_are_found() -> None:
+def test_labels_that_differ_only_in_spelling_are_found() -> None:
     counts = {"cat": 100, "Cat": 2, "cat ": 1, "с\u0430t": 3, "dog": 100, "a": 50, "A": 40, "ﬁsh": 1, "fish": 60}  # noqa: RUF001
     assert look_alikes(counts) == {"Cat": "cat", "cat ": "cat", "с\u0430t": "cat", "ﬁsh": "fish"}  # noqa: RUF001
     assert skeleton("zero\u200bwidth") == "zerowidth"
@@ -253,13 +256,13 @@ def test_labels_that_only_differ_to_a_machine_are_found() -> None:
 def test_a_path_with_backslashes_and_dots_is_the_same_file(place) -> None:
     folder: Path = place.fill("flat", 80)
     lines = [f".\\flat\\{path.name},{'cat' if n % 2 else 'dog'}" for n, path in enumerate(sorted(folder.iterdir()))]
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label", *lines]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label", *lines]))
     place.ingest(source="image-manifest", manifest="t.csv")
     assert place.index()["id"].str.starts_with("flat/").all()
 
 
 def write_table(place, table: pl.DataFrame, name: str) -> None:
-    path = place.root / "pictures" / name
+    path = place.root / "images" / name
     csv = table.write_csv()
     contents = {
         "semicolon.csv": csv.replace(",", ";").encode(),
@@ -283,7 +286,7 @@ def write_table(place, table: pl.DataFrame, name: str) -> None:
     ["semicolon.csv", "excel.csv", "tab.csv", "bar.txt", "marked.csv", "utf16.csv", "utf16-unmarked.csv", "utf32.csv",
      "windows.csv", "old-mac.csv", "list.json", "lines.jsonl"],
 )  # fmt: skip
-def test_tables_of_every_common_form_are_read_alike(place, name: str) -> None:
+def test_tables_in_every_common_form_are_read(place, name: str) -> None:
     place.fill("flat", 80)
     labels = ["cat" if number < 40 else "dög" for number in range(80)]
     table = pl.DataFrame({"path": [f"flat/{n:04d}.png" for n in range(80)], "label": labels})
@@ -294,14 +297,14 @@ def test_tables_of_every_common_form_are_read_alike(place, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["list.json", "lines.jsonl"])
-def test_a_key_of_late_objects_only_is_read(place, name: str) -> None:
-    """Split, a label that is a text, and a line end inside a text, all after the first hundred objects."""
+def test_a_key_that_only_late_objects_have_is_read(place, name: str) -> None:
+    """A split, a text label and a line separator inside a text come only after the first hundred objects."""
     place.fill("flat", 140)
     objects = [{"path": f"flat/{n:04d}.png", "label": n % 2} for n in range(139)]
     objects.append({"path": "flat/0139.png", "label": "1", "split": "test", "note": "one\u2028two"})
     texts = [json.dumps(each, ensure_ascii=False) for each in objects]
     text = "\n".join(texts) if name == "lines.jsonl" else f"[{','.join(texts)}]"
-    (place.root / "pictures" / name).write_text(text)
+    (place.root / "images" / name).write_text(text)
     manifest = place.ingest(source="image-manifest", manifest=name)
     assert manifest.classes == ("0", "1")
     assert place.index().filter(pl.col("split") == "test")["id"].to_list() == ["flat/0139.png"]
@@ -309,15 +312,15 @@ def test_a_key_of_late_objects_only_is_read(place, name: str) -> None:
 
 @pytest.mark.parametrize("last", ["", "x"])
 def test_a_cell_of_any_length_is_read(place, last: str) -> None:
-    """Beyond the limit of Python's csv module, where it reads the table and where it counts lines."""
+    """Longer than the limit of Python's csv module, both for reading the table and for counting lines."""
     long = "wrod " * 40_000
     listed(place, [f"flat/0000.png,cat,{long},{last}"], header="path,label,note,more")
-    told = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
-    assert told == [("flat/0000.png", "duplicate-id", "line 82 lists it again, kept is line 2")]
+    duplicates = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
+    assert duplicates == [("flat/0000.png", "duplicate-id", "line 82 lists it again, kept is line 2")]
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"PK\x03\x04\x14\0\x06\0\x08\0\0\0!\0[Content_Types].xml", "an Excel workbook, not a table"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "an old Excel or Office document, not a table"),
@@ -326,39 +329,39 @@ def test_a_cell_of_any_length_is_read(place, last: str) -> None:
         (b"\x1f\x8b\x08\0", "a gzip archive, not a table"),
         (b'{"images": [\n1], "annotations": []}', "one JSON object, not a table"),
         (b"PAR1 and no more", "damaged Parquet"),
-        (b"path,label\na.png,caf\xe9\n", "line 2 is not UTF-8 .byte 0xe9.: save it as UTF-8 CSV"),
+        (b"path,label\na.png,caf\xe9\n", "line 2 is not UTF-8 .byte 0xe9.*Fix: save it as UTF-8 CSV"),
         (bytes(100), "only zero bytes"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_table_is_named_for_what_it_is(place, content: bytes, told: str) -> None:
-    (place.root / "pictures").mkdir()
-    (place.root / "pictures" / "labels.csv").write_bytes(content)
-    with pytest.raises(DataError, match=told):
+def test_a_file_of_another_kind_is_named(place, content: bytes, message: str) -> None:
+    (place.root / "images").mkdir()
+    (place.root / "images" / "labels.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
         place.ingest(source="image-manifest", manifest="labels.csv")
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
-    [("label", "'label' holds lists.*one text or number"), ("boxes", r"'boxes' holds lists.*data\.drop=")],
+    ("column", "message"),
+    [("label", "'label' has lists.*one text or number"), ("boxes", r"'boxes' has lists.*data\.drop=")],
 )
-def test_columns_of_lists_are_refused_by_name(place, column: str, told: str) -> None:
+def test_columns_of_lists_are_refused_by_name(place, column: str, message: str) -> None:
     place.fill("flat", 4)
     table = {
         "path": [f"flat/{n:04d}.png" for n in range(4)],
         "label": ["cat", "dog"] * 2,
         column: [["cat"], ["dog"]] * 2,
     }
-    pl.DataFrame(table).write_parquet(place.root / "pictures" / "t.parquet")
-    with pytest.raises(DataError, match=told):
+    pl.DataFrame(table).write_parquet(place.root / "images" / "t.parquet")
+    with pytest.raises(DataError, match=message):
         place.ingest(source="image-manifest", manifest="t.parquet")
 
 
-def test_nan_is_no_group_and_no_class(place) -> None:
+def test_nan_is_neither_group_nor_class(place) -> None:
     place.fill("flat", 120)
     path, groups = [f"flat/{n:04d}.png" for n in range(120)], ["NaN", "None", "nan"] * 40
     labels = [float("nan") if n < 3 else n % 2 for n in range(120)]
     pl.DataFrame({"path": path, "label": labels, "group": groups}, strict=False).write_parquet(
-        place.root / "pictures" / "t.parquet"
+        place.root / "images" / "t.parquet"
     )
     manifest = place.ingest(source="image-manifest", manifest="t.parquet")
     assert manifest.classes == ("0.0", "1.0")
@@ -370,48 +373,48 @@ def test_nan_is_no_group_and_no_class(place) -> None:
 def test_a_class_called_none_can_be_named(place) -> None:
     place.fill("flat", 80)
     lines = [f"flat/{n:04d}.png,{'None' if n < 40 else 'scratch'}" for n in range(80)]
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label", *lines]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label", *lines]))
     manifest = place.ingest(source="image-manifest", manifest="t.csv", classes=("scratch", "None"))
     assert (manifest.classes, place.bad()) == (("scratch", "None"), {})
 
 
 @pytest.fixture
-def remembered(place, monkeypatch):
-    """80 pictures that are settled on disk, and an ingest that remembers; called with more rows of the table."""
+def ingest_with_cache(place, monkeypatch):
+    """Function that ingests 80 images with a cache; its arguments are more rows of the table."""
     monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
-    place.memo = place.root / "memo.parquet"
+    place.cache = place.root / "cache.parquet"
     place.fill("flat", 80)
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'}" for n in range(80)]
 
     def again(*rows: str) -> dict[str, str]:
-        (place.root / "pictures" / "labels.csv").write_text("\n".join(["path,label", *lines, *rows]))
+        (place.root / "images" / "labels.csv").write_text("\n".join(["path,label", *lines, *rows]))
         place.ingest(source="image-manifest", manifest="labels.csv")
         return place.bytes()
 
     return again
 
 
-def test_a_path_listed_twice_breaks_no_later_run(place, remembered) -> None:
-    """The cache is joined by id: a sample in it twice would make every later ingest fail, until it is deleted."""
+def test_a_path_listed_twice_breaks_no_later_run(place, ingest_with_cache) -> None:
+    """The cache is joined by id, so a sample that is in it twice would make every later ingest fail."""
     twice = ("flat/0000.png,cat", ".\\flat\\0001.png,cat")
-    expected = remembered(*twice)
-    told = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
-    assert told == [
+    expected = ingest_with_cache(*twice)
+    duplicates = pl.read_parquet(place.quarantine).select("source", "rule", "value").rows()
+    assert duplicates == [
         ("flat/0000.png", "duplicate-id", "line 82 lists it again, kept is line 2"),
         ("flat/0001.png", "duplicate-id", "line 83 lists it again, kept is line 3"),
     ]
-    remembered(twice[0])
-    remembered()
+    ingest_with_cache(twice[0])
+    ingest_with_cache()
     assert place.bad() == {}
-    assert remembered(*twice) == expected
+    assert ingest_with_cache(*twice) == expected
 
 
-def test_a_cache_that_already_holds_a_sample_twice_is_harmless(place, remembered) -> None:
-    expected = remembered()
-    damaged, told = pl.read_parquet(place.memo), pl.read_parquet_metadata(place.memo)["ratchet"]
-    pl.concat([damaged, damaged.head(5)]).write_parquet(place.memo, metadata={"ratchet": told})
-    (place.packed / "profile.json").write_text("{}")  # so that the packed set is made again
-    assert remembered() == expected
+def test_a_cache_with_a_sample_twice_is_harmless(place, ingest_with_cache) -> None:
+    expected = ingest_with_cache()
+    damaged, header = pl.read_parquet(place.cache), pl.read_parquet_metadata(place.cache)["ratchet"]
+    pl.concat([damaged, damaged.head(5)]).write_parquet(place.cache, metadata={"ratchet": header})
+    (place.packed / "profile.json").write_text("{}")  # so that the packed set is written again
+    assert ingest_with_cache() == expected
 
 
 @pytest.mark.parametrize(("stored", "written"), [("NFD", "NFC"), ("NFC", "NFD")])
@@ -422,7 +425,7 @@ def test_paths_and_labels_in_another_unicode_form_are_found(place, stored: str, 
         for n, path in enumerate(sorted(folder.iterdir()))
     ]
     lines[5:20] = [unicodedata.normalize(stored, line) for line in lines[5:20]]
-    (place.root / "pictures" / unicodedata.normalize(stored, "é.csv")).write_text("\n".join(["path,label", *lines]))
+    (place.root / "images" / unicodedata.normalize(stored, "é.csv")).write_text("\n".join(["path,label", *lines]))
     manifest = place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"))
     assert place.bad() == {}
     assert manifest.classes == tuple(unicodedata.normalize(written, name) for name in ("café", "thé"))
@@ -435,6 +438,6 @@ def test_a_group_in_two_unicode_forms_is_named_in_both(place) -> None:
     groups = [unicodedata.normalize("NFC" if n % 2 else "NFD", "José") for n in range(80)]
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'},{group}" for n, group in enumerate(groups)]
     place.fill("flat", 80)
-    (place.root / "pictures" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
     with pytest.raises(DataError, match=r"2 Unicode forms \('Jose\\u0301', 'Jos\\xe9'\)"):
         place.ingest(source="image-manifest", manifest="t.csv")

@@ -1,4 +1,4 @@
-"""How much memory an ingest takes, measured in a process of its own."""
+"""Memory of an ingest, measured in a separate process."""
 
 import json
 import subprocess
@@ -22,17 +22,17 @@ print(json.dumps([before, peak()]))
 """
 
 PAIRS = """
-from ratchet.data.checks.near_duplicates import pairs
+from ratchet.data.checks.near_duplicates import similar_pairs
 
 drawn = np.random.default_rng(0)
 rows = 20_000
 marks = drawn.integers(0, 1 << 63, rows).astype(np.uint64)
-for part in range(4):  # as pictures on a plain ground have them: few fingerprints, shared by crowds
+for part in range(4):  # like images on a plain background: few fingerprints, each shared by many images
     few = drawn.integers(0, 20, rows).astype(np.uint64) << np.uint64(16 * part)
     marks = (marks & ~np.uint64(0xFFFF << 16 * part)) | few
 small = drawn.integers(0, 256, (rows, 8, 8), dtype=np.uint8)
 before = peak()
-pairs(marks, small)
+similar_pairs(marks, small)
 """
 
 ABSENT = """
@@ -46,7 +46,7 @@ try:
     settings = DataSettings(source="MNIST", path=str(nowhere), download=False)
     ingest(settings, packed=nowhere, quarantine=nowhere, root=nowhere, report=lambda *_: None)
 except DataError as error:
-    assert "the folder is not there" in str(error)
+    assert "the folder does not exist" in str(error)
 """
 
 SET = """
@@ -63,7 +63,7 @@ ingest(settings, packed=folder / "packed", quarantine=folder / "bad", root=folde
 
 
 def grown(code: str, *arguments: str) -> float:
-    """MiB by which a process grows at its highest."""
+    """Return the MiB by which a process grows at its peak."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE % code, *arguments], capture_output=True, text=True, check=True
     )
@@ -71,13 +71,13 @@ def grown(code: str, *arguments: str) -> float:
     return float(after - before)
 
 
-def test_comparing_crowds_of_pictures_takes_little_memory() -> None:
-    """All pairs at once would take gigabytes: 80 crowds of 1,000 pictures are 80 million pairs."""
+def test_comparing_many_similar_images_takes_little_memory() -> None:
+    """All pairs at once would take gigabytes: 80 groups of 1,000 images are 80 million pairs."""
     assert grown(PAIRS) < 400
 
 
-def test_a_torchvision_set_that_is_absent_costs_nothing() -> None:
-    """torch and torchvision alone are 650 MiB."""
+def test_a_missing_torchvision_set_takes_no_memory() -> None:
+    """torch and torchvision alone take 650 MiB."""
     assert grown(ABSENT) < 60
 
 

@@ -1,4 +1,4 @@
-"""A sample let in by hand: for its content, against its rule, with a name and a reason."""
+"""Samples released by hand: for a content and a rule, with a person and a reason."""
 
 import polars as pl
 import pytest
@@ -9,9 +9,9 @@ from ratchet.errors import DataError
 
 @pytest.fixture
 def tiny(two_classes):
-    """A good set with one picture that is too small and one that is empty."""
-    cat = two_classes.root / "pictures" / "cat"
-    two_classes.picture(7005, size=(3, 9)).save(cat / "tiny.png")
+    """A good set with one image that is too small and one empty file."""
+    cat = two_classes.root / "images" / "cat"
+    two_classes.image(7005, size=(3, 9)).save(cat / "tiny.png")
     (cat / "empty.png").write_bytes(b"")
     two_classes.releases = two_classes.root / "releases.csv"
     two_classes.ingest()
@@ -23,7 +23,7 @@ def release(place, source: str, reason: str = "all we have") -> list[str]:
     return overrides.add(place.releases, pl.read_parquet(place.quarantine), source, reason=reason, by="me")
 
 
-def test_a_released_sample_is_trained_on_and_the_version_says_why(tiny) -> None:
+def test_a_released_sample_is_packed_and_noted_in_the_manifest(tiny) -> None:
     assert release(tiny, "cat/tiny.png") == ["too-small"]
     manifest = tiny.ingest()
     assert "cat/tiny.png" in tiny.index()["id"].to_list()
@@ -34,35 +34,35 @@ def test_a_released_sample_is_trained_on_and_the_version_says_why(tiny) -> None:
     )  # fmt: skip
 
 
-def test_a_release_moves_with_the_file_and_ends_with_its_content(tiny) -> None:
+def test_a_release_survives_a_rename_and_ends_with_the_content(tiny) -> None:
     release(tiny, "cat/tiny.png")
-    cat = tiny.root / "pictures" / "cat"
+    cat = tiny.root / "images" / "cat"
     (cat / "tiny.png").rename(cat / "small.png")
     tiny.ingest()
     assert set(tiny.bad()) == {"cat/empty.png"}
-    tiny.picture(7006, size=(3, 9)).save(cat / "small.png")
+    tiny.image(7006, size=(3, 9)).save(cat / "small.png")
     manifest = tiny.ingest()
     assert set(tiny.bad()) == {"cat/empty.png", "cat/small.png"}
     assert manifest.released == ()
 
 
 @pytest.mark.parametrize(
-    ("source", "reason", "told"),
+    ("source", "reason", "message"),
     [
-        ("cat/tiny.png", " ", "needs its reason"),
-        ("cat/0000.png", "because", r"not in quarantine, which holds cat/empty.png, cat/tiny.png"),
+        ("cat/tiny.png", " ", "needs a reason"),
+        ("cat/0000.png", "because", r"not in quarantine, which has cat/empty.png, cat/tiny.png"),
         ("cat/empty.png", "because", "empty-file cannot be released, only animated"),
     ],
 )
-def test_what_cannot_be_released_is_refused(tiny, source: str, reason: str, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_impossible_releases_are_refused(tiny, source: str, reason: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         release(tiny, source, reason)
     assert not tiny.releases.exists()
 
 
-def test_a_film_and_a_giant_can_be_released_too(tiny) -> None:
-    cat = tiny.root / "pictures" / "cat"
-    tiny.picture(1).save(cat / "film.webp", save_all=True, append_images=[tiny.picture(2)], lossless=True)
+def test_an_animation_can_be_released_too(tiny) -> None:
+    cat = tiny.root / "images" / "cat"
+    tiny.image(1).save(cat / "film.webp", save_all=True, append_images=[tiny.image(2)], lossless=True)
     tiny.ingest(max_pixels=500)
     assert tiny.bad()["cat/film.webp"] == {"animated"}
     release(tiny, "cat/film.webp")
@@ -71,7 +71,7 @@ def test_a_film_and_a_giant_can_be_released_too(tiny) -> None:
 
 
 @pytest.mark.parametrize("content", ["source,rule\na,b\n", "\x00\xff"])
-def test_a_damaged_table_is_told(tiny, content: str) -> None:
+def test_a_damaged_table_is_reported(tiny, content: str) -> None:
     tiny.releases.write_text(content)
     with pytest.raises(DataError, match=r"releases\.csv"):
         tiny.ingest()

@@ -1,4 +1,4 @@
-"""Real sets end to end, and what a source refuses. Row counts are those that each set's makers publish."""
+"""Ingest of real sets, and sets that are refused. Row counts are those that the authors publish."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_torchvision_set_is_read_from_a_local_copy(place, shared: Shared, name, 
     assert set(manifest.quarantined_by_rule) <= {"duplicate-across-splits"}
 
 
-def test_hymenoptera_runs_on_and_names_its_stray_gif(place, shared: Shared) -> None:
+def test_hymenoptera_is_ingested_and_its_gif_quarantined(place, shared: Shared) -> None:
     folder = shared("hymenoptera/train") / "hymenoptera"
     manifest = place.ingest(path=str(folder))
     assert place.bad() == {"train/ants/imageNotFound.gif": {"format-not-allowed"}}
@@ -68,7 +68,7 @@ def test_hymenoptera_runs_on_and_names_its_stray_gif(place, shared: Shared) -> N
     assert str(folder) not in (place.packed / "manifest.json").read_text()
 
 
-def test_absent_set_says_where_it_looked_and_the_way_out(place) -> None:
+def test_a_missing_set_is_reported_with_path_and_fix(place) -> None:
     with pytest.raises(DataError) as refusal:
         place.ingest(source="CIFAR10", path="nowhere", download=False)
     assert str(place.root / "nowhere") in str(refusal.value)
@@ -76,22 +76,22 @@ def test_absent_set_says_where_it_looked_and_the_way_out(place) -> None:
     assert not place.packed.exists()
 
 
-def test_cut_cifar_batches_are_named_with_their_sizes(place) -> None:
+def test_truncated_cifar_batches_are_named_with_their_sizes(place) -> None:
     folder = place.root / "cifar" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     (folder / "data_batch_3").write_bytes(bytes(1_000))
     (folder / "batches.meta").write_bytes(bytes(158))
     with pytest.raises(DataError) as refusal:
         place.ingest(source="CIFAR10", path="cifar", download=False)
-    told = str(refusal.value)
-    assert f"the copy of CIFAR10 in {place.root / 'cifar'} is damaged: " in told
-    assert f"{folder / 'data_batch_3'} is cut off: 1,000 bytes, 31,035,999 expected" in told
-    assert f"{folder / 'data_batch_1'} is missing" in told
-    assert "Fix: copy these files again, or delete them and run again with data.download: true" in told
+    message = str(refusal.value)
+    assert f"the copy of CIFAR10 in {place.root / 'cifar'} is damaged: " in message
+    assert f"{folder / 'data_batch_3'} is cut off: 1,000 bytes, 31,035,999 expected" in message
+    assert f"{folder / 'data_batch_1'} is missing" in message
+    assert "Fix: copy these files again, or delete them and run again with data.download=true" in message
 
 
-def test_one_cut_batch_of_a_whole_cifar_is_the_only_one_named(place, shared: Shared) -> None:
-    """The real files, of which one is cut: torchvision says `not found or corrupted`, and not which."""
+def test_only_the_truncated_batch_of_cifar_is_named(place, shared: Shared) -> None:
+    """The real files, one of them truncated. torchvision only reports `not found or corrupted`."""
     real = shared("cifar-10-batches-py") / "cifar-10-batches-py"
     folder = place.root / "cifar" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
@@ -101,19 +101,19 @@ def test_one_cut_batch_of_a_whole_cifar_is_the_only_one_named(place, shared: Sha
     (folder / "test_batch").write_bytes((real / "test_batch").read_bytes()[:20_000_000])
     with pytest.raises(DataError) as refusal:
         place.ingest(source="CIFAR10", path="cifar", download=False)
-    told = str(refusal.value)
-    assert f"is damaged: {folder / 'test_batch'} is cut off: 20,000,000 bytes, 31,035,526 expected. Fix:" in told
+    message = str(refusal.value)
+    assert f"is damaged: {folder / 'test_batch'} is cut off: 20,000,000 bytes, 31,035,526 expected. Fix:" in message
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1c" + bytes(900), "is cut off: 916 bytes, 3,936 expected"),
-        (b"", "is damaged: 0 bytes, which do not begin as those of an IDX file"),
-        (b"<html>", "is damaged: 6 bytes, which do not begin"),
+        (b"", "is damaged: 0 bytes, without the header of an IDX file"),
+        (b"<html>", "is damaged: 6 bytes, without the header"),
     ],
 )
-def test_cut_mnist_files_are_named_with_their_sizes(place, content: bytes, told: str) -> None:
+def test_truncated_mnist_files_are_named_with_their_sizes(place, content: bytes, message: str) -> None:
     folder = place.root / "sets" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name in ("train", "t10k"):
@@ -121,7 +121,7 @@ def test_cut_mnist_files_are_named_with_their_sizes(place, content: bytes, told:
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x05" + bytes(5))
     with pytest.raises(DataError) as refusal:
         place.ingest(source="MNIST", path="sets", download=False)
-    assert f"{folder / 't10k-images-idx3-ubyte'} {told}" in str(refusal.value)
+    assert f"{folder / 't10k-images-idx3-ubyte'} {message}" in str(refusal.value)
     assert "labels" not in str(refusal.value)
 
 
@@ -136,17 +136,17 @@ def test_set_that_the_settings_cannot_describe_is_refused(place, name: str) -> N
         place.ingest(source=name, download=False)
 
 
-def test_set_without_one_class_per_picture_is_refused(place) -> None:
-    """MovingMNIST has films and no classes; its file is an array of (frame, film, height, width)."""
-    folder = place.root / "pictures" / "MovingMNIST"
+def test_set_without_one_class_per_image_is_refused(place) -> None:
+    """MovingMNIST has videos and no classes; its file is an array of (frame, video, height, width)."""
+    folder = place.root / "images" / "MovingMNIST"
     folder.mkdir(parents=True)
     np.save(folder / "mnist_test_seq.npy", np.zeros((20, 3, 64, 64), np.uint8))
     with pytest.raises(DataError, match="MovingMNIST"):
         place.ingest(source="MovingMNIST", download=False)
 
 
-def test_manifest_of_an_absent_or_damaged_set_is_a_clear_error(place) -> None:
-    with pytest.raises(DataError, match="not there"):
+def test_a_missing_or_damaged_manifest_is_a_clear_error(place) -> None:
+    with pytest.raises(DataError, match="not found"):
         Manifest.read(place.packed)
     place.packed.mkdir(parents=True)
     (place.packed / "manifest.json").write_text('{"format": 1, "kind"')

@@ -1,4 +1,4 @@
-"""A sample's split depends on the sample alone."""
+"""The split of a sample depends on the sample alone."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from PIL import Image, PngImagePlugin
 
 from ratchet.data import split
 from ratchet.data.reading import images
-from ratchet.data.reading.images import full_digest
+from ratchet.data.reading.pixels import full_digest
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
@@ -38,7 +38,7 @@ def test_adding_samples_moves_no_old_one(old: list[str], new: list[str], validat
 
 
 @given(st.text(), FRACTION, FRACTION, FRACTION)
-def test_a_larger_test_share_takes_but_never_gives_back(name: str, validation: float, low: float, high: float) -> None:
+def test_a_larger_test_fraction_removes_no_test_sample(name: str, validation: float, low: float, high: float) -> None:
     low, high = sorted((low, high))
     if _assign([name], validation, low)[name] == "test":
         assert _assign([name], validation, high)[name] == "test"
@@ -52,7 +52,7 @@ def test_given_splits_are_kept(samples: list[tuple[str, str]]) -> None:
     assert chosen == list(splits)
 
 
-def test_declared_splits_are_not_carved_as_well() -> None:
+def test_declared_splits_are_not_drawn_too() -> None:
     names = [str(number) for number in range(2000)]
     chosen = split.assign(names, ["train"] * 2000, declared={"test"}, validation_fraction=0.2, test_fraction=0.2)
     assert set(chosen) == {"train", "validation"}
@@ -60,9 +60,8 @@ def test_declared_splits_are_not_carved_as_well() -> None:
 
 
 @given(NAMES, st.integers(2, 12), FRACTION)
-def test_every_sample_that_is_not_test_is_validation_in_one_fold_and_train_in_the_others(
-    names: list[str], folds: int, test: float
-) -> None:
+def test_each_sample_outside_test_is_validation_in_one_fold(names: list[str], folds: int, test: float) -> None:
+    """It is in train in all other folds."""
     rounds = [
         split.assign(
             names, [None] * len(names), declared=(), validation_fraction=0.3, test_fraction=test, folds=folds, fold=fold
@@ -73,7 +72,7 @@ def test_every_sample_that_is_not_test_is_validation_in_one_fold_and_train_in_th
         assert sorted(splits) == ["test"] * folds or sorted(splits) == ["train"] * (folds - 1) + ["validation"]
 
 
-def test_folds_are_alike_in_size_and_leave_the_test_samples_where_they_are() -> None:
+def test_folds_have_similar_sizes_and_move_no_test_sample() -> None:
     names = [str(number) for number in range(4000)]
     plain = _assign(names)
     for fold in range(5):
@@ -84,24 +83,24 @@ def test_folds_are_alike_in_size_and_leave_the_test_samples_where_they_are() -> 
         assert [name == "test" for name in chosen] == [plain[name] == "test" for name in names]
 
 
-def test_shares_per_class_lie_within_four_standard_deviations() -> None:
+def test_shares_per_class_are_within_four_standard_deviations() -> None:
     for label in range(20):
         chosen = list(_assign([hashlib.sha256(f"{label}/{n}".encode()).hexdigest() for n in range(1000)]).values())
         for name in ("validation", "test"):
             assert abs(chosen.count(name) - 150) < 4 * (1000 * 0.15 * 0.85) ** 0.5
 
 
-def test_positions_and_keys_are_the_same_for_ever() -> None:
-    """Changing these would move every sample of every data set: the figures are part of the format."""
+def test_positions_and_keys_never_change() -> None:
+    """Other values would move samples of every data set. These numbers are part of the format."""
     assert [split.position(name) for name in ("", "a")] == POSITIONS
     assert split.keys(["", "a"]).tolist() == KEYS
     assert split.keys([]).dtype == np.uint64
 
 
-def test_adding_and_renaming_pictures_moves_no_old_one(two_classes) -> None:
+def test_adding_and_renaming_images_moves_no_old_one(two_classes) -> None:
     two_classes.ingest()
     before = dict(two_classes.index().select("content", "split").rows())
-    for number, path in enumerate(sorted((two_classes.root / "pictures" / "cat").iterdir())):
+    for number, path in enumerate(sorted((two_classes.root / "images" / "cat").iterdir())):
         path.rename(path.with_name(f"renamed-{97 * number % 40}.png"))
     two_classes.fill("dog", 30, first=2000)
     two_classes.fill("emu", 30, first=3000)
@@ -111,15 +110,15 @@ def test_adding_and_renaming_pictures_moves_no_old_one(two_classes) -> None:
     assert {content: after[content] for content in before} == before
 
 
-def test_output_is_byte_identical_whatever_the_workers_and_the_folders_order(make_place) -> None:
+def test_output_does_not_depend_on_workers_or_file_order(make_place) -> None:
     written = []
-    for name, workers, backwards in (("one", 1, False), ("two", 2, True), ("eight", 8, False), ("again", 0, True)):
+    for name, workers, backwards in (("serial", 1, False), ("two", 2, True), ("eight", 8, False), ("again", 0, True)):
         place = make_place(name)
         numbers = [*range(30), *range(1000, 1030)]
         for number in reversed(numbers) if backwards else numbers:
             place.fill("cat" if number < 1000 else "dog", 1, first=number)
-        (place.root / "pictures" / "dog" / "zero.png").write_bytes(b"")
-        (place.root / "pictures" / "dog" / "cut.png").write_bytes(b"\x89PNG")
+        (place.root / "images" / "dog" / "zero.png").write_bytes(b"")
+        (place.root / "images" / "dog" / "cut.png").write_bytes(b"\x89PNG")
         place.ingest(workers=workers, max_bad_fraction=0.1)
         written.append(place.bytes())
     assert written[0] == written[1] == written[2] == written[3]
@@ -135,13 +134,13 @@ def test_ingesting_again_writes_the_same_bytes(two_classes) -> None:
 
 
 def _smooth(number: int, size: tuple[int, int]) -> Image.Image:
-    """An image of large shapes, as photos have."""
+    """Return an image with large shapes, like a photo."""
     small = np.random.default_rng(number).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
 
 
 def _save_copies(folder: Path, number: int) -> None:
-    """One image as a JPEG that packing decodes at a smaller scale, and the same pixels in ten other files."""
+    """Write an image as a JPEG that is packed from a smaller scale, and the same pixels in nine other files."""
     folder.mkdir(parents=True, exist_ok=True)
     name = str(folder / f"{number:03d}")
     content = io.BytesIO()
@@ -170,8 +169,8 @@ def _save_copies(folder: Path, number: int) -> None:
 
 def test_copies_in_other_formats_share_a_split(place) -> None:
     for number in range(24):
-        _save_copies(place.root / "pictures" / "cat", number)
-        _save_copies(place.root / "pictures" / "dog", 100 + number)
+        _save_copies(place.root / "images" / "cat", number)
+        _save_copies(place.root / "images" / "dog", 100 + number)
     place.ingest(image_size=32)
     assert place.bad() == {}
     index = place.index().with_columns(image=pl.col("id").str.extract(r"/(\d+)"))
@@ -182,7 +181,7 @@ def test_copies_in_other_formats_share_a_split(place) -> None:
 
 def test_another_image_size_moves_no_sample(place) -> None:
     for number in range(40):
-        _save_copies(place.root / "pictures" / "ab"[number % 2], number)
+        _save_copies(place.root / "images" / "ab"[number % 2], number)
     seen = []
     for size in (16, 48, 128):
         place.ingest(image_size=size)
@@ -191,10 +190,10 @@ def test_another_image_size_moves_no_sample(place) -> None:
 
 
 def test_new_metadata_moves_no_sample(two_classes) -> None:
-    two_classes.memo = two_classes.root / "memo.parquet"
+    two_classes.cache = two_classes.root / "cache.parquet"
     two_classes.ingest()
     before = dict(two_classes.index().select("id", "split").rows())
-    for path in (two_classes.root / "pictures").rglob("*.png"):
+    for path in (two_classes.root / "images").rglob("*.png"):
         text = PngImagePlugin.PngInfo()
         text.add_text("edited", "today")
         Image.open(path).save(path, pnginfo=text)
@@ -203,7 +202,7 @@ def test_new_metadata_moves_no_sample(two_classes) -> None:
 
 
 def test_given_splits_need_no_image_at_full_size(place, monkeypatch) -> None:
-    """And splits that are drawn later go by the digests at full size, not by what was remembered without them."""
+    """Splits that are drawn later still use digests at full size, although the cache has none."""
     monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
     digested = []
     original = images.full_digest
@@ -211,21 +210,21 @@ def test_given_splits_need_no_image_at_full_size(place, monkeypatch) -> None:
     for number, split_folder in enumerate(("train", "val", "test")):
         for name in ("cat", "dog"):
             place.fill(f"{split_folder}/{name}", 12, first=100 * number + 50 * (name == "dog"))
-    place.memo = place.root / "memo.parquet"
+    place.cache = place.root / "cache.parquet"
     place.ingest()
     assert digested == []
     for folder in ("val", "test"):
-        shutil.rmtree(place.root / "pictures" / folder)
+        shutil.rmtree(place.root / "images" / folder)
     place.ingest()
     drawn = place.bytes()
     assert len(digested) == 24
-    place.memo.unlink()
+    place.cache.unlink()
     place.ingest()
     assert place.bytes() == drawn
 
 
-def test_files_of_one_depth_share_a_digest_and_others_do_not(place) -> None:
-    """16-bit images go by their values: two that become equal with 8 bits are two images."""
+def test_equal_sixteen_bit_values_share_a_digest(place) -> None:
+    """16-bit images are digested by their values. Images that are equal only with 8 bits are different."""
     folder = place.fill("cat", 20)
     values = np.arange(24 * 20, dtype=np.uint16).reshape(20, 24) * 100
     for name, pixels in (("deep", values), ("deeper", values + 1)):
@@ -242,7 +241,7 @@ def test_a_large_image_has_the_digest_of_all_its_pixels() -> None:
 
 
 def test_the_digits_stay_in_their_splits(place) -> None:
-    """Sources of arrays are split by the digest of their pixels; these digests must never change."""
+    """Arrays are split by the digest of their pixels; these digests must never change."""
     place.ingest(source="digits")
     splits = place.index().sort("id")["split"].to_list()
     assert [splits.count(name) for name in split.SPLITS] == DIGITS

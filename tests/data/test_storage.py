@@ -1,4 +1,4 @@
-"""Files elsewhere: S3 and HTTP servers on this machine, spoken to as they are spoken to in the world."""
+"""Remote files, on S3 and HTTP servers that run on this machine."""
 
 import http.server
 import shutil
@@ -21,22 +21,22 @@ def upload(folder: Path, bucket: str) -> None:
     system.put(f"{folder}/", f"{bucket}/set/", recursive=True)
 
 
-def test_a_folder_in_s3_gives_the_very_bytes_that_it_gives_here(two_classes, make_place, s3) -> None:
-    upload(two_classes.root / "pictures", "same")
+def test_s3_gives_the_same_bytes_as_a_local_folder(two_classes, make_place, s3) -> None:
+    upload(two_classes.root / "images", "same")
     two_classes.ingest()
     there = make_place("there")
     there.ingest(path="s3://same/set")
-    here, elsewhere = (
+    local, remote = (
         {name: digest for name, digest in place.bytes().items() if "manifest" not in name}
         for place in (two_classes, there)
     )
-    assert elsewhere == here
+    assert remote == local
 
 
-def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place, s3, monkeypatch) -> None:
-    upload(two_classes.root / "pictures", "again")
+def test_unchanged_files_in_s3_are_not_fetched_again(two_classes, make_place, s3, monkeypatch) -> None:
+    upload(two_classes.root / "images", "again")
     place = make_place("there")
-    place.memo = place.root / "memo.parquet"
+    place.cache = place.root / "cache.parquet"
     place.ingest(path="s3://again/set")
     opened: list[str] = []
     read = storage.RemoteFolder.read
@@ -46,16 +46,16 @@ def test_what_did_not_change_in_s3_is_not_fetched_again(two_classes, make_place,
     import s3fs
 
     s3fs.S3FileSystem(skip_instance_cache=True).put(
-        str(two_classes.root / "pictures" / "cat" / "0001.png"), "again/set/dog/more.png"
+        str(two_classes.root / "images" / "cat" / "0001.png"), "again/set/dog/more.png"
     )
     place.ingest(path="s3://again/set")
     assert place.index().height == 81
     assert opened.count("dog/more.png") <= 2
-    assert len(opened) <= 1 + 65  # some are looked at for the shape that all are to have
+    assert len(opened) <= 1 + 65  # a preview of some decides the packed shape
 
 
-def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3, monkeypatch) -> None:
-    with pytest.raises(DataError, match=r"s3://nowhere/set (holds nothing|does not answer)"):
+def test_a_missing_bucket_and_a_missing_server_are_reported(place, s3, monkeypatch) -> None:
+    with pytest.raises(DataError, match=r"s3://nowhere/set (contains nothing|does not answer)"):
         place.ingest(path="s3://nowhere/set")
     monkeypatch.setattr(storage, "_TRIES", 1)
     with pytest.raises(DataError, match=r"does not answer .*check the network, the address and the credentials"):
@@ -63,21 +63,21 @@ def test_a_bucket_that_is_not_there_and_a_server_that_is_not_are_told(place, s3,
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("ssh://127.0.0.1:9/set", "ConnectionRefusedError: the connection is refused: .* start the server, or correct"),
         ("ssh://no-such-host.invalid/set", "its host name is not known: .* check the address in data.path"),
         ("s3://bucket/set", "no usable credentials: .* AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
     ],
 )
-def test_a_source_that_cannot_be_reached_is_one_sentence(place, monkeypatch, tmp_path, url: str, told: str) -> None:
+def test_an_unreachable_source_is_reported_on_one_line(place, monkeypatch, tmp_path, url: str, message: str) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(storage, "_TRIES", 1)
-    with pytest.raises(DataError, match=told) as refused:
+    with pytest.raises(DataError, match=message) as refused:
         place.ingest(path=url)
     assert url in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -85,7 +85,7 @@ def test_a_source_that_cannot_be_reached_is_one_sentence(place, monkeypatch, tmp
 
 def test_wrong_s3_credentials_and_a_missing_bucket_are_named(place, s3, monkeypatch) -> None:
     with pytest.raises(
-        DataError, match=r"s3://nowhere/set does not answer .*bucket does not exist\): create the bucket"
+        DataError, match=r"s3://nowhere/set does not answer .*bucket does not exist\)\. Fix: create the bucket"
     ):
         place.ingest(path="s3://nowhere/set")
 
@@ -94,7 +94,7 @@ def test_wrong_s3_credentials_and_a_missing_bucket_are_named(place, s3, monkeypa
 
     import s3fs
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "find", forbidden)  # the test's server lets everybody in
+    monkeypatch.setattr(s3fs.S3FileSystem, "find", forbidden)  # the test server has no access control
     with pytest.raises(DataError, match="access is denied: Access Denied"):
         place.ingest(path="s3://nowhere/set")
 
@@ -106,19 +106,19 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(place, url: str) -> N
     assert "secret" not in str(refused.value)
 
 
-def test_a_protocol_that_nobody_knows_is_told(place) -> None:
+def test_an_unknown_protocol_is_reported(place) -> None:
     with pytest.raises(DataError, match="gopher"):
         place.ingest(path="gopher://example.org/set")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Not on the terminal."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder, and the address that a web server shows it under."""
+    """A folder, and the address of a web server for it."""
     folder = tmp_path / "web"
     folder.mkdir()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
@@ -128,10 +128,10 @@ def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server.server_close()
 
 
-def test_a_manifest_on_a_web_server_is_read_and_what_it_lists_is_fetched(place, web: tuple[Path, str]) -> None:
+def test_a_manifest_and_images_on_a_web_server_are_read(place, web: tuple[Path, str]) -> None:
     folder, address = web
-    pictures = place.fill("flat", 80)
-    shutil.copytree(pictures, folder / "flat")
+    images = place.fill("flat", 80)
+    shutil.copytree(images, folder / "flat")
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'}" for n in range(80)]
     (folder / "labels.csv").write_text("\n".join(["path,label", *lines, "flat/gone.png,cat"]))
     place.ingest(source="image-manifest", path=address, manifest="labels.csv")
@@ -139,9 +139,7 @@ def test_a_manifest_on_a_web_server_is_read_and_what_it_lists_is_fetched(place, 
     assert place.bad() == {"flat/gone.png": {"unreadable"}}
 
 
-def test_a_server_that_goes_away_stops_the_run_and_quarantines_nothing(
-    place, web: tuple[Path, str], monkeypatch
-) -> None:
+def test_a_server_that_fails_stops_the_run_without_quarantine(place, web: tuple[Path, str], monkeypatch) -> None:
     folder, address = web
     monkeypatch.setattr(storage, "_TRIES", 2)
     shutil.copytree(place.fill("flat", 80), folder / "flat")

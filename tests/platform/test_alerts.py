@@ -144,7 +144,7 @@ def test_a_failed_data_load_is_told_as_that_and_not_as_a_failed_run_too(alerted:
     [told], [letter] = alerted.told("failed-data-load", run["name"]), alerted.post.about(run["name"])
     assert told["message"] == run["state"]["message"]
     assert told["message"] in letter
-    assert 'data/"<none> & {{ such }} is not there' in told["message"]
+    assert 'data/"<none> & {{ such }} does not exist' in told["message"]
     assert not alerted.told("failed-run", run["name"])
 
 

@@ -146,7 +146,7 @@ def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     with nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
             told = fresh.refused(*command)
-            assert f"data.path: {folder} is not there: name a folder with your images" in told
+            assert f"data.path: {folder} does not exist. Fix: set it to a folder with your images" in told
     assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
 
 
@@ -168,7 +168,7 @@ def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
     pictures(folder / "cat", 3)
     with nothing_written(fresh):
         told = fresh.refused(*fresh.stage("ingest"))
-    assert f"{folder}: holds one class only ('cat')" in told
+    assert f"{folder}: has only one class ('cat')" in told
 
 
 def test_an_empty_class_is_refused(fresh: Any) -> None:
@@ -177,7 +177,7 @@ def test_an_empty_class_is_refused(fresh: Any) -> None:
     (folder / "dog").mkdir()
     with nothing_written(fresh):
         told = fresh.refused(*fresh.stage("ingest"))
-    assert f"{folder / 'dog'}: the class folder is empty: add pictures, or remove it" in told
+    assert f"{folder / 'dog'}: the class folder is empty. Fix: add images, or remove it" in told
 
 
 def test_when_every_image_is_bad_the_run_stops_with_the_counts_and_the_table(fresh: Any) -> None:
@@ -188,7 +188,7 @@ def test_when_every_image_is_bad_the_run_stops_with_the_counts_and_the_table(fre
             (folder / name / f"{number}.png").write_bytes(b"" if number else b"no picture")
     with nothing_written(fresh, but=("data/quarantine.parquet",)):
         told = fresh.refused(*fresh.stage("ingest"))
-    assert "10 of 10 are bad" in told
+    assert "10 of 10 samples are bad" in told
     assert "empty-file 8" in told
     assert str(fresh.workspace.quarantine) in told
     assert pl.read_parquet(fresh.workspace.quarantine)["source"].n_unique() == 10

@@ -1,4 +1,4 @@
-"""Ingest killed at any moment: what stood there stays whole, and the next run finishes the work."""
+"""Ingest killed at random moments: the last version stays complete, and the next run finishes the new one."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from ratchet.data.manifest import Manifest
 
 pytestmark = pytest.mark.slow
 
-FILES = 1_500  # enough for processes of their own to read them
+FILES = 1_500  # enough that worker processes read them
 KILLS = 8
 CLASSES = ("cat", "dog")
 
@@ -47,26 +47,27 @@ def _ingest(project) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def test_a_kill_at_any_moment_leaves_the_last_version_whole_and_the_next_run_finishes(photos) -> None:
+def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:
+    """The next run finishes the new version."""
     photos.good(*photos.stage("ingest"))
     before = _written(photos)
     _fill(photos.root / "photos", range(FILES, FILES + 300))
-    began = time.monotonic()
+    start = time.monotonic()
     assert _ingest(photos).wait() == 0
-    taken = time.monotonic() - began
+    taken = time.monotonic() - start
     after = _written(photos)
     assert after != before
     assert Manifest.read(photos.workspace.packed).quarantined == 1
 
-    memo, packed = photos.workspace.state / "ingest.parquet", photos.workspace.packed
+    cache, packed = photos.workspace.state / "ingest.parquet", photos.workspace.packed
     drawn, cut = random.Random(0), 0
     for number in range(KILLS):
-        # Back to the first version, with all that is known of the second forgotten.
-        memo.unlink(missing_ok=True)
+        # Go back to the first version, without the cache of the second.
+        cache.unlink(missing_ok=True)
         _move(photos.root / "photos", away=True)
         photos.good(*photos.stage("ingest"))
         assert _written(photos) == before
-        memo.unlink()
+        cache.unlink()
         _move(photos.root / "photos", away=False)
         process = _ingest(photos)
         time.sleep(taken * drawn.uniform(0.2, 1.0))
@@ -81,7 +82,7 @@ def test_a_kill_at_any_moment_leaves_the_last_version_whole_and_the_next_run_fin
 
 
 def _move(folder: Path, *, away: bool) -> None:
-    """The last 300 files, out of the folder or back into it."""
+    """Move the last 300 files out of the folder or back into it."""
     aside = folder.parent / "aside"
     start, end = (folder, aside) if away else (aside, folder)
     for number in range(FILES, FILES + 300):

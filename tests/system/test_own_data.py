@@ -1,6 +1,6 @@
-"""A user's own Dataset through the whole pipeline: photos decoded and cut out one by one, by worker processes.
+"""A user's own Dataset through the whole pipeline: worker processes decode and crop photos one by one.
 
-The photos are the hymenoptera that RATCHET_DATASETS holds, or coloured noise that is made here.
+The photos are the hymenoptera set in RATCHET_DATASETS, or coloured noise that is generated here.
 """
 
 import os
@@ -23,7 +23,7 @@ from ratchet.training.checkpoint import read_checkpoint
 pytestmark = pytest.mark.slow
 
 MODULE = '''
-"""Photos read from disk one by one, cut out at random for training."""
+"""Photos read from disk one by one, with random crops for training."""
 
 import hashlib
 import random
@@ -40,7 +40,7 @@ SIDE = 24
 
 
 class Photos(Dataset):
-    """The photos of one split: a file's name decides which, for ever."""
+    """The photos of one split, which a hash of the file's name decides."""
 
     def __init__(self, split):
         self.split = split
@@ -52,19 +52,19 @@ class Photos(Dataset):
         return len(self.ids)
 
     def __getitem__(self, index):
-        while (FOLDER.parent / "hang").exists():  # a test's wish
+        while (FOLDER.parent / "hang").exists():  # set by a test
             time.sleep(0.1)
         path = FOLDER / self.ids[index]
-        picture = Image.open(path).convert("RGB").resize((SIDE + 8, SIDE + 8))
+        photo = Image.open(path).convert("RGB").resize((SIDE + 8, SIDE + 8))
         top, left = (random.randrange(9), random.randrange(9)) if self.split == "train" else (4, 4)
-        pixels = np.asarray(picture)[top : top + SIDE, left : left + SIDE]
+        pixels = np.asarray(photo)[top : top + SIDE, left : left + SIDE]
         image = torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
         return (image - 0.45) / 0.22, self.classes.index(path.parent.name)
 
 
 def split_of(name):
-    place = hashlib.sha256(name.encode()).digest()[0]
-    return "test" if place < 50 else "validation" if place < 100 else "train"
+    number = hashlib.sha256(name.encode()).digest()[0]
+    return "test" if number < 50 else "validation" if number < 100 else "train"
 
 
 def photos(split):
@@ -85,7 +85,7 @@ SETTINGS = (
 
 
 def fill(folder: Path) -> None:
-    """Two classes of photos, and one file that is not a photo."""
+    """Write two classes of photos, and one file that is not a photo."""
     real = Path(os.environ.get("RATCHET_DATASETS", "")) / "hymenoptera" / "train"
     for label, name in enumerate(("ants", "bees")):
         (folder / name).mkdir(parents=True)
@@ -95,14 +95,16 @@ def fill(folder: Path) -> None:
             continue
         for number in range(60):
             pixels = np.random.default_rng([label, number]).integers(0, 128, (40, 50, 3), dtype=np.uint8)
-            pixels[..., label ^ (number % 6 == 0)] += 100  # a few look like the other class: errors for the report
+            pixels[..., label ^ (number % 6 == 0)] += (
+                100  # a few look like the other class and cause errors for the report
+            )
             Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg")
     (folder / "ants" / "broken.jpg").write_bytes(b"not a photo")
 
 
 @pytest.fixture(scope="module")
 def own(new_project: Callable[[str], Any]) -> Any:
-    """A project with a Dataset of its own, settings and photos in place, and all stages run by DVC."""
+    """A project with its own Dataset, after DVC has run all stages."""
     project = new_project("own-data")
     (project.root / "photo_set.py").write_text(MODULE)
     fill(project.root / "data" / "raw" / "photos")
@@ -111,7 +113,7 @@ def own(new_project: Callable[[str], Any]) -> Any:
     return project
 
 
-def test_dvc_repro_takes_it_to_a_registered_model_and_then_has_nothing_to_do(own: Any) -> None:
+def test_dvc_repro_registers_a_model_then_is_up_to_date(own: Any) -> None:
     manifest = Manifest.read(own.workspace.packed)
     assert (manifest.name, manifest.dtype, manifest.height) == ("photos", "float32", 24)
     assert manifest.quarantined_by_rule == {"raised": 1}
@@ -120,8 +122,8 @@ def test_dvc_repro_takes_it_to_a_registered_model_and_then_has_nothing_to_do(own
     assert "data:image/png" in own.workspace.report.read_text()
 
 
-def test_the_registered_model_answers_what_the_dataset_gives(own: Any) -> None:
-    asked = f"""
+def test_the_registered_model_takes_images_of_the_dataset(own: Any) -> None:
+    script = f"""
 import sys
 import mlflow, numpy as np
 sys.path.insert(0, {str(own.root)!r})
@@ -131,7 +133,7 @@ model = mlflow.pyfunc.load_model("models:/photos@champion")
 images = np.stack([photos("test")[row][0].permute(1, 2, 0).numpy() for row in range(5)])
 np.save("answers.npy", model.predict(images))
 """
-    own.good("python", "-c", asked)
+    own.good("python", "-c", script)
     answers = np.load(own.root / "answers.npy")
     assert answers.shape == (5, 2)
     np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
@@ -139,7 +141,8 @@ np.save("answers.npy", model.predict(images))
     assert {name.partition("/")[0] for name in predictions["id"]} == {"ants", "bees"}
 
 
-def test_killed_in_an_epoch_it_goes_on_to_the_same_weights_and_no_worker_is_left(own: Any) -> None:
+def test_a_killed_training_resumes_to_the_same_weights(own: Any) -> None:
+    """No worker process is left."""
     expected = own.digests("data/model", "data/checkpoints")
     running = own.root / "data" / "running"
     process = subprocess.Popen(
@@ -159,29 +162,29 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_weights_and_no_worker_is_left
 
 
 @pytest.mark.parametrize("moment", ["the workers start", "in an epoch"])
-def test_told_to_go_as_a_whole_group_it_leaves_in_good_order(own: Any, moment: str) -> None:
-    """As a cancelled run is told by Prefect's worker, and a command by the terminal."""
+def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: str) -> None:
+    """Prefect's worker cancels a run in this way, and the terminal ends a command in this way."""
     expected = own.digests("data/model", "data/checkpoints")
     running = own.root / "data" / "running"
     process = subprocess.Popen(
         own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
     )  # fmt: skip
-    mine = psutil.Process(process.pid)
+    parent = psutil.Process(process.pid)
 
-    def comes() -> bool:
+    def reached() -> bool:
         if moment == "in an epoch":
             return any(running.glob("*/step-*.safetensors"))
-        return any("forkserver" in " ".join(child.cmdline()) for child in mine.children(recursive=True))
+        return any("forkserver" in " ".join(child.cmdline()) for child in parent.children(recursive=True))
 
-    while process.poll() is None and not comes():
+    while process.poll() is None and not reached():
         time.sleep(0.001)
-    family = mine.children(recursive=True)
+    family = parent.children(recursive=True)
     os.killpg(process.pid, signal.SIGTERM)
-    said, _ = process.communicate()
-    assert process.returncode == 1, said
-    assert "train: stopped at step" in said
-    assert "Traceback" not in said
+    output, _ = process.communicate()
+    assert process.returncode == 1, output
+    assert "train: stopped at step" in output
+    assert "Traceback" not in output
     _, left = psutil.wait_procs(family)
     assert not left
     own.good(*own.stage("train"))
@@ -189,7 +192,7 @@ def test_told_to_go_as_a_whole_group_it_leaves_in_good_order(own: Any, moment: s
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_while_a_sample_hangs_a_request_to_stop_is_answered_and_the_time_is_limited(own: Any, workers: int) -> None:
+def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any, workers: int) -> None:
     expected = own.digests("data/model")
     running, hang = own.root / "data" / "running", own.root / "data" / "raw" / "hang"
     own.good("ratchet", "set", f"training.workers={workers}")
@@ -197,18 +200,18 @@ def test_while_a_sample_hangs_a_request_to_stop_is_answered_and_the_time_is_limi
         own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
-    family = psutil.Process(process.pid)
+    parent = psutil.Process(process.pid)
     while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
         time.sleep(0.001)
     hang.touch()
     time.sleep(1)
-    family_of_workers = family.children(recursive=True)
+    workers_of_run = parent.children(recursive=True)
     process.terminate()
-    said, _ = process.communicate()
-    assert process.returncode == 1, said
-    assert "train: stopped at step" in said
-    assert "Traceback" not in said
-    assert not psutil.wait_procs(family_of_workers)[1]
+    output, _ = process.communicate()
+    assert process.returncode == 1, output
+    assert "train: stopped at step" in output
+    assert "Traceback" not in output
+    assert not psutil.wait_procs(workers_of_run)[1]
     own.good("ratchet", "set", "training.sample_timeout=2.0")
     refused = own.refused(*own.stage("train"))
     assert ".jpg of split train was not read within 2 s (" in refused

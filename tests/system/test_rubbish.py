@@ -1,4 +1,4 @@
-"""A thousand broken files: each is packed right or quarantined with a true reason, and every run says the same."""
+"""A thousand damaged files: each is packed correctly or quarantined with a true reason, in every run."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ GOOD = 60  # of each class
 FORMATS = {"png": "PNG", "jpg": "JPEG", "webp": "WEBP", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF"}
 
 
-def picture(number: int, kind: str) -> bytes:
+def encoded_image(number: int, kind: str) -> bytes:
     drawn = np.random.default_rng(number)
     image = Image.fromarray(drawn.integers(0, 256, (20 + number % 9, 24, 3), dtype=np.uint8))
     content = io.BytesIO()
@@ -56,12 +56,12 @@ def padded(content: bytes, drawn: random.Random) -> bytes:
 
 
 def spliced(content: bytes, drawn: random.Random) -> bytes:
-    other = picture(drawn.randrange(10**6), drawn.choice(list(FORMATS)))
+    other = encoded_image(drawn.randrange(10**6), drawn.choice(list(FORMATS)))
     return content[: drawn.randrange(len(content))] + other[drawn.randrange(len(other)) :]
 
 
-def lying(content: bytes, drawn: random.Random) -> bytes:
-    """A PNG whose header claims another size, its checksum put right."""
+def wrong_size(content: bytes, drawn: random.Random) -> bytes:
+    """Return a PNG whose header has another size and a correct checksum."""
     if not content.startswith(b"\x89PNG"):
         return flipped(content[:40], drawn) + content[40:]
     sides = struct.pack(">II", *(drawn.choice([0, 1, 23, 4_000, 60_000, 2**31 - 1]) for _ in range(2)))
@@ -70,7 +70,7 @@ def lying(content: bytes, drawn: random.Random) -> bytes:
 
 
 def bomb(_content: bytes, drawn: random.Random) -> bytes:
-    """A few bytes that would become hundreds of megabytes."""
+    """Return a small PNG that decodes to hundreds of megabytes."""
     side = drawn.choice([8_000, 20_000])
     rows = zlib.compressobj(9)
     packed = b"".join(rows.compress(bytes(side * 3 + 1)) for _ in range(64)) + rows.flush()
@@ -86,26 +86,35 @@ def noise(_content: bytes, drawn: random.Random) -> bytes:
     return drawn.randbytes(drawn.choice([0, 1, 100, 5_000]))
 
 
-CONTENTS: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, zeroed, padded, spliced, lying, bomb, noise]
+CONTENTS: list[Callable[[bytes, random.Random], bytes]] = [
+    flipped,
+    cut,
+    zeroed,
+    padded,
+    spliced,
+    wrong_size,
+    bomb,
+    noise,
+]
 
 
 @pytest.fixture(scope="module")
-def rubbish(tmp_path_factory) -> Path:
-    """Good pictures of two classes, a thousand bad files among them, and names that trip up programs."""
-    root = tmp_path_factory.mktemp("rubbish")
+def damaged(tmp_path_factory) -> Path:
+    """Good images of two classes, a thousand damaged files, and unusual file names."""
+    root = tmp_path_factory.mktemp("damaged")
     drawn = random.Random(0)
     for label in ("cat", "dog"):
-        folder = root / "pictures" / label
+        folder = root / "images" / label
         folder.mkdir(parents=True)
         for number in range(GOOD):
-            (folder / f"good-{number:03d}.png").write_bytes(picture(number + 1000 * (label == "dog"), "png"))
-    folder = root / "pictures" / "cat"
+            (folder / f"good-{number:03d}.png").write_bytes(encoded_image(number + 1000 * (label == "dog"), "png"))
+    folder = root / "images" / "cat"
     for number in range(COUNT):
         kind = drawn.choice(list(FORMATS))
         named = drawn.choice([kind, kind, kind, drawn.choice(list(FORMATS)), "", "txt"])
-        content = drawn.choice(CONTENTS)(picture(5000 + number, kind), drawn)
+        content = drawn.choice(CONTENTS)(encoded_image(5000 + number, kind), drawn)
         (folder / f"bad-{number:04d}.{named}").write_bytes(content)
-    odd = picture(9000, "png")
+    odd = encoded_image(9000, "png")
     for name in (
         "new\nline.png",
         "tab\t.png",
@@ -115,11 +124,11 @@ def rubbish(tmp_path_factory) -> Path:
         "a'b\"c.png",
         "%s{0}.png",
     ):
-        (folder / name).write_bytes(picture(9000 + len(name), "png"))
+        (folder / name).write_bytes(encoded_image(9000 + len(name), "png"))
     with open(os.fsencode(folder) + b"/not-utf8-\xff.png", "wb") as file:
         file.write(odd)
     (folder / "folder.jpg").mkdir()
-    (folder / "folder.jpg" / "inside.png").write_bytes(picture(9500, "png"))
+    (folder / "folder.jpg" / "inside.png").write_bytes(encoded_image(9500, "png"))
     (folder / "loop").symlink_to(folder)
     (folder / "round.png").symlink_to(folder / "round.png")
     (folder / "gone.png").symlink_to(folder / "nowhere.png")
@@ -128,50 +137,51 @@ def rubbish(tmp_path_factory) -> Path:
 
 
 def run(root: Path, place: Path, **changes: object) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, str]]:
-    """Index, quarantine and digests of all that was written."""
+    """Return the index, the quarantine table, and the digests of all outputs."""
     settings = DataSettings(
-        **{"source": "image-folder", "path": str(root / "pictures"), "max_bad_fraction": 1.0, **changes}
+        **{"source": "image-folder", "path": str(root / "images"), "max_bad_fraction": 1.0, **changes}
     )
     ingest(
         settings, packed=place / "packed", quarantine=place / "bad.parquet", root=root, report=lambda *_: None,
-        remember=place / "memo.parquet",
+        cache=place / "cache.parquet",
     )  # fmt: skip
     written = {
         path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in place.rglob("*")
-        if path.is_file() and path.name != "memo.parquet"
+        if path.is_file() and path.name != "cache.parquet"
     }
     return pl.read_parquet(place / "packed" / "index.parquet"), pl.read_parquet(place / "bad.parquet"), written
 
 
-def test_every_file_is_accounted_for_and_nothing_crashes(rubbish: Path, tmp_path: Path) -> None:
-    index, bad, written = run(rubbish, tmp_path / "one", workers=2)
+def test_every_file_is_packed_or_quarantined(damaged: Path, tmp_path: Path) -> None:
+    """Another number of workers and another run give the same bytes."""
+    index, bad, written = run(damaged, tmp_path / "one", workers=2)
     refused = set(bad["source"])
-    files = [path for path in (rubbish / "pictures").rglob("*") if not path.is_dir()]
-    links = sum(1 for path in files if "loop" in path.relative_to(rubbish).parts)
+    files = [path for path in (damaged / "images").rglob("*") if not path.is_dir()]
+    links = sum(1 for path in files if "loop" in path.relative_to(damaged).parts)
     assert index.height + len(refused) == len(files) - links
     assert not refused & set(index["id"])
     good = index.filter(pl.col("id").str.contains("good-"))
     assert good.height == 2 * GOOD
     assert set(bad["rule"]) <= set(HINTS)
     assert bad["value"].str.len_chars().max() < 300
-    assert not bad["value"].str.contains(str(rubbish)).any()
+    assert not bad["value"].str.contains(str(damaged)).any()
 
-    again = run(rubbish, tmp_path / "two", workers=1)[2]
+    again = run(damaged, tmp_path / "two", workers=1)[2]
     assert again == written
-    assert run(rubbish, tmp_path / "one", workers=2)[2] == written
+    assert run(damaged, tmp_path / "one", workers=2)[2] == written
 
 
-def test_what_was_packed_of_it_is_what_the_file_shows(rubbish: Path, tmp_path: Path) -> None:
-    index, _, _ = run(rubbish, tmp_path, image_size=16, channels=3)
+def test_packed_pixels_equal_those_that_pillow_decodes(damaged: Path, tmp_path: Path) -> None:
+    index, _, _ = run(damaged, tmp_path, image_size=16, channels=3)
     kept = index.filter(pl.col("id").str.contains("bad-"))
-    assert kept.height > COUNT / 20  # some damage does no harm: padding, a flipped pixel
+    assert kept.height > COUNT / 20  # some damage is harmless: padding, a flipped pixel
     images = {
         split: np.concatenate([np.load(path) for path in sorted((tmp_path / "packed" / split).glob("images-*"))])
         for split in ("train", "validation", "test")
     }
     for split, row, name in kept.select("split", "row", "id").rows():
-        with Image.open(rubbish / "pictures" / name) as image:
+        with Image.open(damaged / "images" / name) as image:
             shown = image.convert("RGB")
         side = min(shown.size)
         left, top = (shown.width - side) / 2, (shown.height - side) / 2
@@ -179,27 +189,27 @@ def test_what_was_packed_of_it_is_what_the_file_shows(rubbish: Path, tmp_path: P
         np.testing.assert_array_equal(images[split][row], np.asarray(expected), err_msg=name)
 
 
-def test_a_true_reason_is_given(rubbish: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_reason_is_true(damaged: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    _, bad, _ = run(rubbish, tmp_path)
+    _, bad, _ = run(damaged, tmp_path)
     reasons = {rule: rows for (rule,), rows in bad.group_by("rule")}
     for name in reasons["unreadable"]["source"]:
-        path = rubbish / "pictures" / name
+        path = damaged / "images" / name
         if path.is_file():
             with pytest.raises(Exception), Image.open(path) as image:  # noqa: B017 - whatever Pillow raises
                 image.load()
     for name in reasons["empty-file"]["source"]:
-        assert (rubbish / "pictures" / name).stat().st_size == 0
+        assert (damaged / "images" / name).stat().st_size == 0
     for name, value in reasons["format-mismatch"].select("source", "value").rows():
-        with Image.open(rubbish / "pictures" / name) as image:
+        with Image.open(damaged / "images" / name) as image:
             assert value.startswith(str(image.format).lower())
     for name, value in reasons["too-large"].select("source", "value").rows():
-        with Image.open(rubbish / "pictures" / name) as image:
+        with Image.open(damaged / "images" / name) as image:
             assert value == f"{image.width} x {image.height} pixels"
             assert image.width * image.height > 50_000_000
 
 
-def test_a_run_over_rubbish_leaves_no_scratch_behind(rubbish: Path, tmp_path: Path) -> None:
-    run(rubbish, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "memo.parquet", "packed"]
+def test_no_temporary_file_is_left(damaged: Path, tmp_path: Path) -> None:
+    run(damaged, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "cache.parquet", "packed"]
     shutil.rmtree(tmp_path / "packed")

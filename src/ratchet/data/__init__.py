@@ -1,17 +1,17 @@
-"""Data in: a source is read, checked, split and packed; what is bad goes to the quarantine table, never into an array.
+"""Data: read a source, check it, split it and pack it. Bad samples go to the quarantine table, never into an array.
 
-sources/           what a source holds, by id
-reading/           files and pictures, read by workers, and what is remembered of them
-contract.py        what is allowed in (pandera), and what of it holds for serving and for watching
-table_contract.py  what is allowed in a table that lists samples; privacy.py: columns that must not be kept
-quarantine.py      what was kept out, and why; releases.py: what was let in by hand all the same
-depth.py           how values of more than 8 bits become 0..255
-split.py           which split a sample belongs to
+sources/           sources: their classes, their samples by id, and how a sample is read
+reading/           image files, read by workers, and a cache of their facts
+contract.py        rules about single samples (pandera), which serving and monitoring use too
+table_contract.py  rules about tables that list samples; set_contract.py: rules about the whole set
+privacy.py         columns that must not be kept
+quarantine.py      the quarantine table; overrides.py: samples released by hand
+depth.py           scaling of values of more than 8 bits to 0..255
+split.py           assignment of samples to splits
 pack.py            typed arrays in shards
-profile.py         what the packed set looks like
-trouble/           what is wrong with it though no rule is broken
-manifest.py        the packed set's own description; versions.py: its name in a registry
-ingest.py          all of it, in order
-unpacked.py        all of it for a user's own Dataset, whose pixels are not packed
-difference.py      what differs between two versions; card.py: the data card
+profile.py         statistics of the packed set
+checks/            faults that break no rule: duplicates, leakage, wrong labels
+manifest.py        description of the packed set; versions.py: its version in DVC
+ingest.py          the whole ingest; custom_dataset.py: the same for a user's own Dataset, which is not packed
+difference.py      differences between two versions
 """

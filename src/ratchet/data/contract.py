@@ -1,12 +1,10 @@
-"""What is allowed in. pandera judges; a broken rule about one sample quarantines it, about the whole set stops the run.
+"""Rules about single samples, checked by pandera. A sample that breaks a rule is quarantined.
 
-Each table is checked twice, because a wrong column would hide the values' faults: first columns and types, which only a
-mistake of ours can break, then the values with every failure collected.
+Each table is checked twice, because a wrong column would hide faults of values. First come the columns and types, which
+only a bug in this program can break. Then come the values, with all failures collected.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -15,51 +13,117 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.reading.identify import fix_for_format, fix_for_problem
-from ratchet.data.reading.images import ARRAY, claimed
-from ratchet.data.split import SPLITS
-from ratchet.errors import DataError
+from ratchet.data.reading.images import ARRAY, format_of_extension
 from ratchet.settings.model import DataSettings
 
 __all__ = [
     "FACTS",
-    "check_bad_fraction",
     "check_facts",
-    "check_index",
     "check_samples",
-    "cross_split_duplicates",
-    "duplicate_ids",
     "facts_frame",
     "failures",
-    "kept_out",
-    "label_conflicts",
+    "image_terms",
     "must",
-    "picture_terms",
     "sample_terms",
 ]
 
-FACTS: dict[str, Any] = {
+FACTS: Mapping[str, Any] = {
     "bytes": pl.Int64, "permitted": pl.Boolean, "readable": pl.Boolean, "problem": pl.String, "content": pl.String,
     "format": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64, "grey": pl.Boolean,
     "depth": pl.Int64, "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
     "full_pixels": pl.String,
 }  # fmt: skip
-
+"""Name and type of each fact (`images.Facts`)."""
 
 _ID = pl.col("id")
 
 
-def facts_frame(told: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
-    """One row per sample, from one list per fact."""
-    return pl.DataFrame({name: pl.Series(told[name], dtype=kind) for name, kind in FACTS.items()})
+def facts_frame(columns: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
+    """Return a frame with one row per sample, from one list per fact."""
+    return pl.DataFrame({name: pl.Series(columns[name], dtype=kind) for name, kind in FACTS.items()})
 
 
-def _with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
-    """The facts with what follows from them and the id."""
+def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
+    """Return quarantine rows (quarantine.SCHEMA) of the samples that break a rule about a single sample."""
+    return failures(_with_derived(frame), _facts_schema(settings, classes))
+
+
+def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
+    """Return quarantine rows of the samples of a user's own Dataset that break a rule.
+
+    Args:
+        frame: per sample whether it `returned` and was `proper`, else the `problem`; `image`, a text with its type and
+            shape, `finite` and `label`, where they are known.
+        classes: number of classes.
+    """
+    return failures(frame, _samples_schema(frame["image"], classes))
+
+
+def image_terms(settings: DataSettings) -> dict[str, list[dict[str, Any]]]:
+    """Return the rules that apply to a single image, and so also to a request to a model, as plain data.
+
+    By column the checks: `rule`, its name in the quarantine table; `check`, its name in pandera; and its limits.
+    """
+    columns = ("bytes", "readable", "format", "frames", "side", "area", "aspect")
+    return _terms(_facts_schema(settings, classes=1), columns)
+
+
+def sample_terms(images: pl.Series) -> dict[str, list[dict[str, Any]]]:
+    """Return the same as `image_terms` for a user's own Dataset. `images`: a text with type and shape of each image."""
+    return _terms(_samples_schema(images, classes=1), ("image", "finite"))
+
+
+def failures(
+    frame: pl.DataFrame,
+    columns: dict[str, pa.Column],
+    value: Callable[[str, str], pl.Expr] | None = None,
+    *,
+    source: pl.Expr = _ID,
+) -> pl.DataFrame:
+    """Return quarantine rows of the rows of `frame` that break a rule.
+
+    Args:
+        frame: has `row` and the checked columns.
+        columns: the rules; each check's error is the name of its rule.
+        value: gives the expression for a broken rule's value, by rule and column.
+        source: expression for the name of a sample.
+    """
+    value = value or _value
+    structure = {name: pa.Column(column.dtype, nullable=column.nullable) for name, column in columns.items()}
+    # pandera checks only columns and types of a LazyFrame: this is the first pass.
+    pa.DataFrameSchema(structure, strict=True).validate(frame.select(sorted(columns)).lazy(), lazy=True)
+    try:
+        pa.DataFrameSchema(columns).validate(frame, lazy=True)
+    except SchemaErrors as error:
+        cases = error.failure_cases
+        if cases["index"].null_count():  # not about a row, so the schema itself is wrong
+            raise
+        content = [name for name in ("content",) if name in frame.columns]
+        groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
+        return pl.concat(
+            _with_fixes(
+                quarantine.table(
+                    frame[places].select(*content, source=source, row="row", value=value(rule, column)), rule
+                )
+            )
+            for rule, column, places in groups.agg("index").rows()
+        ).sort("row", "rule", "value")
+    return quarantine.rows([])
+
+
+def must(rule: str, *, be: bool = True) -> pa.Check:
+    """Return the check that a boolean column equals `be`, named after the rule."""
+    return pa.Check.eq(be, error=rule)
+
+
+def _with_derived(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns that follow from the facts and the id."""
     width, height = pl.col("width"), pl.col("height")
-    ending = pl.col("id").str.extract(r"(\.[^./]*)$", 1)
-    formats = {found: claimed(f"name{found}") for found in frame.select(ending.unique())["id"].to_list() if found}
-    means = ending.replace_strict(formats, default=None, return_dtype=pl.String)
-    return frame.with_columns(claimed=pl.when(pl.col("format") != ARRAY).then(means)).with_columns(
+    extension = pl.col("id").str.extract(r"(\.[^./]*)$", 1)
+    extensions = [name for name in frame.select(extension.unique())["id"].to_list() if name]
+    formats = {name: format_of_extension(f"name{name}") for name in extensions}
+    claimed = extension.replace_strict(formats, default=None, return_dtype=pl.String)
+    return frame.with_columns(claimed=pl.when(pl.col("format") != ARRAY).then(claimed)).with_columns(
         agrees=pl.col("claimed") == pl.col("format"),
         side=pl.min_horizontal(width, height),
         area=width * height,
@@ -67,170 +131,11 @@ def _with_conclusions(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def check_facts(frame: pl.DataFrame, settings: DataSettings, *, classes: int) -> pl.DataFrame:
-    """The quarantine rows (quarantine.SCHEMA) of the samples that must not be trained on, for what each is alone."""
-    return failures(_with_conclusions(frame), _facts_schema(settings, classes))
-
-
-def check_samples(frame: pl.DataFrame, *, classes: int) -> pl.DataFrame:
-    """The quarantine rows of what a user's own Dataset gave and must not be trained on.
-
-    Args:
-        frame: per sample whether it `returned` and was `proper`, else the `problem`; `image`, its type and shape in
-            words, `finite` and `label`, where they are known.
-        classes: how many there are.
-    """
-    return failures(frame, _samples_schema(frame["image"], classes))
-
-
-def duplicate_ids(frame: pl.DataFrame) -> pl.DataFrame:
-    """The quarantine rows of samples whose id another has; the one in the split that must most stay unseen stays."""
-    again = frame.select("row", "id", pl.col("split").fill_null("train")).filter(pl.col("id").is_duplicated())
-    ranked = _ranked(again).sort("rank", "row", descending=[True, False])
-    leaving = ranked.with_columns(kept=pl.col("split").first().over("id")).filter(~pl.col("id").is_first_distinct())
-    return quarantine.rows(
-        (one["id"], one["row"], "duplicate-id", f"again in {one['split']}, kept in {one['kept']}")
-        for one in leaving.iter_rows(named=True)
-    )
-
-
-def cross_split_duplicates(index: pl.DataFrame) -> pl.DataFrame:
-    """The quarantine rows of samples whose exact pixels are also in a split that must stay unseen.
-
-    Of twins, the one in test stays, else the one in validation. Copies within one split all stay.
-    """
-    ranked = _ranked(index.select("row", "id", "pixels", "split").filter(pl.col("pixels").is_duplicated()))
-    ranked = ranked.with_columns(top=pl.col("rank").max().over("pixels"))
-    twins = (
-        ranked.filter(pl.col("rank") == pl.col("top"))
-        .group_by("pixels")
-        .agg(twin=pl.col("id").min(), kept=pl.col("split").first())
-    )
-    leaving = ranked.filter(pl.col("rank") < pl.col("top")).join(twins, on="pixels", how="left").sort("row")
-    return quarantine.rows(
-        (one["id"], one["row"], "duplicate-across-splits", f"in {one['split']}, as {one['twin']} in {one['kept']}")
-        for one in leaving.iter_rows(named=True)
-    )
-
-
-def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
-    """With `rank`: the higher, the more a split must stay unseen."""
-    ranks = {name: place for place, name in enumerate(SPLITS)}
-    return frame.with_columns(rank=pl.col("split").replace_strict(ranks, return_dtype=pl.Int64))
-
-
-def label_conflicts(index: pl.DataFrame) -> list[dict[str, list[str]]]:
-    """Groups of samples with the same pixels and different labels: {"ids": [...], "classes": [...]}, by first id."""
-    groups = (
-        index.filter(pl.col("pixels").is_duplicated())
-        .group_by("pixels")
-        .agg(pl.col("id").sort(), pl.col("class").unique().sort())
-    )
-    found = groups.filter(pl.col("class").list.len() > 1)
-    pairs = zip(found["id"].to_list(), found["class"].to_list(), strict=True)
-    return [{"ids": ids, "classes": names} for ids, names in sorted(pairs)]
-
-
-def picture_terms(settings: DataSettings) -> dict[str, list[dict[str, Any]]]:
-    """What the contract asks of a picture alone, and so of one that is sent to a model, as plain data.
-
-    By column the checks: `rule`, its name in the quarantine; `check`, pandera's name of it; and the check's limits.
-    """
-    return _terms(
-        _facts_schema(settings, classes=1), ("bytes", "readable", "format", "frames", "side", "area", "aspect")
-    )
-
-
-def sample_terms(images: pl.Series) -> dict[str, list[dict[str, Any]]]:
-    """As `picture_terms`, of what a user's own Dataset gives; `images` are type and shape of each, in words."""
-    return _terms(_samples_schema(images, classes=1), ("image", "finite"))
-
-
-def _terms(columns: Mapping[str, pa.Column], asked: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def _terms(columns: Mapping[str, pa.Column], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     return {
         name: [{"rule": check.error, "check": check.name, **check.statistics} for check in columns[name].checks]
-        for name in asked
+        for name in names
     }
-
-
-def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Path) -> None:
-    """Stop when too many samples are bad.
-
-    Raises:
-        DataError: more than `limit` of `total`, or all; the message has the counts by rule and the table's path.
-    """
-    count = quarantine.samples(bad)
-    if count == 0 or (count <= limit * total and count < total):
-        return
-    counts = ", ".join(f"{rule} {number}" for rule, number in quarantine.by_rule(bad).items())
-    first = bad.sort("row", "rule").row(0, named=True)
-    value = f" (found {first['value']})" if first["value"] else ""
-    way_out = "mend or remove them" if count == total else "mend or remove them, or raise data.max_bad_fraction"
-    raise DataError(
-        f"{count} of {total} are bad ({count / total:.1%}, data.max_bad_fraction allows {limit:.1%}): {counts}. "
-        f"The first is {first['source']}, {first['rule']}{value}. Each is listed, with a hint, in {table}: {way_out}"
-    )
-
-
-def kept_out(facts: pl.DataFrame, bad: pl.DataFrame) -> dict[int, dict[str, int]]:
-    """By label the samples that were kept out, by rule; a sample that breaks several counts in each."""
-    rows = facts.select("row", "label").join(bad.select("row", "rule"), on="row").drop_nulls("label")
-    found: dict[int, dict[str, int]] = {}
-    for label, rule, count in rows.group_by("label", "rule").len().sort("label", "rule").rows():
-        found.setdefault(label, {})[rule] = count
-    return found
-
-
-def check_index(
-    index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
-    kept_out: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
-) -> None:  # fmt: skip
-    """The rules about the whole set.
-
-    Args:
-        index: the good samples.
-        settings: the `data` section.
-        classes: names, by label.
-        kept_out: by label the samples that are not among them, by rule.
-        table: where each of those is listed.
-
-    Raises:
-        DataError: a duplicate id, an empty split, or a class with too few training examples.
-    """
-    try:
-        _index_schema(len(classes)).validate(index, lazy=True)
-    except SchemaErrors as error:
-        cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
-        told = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
-        raise DataError(
-            f"data.source {settings.source}: the set breaks its contract: {told}: mend the source's ids and labels"
-        ) from None
-    sizes = dict(index.group_by("split").len().rows())
-    for split in SPLITS:
-        if not sizes.get(split):
-            fraction = "" if split == "train" else f", or raise data.{split}_fraction"
-            raise DataError(
-                f"split {split} is empty ({index.height} good samples in all): add samples to the source{fraction}"
-            )
-    trained = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
-    labels = [label for label in range(len(classes)) if trained.get(label, 0) < settings.min_per_class]
-    if labels:
-        few = [
-            f"{classes[label]!r} has {trained.get(label, 0)}{_refused(kept_out.get(label, {}))}" for label in labels[:8]
-        ]
-        more = f" and {len(labels) - 8} more classes" if len(labels) > 8 else ""
-        fix = "add images, remove the class, or lower it"
-        if any(kept_out.get(label) for label in labels):
-            fix = f"correct the files that were kept out, each is listed with its fix in {table}; or {fix}"
-        raise DataError(
-            f"too few training examples: class {', '.join(few)}{more}; data.min_per_class asks for "
-            f"{settings.min_per_class}: {fix}"
-        )
-
-
-def _refused(rules: Mapping[str, int]) -> str:
-    counts = ", ".join(f"{rule} {count:,}" for rule, count in rules.items())
-    return f" (kept out: {counts})" if rules else ""
 
 
 def _facts_schema(settings: DataSettings, classes: int) -> dict[str, pa.Column]:
@@ -275,57 +180,8 @@ def _samples_schema(images: pl.Series, classes: int) -> dict[str, pa.Column]:
     }
 
 
-def must(rule: str, *, be: bool = True) -> pa.Check:
-    """The check that a column of yes and no says what it must, under the rule's name."""
-    return pa.Check.eq(be, error=rule)
-
-
-def _index_schema(classes: int) -> pa.DataFrameSchema:
-    columns = {
-        "id": pa.Column(pl.String, unique=True),
-        "split": pa.Column(pl.String, pa.Check.isin(SPLITS)),
-        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1)),
-        "content": pa.Column(pl.String, pa.Check.str_length(64, 64)),
-        "pixels": pa.Column(pl.String, pa.Check.str_length(64, 64)),
-        "brightness": pa.Column(pl.Float64, pa.Check.in_range(0, 255)),
-        "contrast": pa.Column(pl.Float64, pa.Check.in_range(0, 128)),
-    }
-    return pa.DataFrameSchema(columns)
-
-
-def failures(
-    frame: pl.DataFrame,
-    columns: dict[str, pa.Column],
-    value: Callable[[str, str], pl.Expr] | None = None,
-    *,
-    source: pl.Expr = _ID,
-) -> pl.DataFrame:
-    """The quarantine rows of `frame`'s rows that break a rule; `value` tells, by rule and column, what was found."""
-    value = value or _value
-    structure = {name: pa.Column(column.dtype, nullable=column.nullable) for name, column in columns.items()}
-    # A LazyFrame is checked for its columns and types only: the first pass.
-    pa.DataFrameSchema(structure, strict=True).validate(frame.select(sorted(columns)).lazy(), lazy=True)
-    try:
-        pa.DataFrameSchema(columns).validate(frame, lazy=True)
-    except SchemaErrors as error:
-        cases = error.failure_cases
-        if cases["index"].null_count():  # not about a row: a fault in the schema itself
-            raise
-        content = [name for name in ("content",) if name in frame.columns]
-        groups = cases.select(pl.col("index").cast(pl.UInt32), "check", "column").group_by("check", "column")
-        return pl.concat(
-            _with_fixes(
-                quarantine.table(
-                    frame[places].select(*content, source=source, row="row", value=value(rule, column)), rule
-                )
-            )
-            for rule, column, places in groups.agg("index").rows()
-        ).sort("row", "rule", "value")
-    return quarantine.rows([])
-
-
 def _with_fixes(bad: pl.DataFrame) -> pl.DataFrame:
-    """With the fix that belongs to the kind of file or to the format that was found, where one is known."""
+    """Replace the hint by the fix for the kind of file or the format, where there is one."""
     fixes = {"unreadable": fix_for_problem, "format-not-allowed": fix_for_format}
     fix = fixes.get(bad["rule"][0]) if bad.height else None
     if fix is None:
@@ -335,9 +191,9 @@ def _with_fixes(bad: pl.DataFrame) -> pl.DataFrame:
 
 
 def _value(rule: str, column: str) -> pl.Expr:
-    """What was found, in words."""
+    """Return the expression for the value that breaks a rule, as a text."""
     size = pl.format("{} x {} pixels", "width", "height")
-    found = {
+    values = {
         "empty-file": pl.lit("0 bytes"),
         "format-not-allowed": pl.col("format"),
         "animated": pl.format("{} frames", "frames"),
@@ -349,4 +205,4 @@ def _value(rule: str, column: str) -> pl.Expr:
         "too-large": size,
         "bad-aspect": size,
     }
-    return found.get(rule, pl.col("problem").fill_null(""))
+    return values.get(rule, pl.col("problem").fill_null(""))

@@ -1,4 +1,4 @@
-"""What differs between two versions of a data set, sample by sample."""
+"""Differences between two versions of a data set, sample by sample."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,21 @@ import polars as pl
 __all__ = ["COLUMNS", "Difference", "difference"]
 
 COLUMNS = ("id", "split", "class", "content")
-"""What of an index is compared."""
+"""Columns of an index that are compared."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Tables of samples, each by id.
+    """Tables of changed samples, sorted by id.
 
-    added, removed: id, split, class. renamed: the same content under another id: before, id, split, class. altered: the
-    same id with other content: id, split, class. relabelled, moved: the same content in another class or split: id,
-    before, after.
+    Attributes:
+        added: id, split, class.
+        removed: id, split, class.
+        renamed: same content under another id: before, id, split, class.
+        altered: same id with other content: id, split, class.
+        relabelled: same content in another class: id, before, after.
+        moved: same content in another split: id, before, after.
+        rows: number of samples before and after.
     """
 
     added: pl.DataFrame
@@ -25,25 +30,25 @@ class Difference:
     altered: pl.DataFrame
     relabelled: pl.DataFrame
     moved: pl.DataFrame
-    rows: tuple[int, int]  # samples before and after
+    rows: tuple[int, int]
 
     def counts(self) -> dict[str, int]:
-        """Kind of change -> samples, without those that there are none of."""
+        """Return the number of samples by kind of change, without zeros."""
         tables = {name: value for name, value in vars(self).items() if isinstance(value, pl.DataFrame)}
         return {name: table.height for name, table in tables.items() if table.height}
 
     @property
-    def words(self) -> str:
-        """All of it in one line."""
-        told = ", ".join(f"{count:,} {name}" for name, count in self.counts().items()) or "no sample differs"
-        return f"{self.rows[0]:,} samples before, {self.rows[1]:,} after: {told}"
+    def summary(self) -> str:
+        """Summary in one line."""
+        changes = ", ".join(f"{count:,} {name}" for name, count in self.counts().items()) or "no sample differs"
+        return f"{self.rows[0]:,} samples before, {self.rows[1]:,} after: {changes}"
 
 
 def difference(before: pl.DataFrame, after: pl.DataFrame) -> Difference:
-    """What changed from one index to another, both with COLUMNS and ids that occur once.
+    """Compare two indexes, both with COLUMNS and unique ids.
 
-    A sample is the same one if its id is; one that is gone and whose content stands under a new id was renamed. Of
-    several with one content, as many count as renamed as there are on both sides, in the order of their ids.
+    Samples with the same id are the same sample. A removed sample whose content is added under another id was renamed.
+    If several samples have the same content, they are paired in the order of their ids.
     """
     before, after = (index.select(COLUMNS).sort("id") for index in (before, after))
     gone = before.join(after, on="id", how="anti")

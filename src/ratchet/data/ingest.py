@@ -1,7 +1,6 @@
-"""From a source to a packed set: list, read, judge, split, pack. Whole, or not at all.
+"""Ingest: list, read, check, split and pack a source. The packed set is replaced as a whole, or not at all.
 
-Every sample is read once, and not even once where it is known from before. Memory holds facts about all samples but
-pixels of a few.
+Every sample is read once, or not at all if the cache knows it. Memory holds facts about all samples, but pixels of few.
 """
 
 import hashlib
@@ -17,17 +16,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import contract, pack, quarantine, split
-from ratchet.data import overrides as releasing
-from ratchet.data.checks.near_duplicates import NearDuplicates, look
+from ratchet.data import contract, overrides, pack, quarantine, set_contract, split
+from ratchet.data.checks import exact_duplicates
+from ratchet.data.checks.near_duplicates import NearDuplicates, signatures
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
-from ratchet.data.reading import cache
-from ratchet.data.reading.cache import Earlier, Memo
-from ratchet.data.reading.images import check_formats, patient_pillow
-from ratchet.data.reading.sample import sampled
-from ratchet.data.reading.scratch import Scratch
+from ratchet.data.reading import cache as fact_cache
+from ratchet.data.reading.cache import FactCache, PackedCache
+from ratchet.data.reading.images import check_formats, pillow_settings
+from ratchet.data.reading.pixel_store import PixelStore
+from ratchet.data.reading.subset import subset
 from ratchet.data.reading.survey import Survey
+from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -36,42 +36,34 @@ from ratchet.workspace import disk_errors
 __all__ = ["ingest"]
 
 Report = Callable[[int, int], None]
-Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit pictures
+Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit images
 
-AUTO_DEPTH = 16  # bits: where no picture has more than eight
-AUTO_SIDE = 64  # pixels: the packed side where pictures differ in size or are larger
+AUTO_DEPTH = 16  # bits: for sets without 16-bit images
+AUTO_SIDE = 64  # pixels: packed side of images that differ in size or are larger
+_FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth", "full_pixels")
 
 
 def ingest(
-    settings: DataSettings,
-    *,
-    packed: Path,
-    quarantine: Path,
-    root: Path,
-    report: Report,
-    remember: Path | None = None,
-    releases: Path | None = None,
-    sample: bool = False,
-    sample_timeout: float = 0.0,
-) -> Manifest:
-    """Read the source, keep out what is bad, split, and pack the rest into folder `packed`.
+    settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report, cache: Path | None = None,
+    releases: Path | None = None, sample: bool = False, sample_timeout: float = 0.0,
+) -> Manifest:  # fmt: skip
+    """Read the source, quarantine bad samples, split the others, and pack them into folder `packed`.
 
-    Equal input gives equal bytes, whatever the number of workers, the machine, the order in a folder and what is known
-    from before.
+    Equal input gives equal bytes, for any number of workers, machine, order of files and state of the cache.
 
     Args:
         settings: the `data` section; its path is relative to `root`.
-        packed: the folder to fill; on any error it stays as it was.
-        quarantine: the Parquet table of what was kept out; written even if empty, and when too much is bad.
+        packed: folder of the packed set; it stays as it is after an error.
+        quarantine: path of the quarantine table (Parquet). It is written even if it is empty or too much is bad.
         root: the project folder.
-        report: called with (done, total) as work goes on.
-        remember: the file that one ingest leaves for the next one's sake; None: none.
-        releases: the table of samples let in by hand; None: there are none.
+        report: called with (done, total) samples.
+        cache: path of the cache for the next ingest; None: no cache.
+        releases: path of the table of samples released by hand; None: no releases.
         sample: take only a few samples of each class, from all over the source.
-        sample_timeout: seconds that the user's own Dataset may take for one sample; 0: no limit.
+        sample_timeout: seconds that a user's own Dataset may take for one sample; 0: no limit.
 
     Raises:
-        SettingsError: the source's name is not known.
+        SettingsError: no source has this name.
         DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
         WorkspaceError: the disk is full or cannot be written.
     """
@@ -84,87 +76,90 @@ def ingest(
                 sample_timeout=sample_timeout,
             )  # fmt: skip
     check_formats(settings.formats)
-    with patient_pillow():
+    with pillow_settings():
         source = open_source(settings, root=root)
-        released = releasing.read(releases) if releases else releasing.none()
-        work = _Ingest(settings, source, packed, quarantine, report, remember, released, sample=sample)
+        released = overrides.read(releases) if releases else overrides.none()
+        work = _Ingest(settings, source, packed, quarantine, report, cache, released, sample=sample)
         with disk_errors(packed):
-            return work.unchanged() or work.anew()
+            return work.unchanged() or work.run()
 
 
 class _Ingest:
-    """One ingest under way."""
+    """An ingest of packed images."""
 
     def __init__(
         self, settings: DataSettings, source: Source, packed: Path, table: Path, report: Report,
-        remember: Path | None, released: pl.DataFrame, *, sample: bool,
+        cache: Path | None, released: pl.DataFrame, *, sample: bool,
     ) -> None:  # fmt: skip
         self.settings, self.source, self.released = settings, source, released
-        self.packed, self.table, self.remember = packed, table, remember
+        self.packed, self.table, self.cache = packed, table, cache
         listing = source.listing
-        self.listing = sampled(listing, classes=len(source.classes)) if sample else listing
+        self.listing = subset(listing, classes=len(source.classes)) if sample else listing
         self.total = self.listing.height + source.refused.height
-        # Only a split that is drawn depends on an image at full size, which is slow to decode.
-        self.whole = not {"validation", "test"} <= source.given and self.listing["group"].has_nulls()
-        self.survey = Survey(source, settings, released=released["content"], advance=self._advance, whole=self.whole)
+        # Images are decoded at full size only if a split is drawn, because that is slow.
+        self.full_size = not {"validation", "test"} <= source.given and self.listing["group"].has_nulls()
+        self.survey = Survey(
+            source, settings, released=released["content"], advance=self._advance, full_size=self.full_size
+        )
         self._report = report
-        self._done = self._told = 0
+        self._done = self._reported = 0
 
     def unchanged(self) -> Manifest | None:
-        """The packed set that stands there, if it was made of just this and nothing has touched it since."""
-        if self.remember is None or self.listing["stamp"].null_count():
+        """Return the current packed set if it was made of the same inputs and not altered since, else None."""
+        if self.cache is None or self.listing["stamp"].null_count():
             return None
-        known = Memo(self.remember)
+        known = FactCache(self.cache)
         if known.inputs != self._inputs or known.outputs != self._outputs():
             return None
         self._report(self.total, self.total)
         return Manifest.read(self.packed)
 
-    def anew(self) -> Manifest:
-        """Make the packed set."""
+    def run(self) -> Manifest:
+        """Write the packed set, the quarantine table and the cache."""
         with files.draft_directory(self.packed) as draft:
-            manifest, bad, facts, shape = self._into(draft)
-        quarantine.write(self.table, bad)  # at once after the set that it belongs to
-        if self.remember is not None:
-            cache.write(
-                self.remember, facts, shape=shape, whole=self.whole, inputs=self._inputs, outputs=self._outputs()
+            manifest, bad, facts, shape = self._fill(draft)
+        quarantine.write(self.table, bad)  # right after the set that it belongs to
+        if self.cache is not None:
+            fact_cache.write(
+                self.cache, facts, shape=shape, full_size=self.full_size, inputs=self._inputs, outputs=self._outputs()
             )
         return manifest
 
-    def _into(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
-        """Fill the draft: its manifest, the quarantine table, what is known of all samples, and their packed shape."""
-        shape = self._guess()
+    def _fill(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
+        """Fill the draft. Return its manifest, the quarantine table, the facts of all samples and the packed shape."""
+        shape = self._guess_shape()
         while True:
-            earlier = Earlier(self.packed, shape=shape)
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
-                self._done = self.source.refused.height
-                facts = self.survey.all(self.listing, scratch, Memo(self.remember).facts(shape=shape, whole=self.whole))
-                bad = pl.concat(
-                    [
-                        self.source.refused,
-                        contract.check_facts(facts, self.settings, classes=len(self.source.classes)),
-                        contract.duplicate_ids(facts),
-                    ]
+                pixels = PixelStore(
+                    scratch, PackedCache(self.packed, shape=shape), lambda missing: self._read_again(missing, scratch)
                 )
-                bad, used = releasing.apply(bad, self.released)
+                self._done = self.source.refused.height
+                known = FactCache(self.cache).facts(shape=shape, full_size=self.full_size)
+                facts = self.survey.read_all(self.listing, scratch, known)
+                bad, used = overrides.apply(self._check(facts), self.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():
-                    self._stop_if_bad(bad)
+                    self._check_bad_fraction(bad)
                 if self._shape(good) == shape:
-                    return *self._pack(draft, facts, bad, used, scratch, earlier), facts, shape
-            shape = self._shape(good)  # rare: the guess was wrong, or only broken files asked for another shape
+                    return *self._pack(draft, facts, bad, used, pixels), facts, shape
+            shape = self._shape(good)  # rare: the guess was wrong, or came from samples that are bad
 
-    def _guess(self) -> Shape:
-        """The packed shape as a few samples have it."""
-        side, channels, depth = self._shape(self.survey.some(self.listing["id"]))
-        match Memo(self.remember).shape:
+    def _check(self, facts: pl.DataFrame) -> pl.DataFrame:
+        """Return the quarantine rows of the rules about single samples."""
+        broken = contract.check_facts(facts, self.settings, classes=len(self.source.classes))
+        return pl.concat([self.source.refused, broken, exact_duplicates.duplicate_ids(facts)])
+
+    def _guess_shape(self) -> Shape:
+        """Return the packed shape that a few samples suggest."""
+        side, channels, depth = self._shape(self.survey.preview(self.listing["id"]))
+        match FactCache(self.cache).shape:
             case (before_side, before_channels, before_depth) if (before_side, before_channels) == (side, channels):
-                # The deepest picture need not be among those that were looked at.
+                # The deepest image need not be among those samples.
                 depth = max(depth, before_depth) if self.settings.depth == "auto" else depth
         return side, channels, depth
 
     def _shape(self, facts: pl.DataFrame) -> Shape:
-        """Side and channels of the packed pictures, and the bits of the largest value of all 16-bit ones."""
+        """Return side and channels of the packed images, and the bits of the largest value of all 16-bit images."""
         size, channels, depth = self.settings.image_size, self.settings.channels, self.settings.depth
         if size == "auto":
             sides = set(facts["width"].unique()) | set(facts["height"].unique())
@@ -172,138 +167,126 @@ class _Ingest:
             size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
         if channels == "auto":
             channels = 1 if facts["grey"].all() else 3
-        # A number of bits, not the largest value itself, so that another picture hardly ever changes the scale.
+        # Bits instead of the largest value itself, so that one more image rarely changes the scale.
         return size, channels, _depth(facts) if depth == "auto" else depth
 
     def _pack(
-        self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, scratch: Scratch,
-        earlier: Earlier,
-    ) -> tuple[Manifest, pl.DataFrame]:  # fmt: skip
-        index = self._index(quarantine.without(facts, bad))
-        twins = contract.cross_split_duplicates(index)
-        bad = pl.concat([bad, twins])
-        self._stop_if_bad(bad)
-        index = quarantine.without(index, twins)
-        seen = quarantine.shown(bad, facts)
-        shown = self._reader(self._placed(seen, scratch, earlier), scratch, earlier)
-        bad = quarantine.with_thumbnails(bad, seen["row"], shown(0, seen.height))
-        with self._telling(bad):
-            out = contract.kept_out(facts, bad)
-            contract.check_index(index, self.settings, classes=self.source.classes, kept_out=out, table=self.table)
-        index = self._placed(index, scratch, earlier)
-        alike = NearDuplicates()
+        self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, pixels: PixelStore
+    ) -> tuple[Manifest, pl.DataFrame]:
+        """Pack the good samples into the draft. Return its manifest and the quarantine table."""
+        index, bad = self._check_set(facts, bad, pixels)
+        index = pixels.locate(index)
+        near_duplicates = NearDuplicates()
         splits, values, start = {}, {}, 0
         counts = dict(index.group_by("split").len().rows())
         for name in split.SPLITS:
-            mine = index.slice(start, counts.get(name, 0))
-            splits[name], values[name] = self._pack_split(draft / name, mine, scratch, earlier, alike)
-            start += mine.height
-
-        def some(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-            return self._reader(index[rows], scratch, earlier)(0, len(rows))
-
+            rows = index.slice(start, counts.get(name, 0))
+            splits[name], values[name] = self._pack_split(draft / name, rows, pixels, near_duplicates)
+            start += rows.height
+        has_depth = self._write_descriptions(draft, index, facts, bad, values["train"], near_duplicates, pixels)
         mean, std = channel_statistics(values["train"])
-        by_rule = quarantine.by_rule(bad)
-        own = [name for name in self.listing.columns if name not in LISTING]
-        pack.write_index(draft, index if index["group"].count() else index.drop("group"), own=own)
-        description = profile(
-            index, classes=self.source.classes, pixels=packed_pixels(values["train"]),
-            conflicts=contract.label_conflicts(index), quarantined=by_rule, own=own,
-            terms=contract.picture_terms(self.settings), alike=alike.pairs(index, some),
-        )  # fmt: skip
-        deep = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
-        if len(deep):
-            description["depth"] = {"bits": scratch.depth, "samples": dict(deep.value_counts().sort("depth").rows())}
-        files.write_json(draft / "profile.json", description)
-        size, _, channels = scratch.shape
-        told = {
-            "source": self.settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule,
-            "released": tuple(used.to_dicts()),
+        size, _, channels = pixels.shape
+        notes = {
+            "source": self.settings.source, "quarantined": quarantine.samples(bad),
+            "quarantined_by_rule": quarantine.by_rule(bad), "released": tuple(used.to_dicts()),
         }  # fmt: skip
         manifest = Manifest.sealed(
-            told, format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
+            notes, format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
             height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
-            **({"depth": scratch.depth} if len(deep) else {}),
+            **({"depth": pixels.depth} if has_depth else {}),
         )  # fmt: skip
         manifest.write(draft)
         return manifest, bad
 
+    def _check_set(
+        self, facts: pl.DataFrame, bad: pl.DataFrame, pixels: PixelStore
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Check the rules about the whole set. Return the index and the quarantine table with thumbnails."""
+        index = self._index(quarantine.without(facts, bad))
+        duplicates = exact_duplicates.cross_split_duplicates(index)
+        bad = pl.concat([bad, duplicates])
+        self._check_bad_fraction(bad)
+        index = quarantine.without(index, duplicates)
+        shown = quarantine.shown(bad, facts)
+        images = pixels.reader(pixels.locate(shown))(0, shown.height)
+        bad = quarantine.with_thumbnails(bad, shown["row"], images)
+        with self._keeping_table(bad):
+            counts = set_contract.quarantined_by_class(facts, bad)
+            set_contract.check_index(
+                index, self.settings, classes=self.source.classes, quarantined=counts, table=self.table
+            )
+        return index, bad
+
     def _index(self, good: pl.DataFrame) -> pl.DataFrame:
-        """One row per good sample with its split: split by split, each in the order of ids."""
-        own = pl.coalesce("full_pixels", "content")  # what comes as an array has its pixels for its content
-        identity = pl.when(pl.col("group").is_null()).then(own).otherwise("group " + pl.col("group"))
+        """Return one row per good sample with its split: split by split, each in the order of ids."""
+        digest = pl.coalesce("full_pixels", "content")  # the content of an array is the digest of its pixels
+        identity = pl.when(pl.col("group").is_null()).then(digest).otherwise("group " + pl.col("group"))
         assigned = split.assign(
             good.select(identity).to_series(), good["split"], declared=self.source.given,
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
             folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
         names = pl.Series(list(self.source.classes), dtype=pl.String)
-        done_with = (
-            "stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth", "full_pixels",
-        )  # fmt: skip
-        index = good.drop(done_with).with_columns(
+        index = good.drop(_FACTS_OF_READING).with_columns(
             pl.Series("split", assigned, pl.String),
             pl.Series("class", names.gather(good["label"])),
             source=pl.col("id"),
         )
         return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
-    def _placed(self, index: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> pl.DataFrame:
-        """With `earlier`, the place in the packed set of before; pixels in neither place are read after all."""
-        found = index.select("pixels").join(earlier.places, on="pixels", how="left", maintain_order="left")
-        index = index.with_columns(found["earlier"])
-        nowhere = index.select("id", "pixels", "at", "earlier").with_row_index("place")
-        nowhere = nowhere.filter(pl.col("at").is_null() & pl.col("earlier").is_null())
-        if nowhere.is_empty():
-            return index
-        self._done -= nowhere.height
-        read = self.survey.read(nowhere.select("place", "id"), scratch)
-        changed = nowhere["id"].filter(read["pixels"].ne_missing(nowhere["pixels"]))
-        if len(changed):
-            raise DataError(f"{changed[0]}: changed while it was being read: wait until all is written, then run again")
-        return index.with_columns(at=index["at"].scatter(nowhere["place"], read["at"]))
-
-    @staticmethod
-    def _reader(placed: pl.DataFrame, scratch: Scratch, earlier: Earlier) -> Callable[[int, int], NDArray[np.uint8]]:
-        """From a row of `placed` to before another: the pictures, uint8 (k, side, side, channels)."""
-        at, before = (placed[name].fill_null(-1).to_numpy() for name in ("at", "earlier"))
-
-        def read(start: int, end: int) -> NDArray[np.uint8]:
-            rows = at[start:end]
-            fresh = rows >= 0
-            pixels = np.empty((end - start, *scratch.shape), np.uint8)
-            if fresh.any():
-                pixels[fresh] = scratch.read(rows[fresh])
-            if not fresh.all():
-                digests = placed["pixels"][start:end].filter(pl.Series(~fresh)).to_list()
-                pixels[~fresh] = earlier.read(before[start:end][~fresh], digests)
-            return pixels
-
-        return read
+    def _read_again(self, missing: pl.DataFrame, scratch: Scratch) -> pl.DataFrame:
+        """Decode samples whose facts are cached, but whose pixels are not in the packed set."""
+        self._done -= missing.height
+        return self.survey.read(missing, scratch)
 
     def _pack_split(
-        self, folder: Path, index: pl.DataFrame, scratch: Scratch, earlier: Earlier, alike: NearDuplicates
+        self, folder: Path, index: pl.DataFrame, pixels: PixelStore, near_duplicates: NearDuplicates
     ) -> tuple[SplitFiles, NDArray[np.int64]]:
-        shards, seen = pack.write_shards(
-            folder, self._reader(index, scratch, earlier), lambda pixels: (histogram(pixels), look(pixels)),
-            rows=index.height, shape=scratch.shape, shard_mib=self.settings.shard_mib, workers=self.survey.workers,
+        """Pack a split. Return its files and its histogram, int64 (channels, 256)."""
+        shards, results = pack.write_shards(
+            folder, pixels.reader(index), lambda images: (histogram(images), signatures(images)),
+            rows=index.height, shape=pixels.shape, shard_mib=self.settings.shard_mib, workers=self.survey.workers,
         )  # fmt: skip
-        values = np.zeros((scratch.shape[-1], 256), np.int64)
-        for counts, looks in seen:
+        values = np.zeros((pixels.shape[-1], 256), np.int64)
+        for counts, block in results:
             values += counts
-            alike.add(looks)
-        pack.check_shards(folder.parent, shards, shape=scratch.shape, pixels=index["pixels"])
+            near_duplicates.add(block)
+        pack.check_shards(folder.parent, shards, shape=pixels.shape, pixels=index["pixels"])
         labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"]))
         return SplitFiles(index.height, shards, labels, keys), values
 
-    def _stop_if_bad(self, bad: pl.DataFrame) -> None:
-        with self._telling(bad):
-            contract.check_bad_fraction(bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table)
+    def _write_descriptions(
+        self, draft: Path, index: pl.DataFrame, facts: pl.DataFrame, bad: pl.DataFrame, values: NDArray[np.int64],
+        near_duplicates: NearDuplicates, pixels: PixelStore,
+    ) -> bool:  # fmt: skip
+        """Write index.parquet and profile.json. Return whether the set has 16-bit images."""
+
+        def images(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+            return pixels.reader(index[rows])(0, len(rows))
+
+        extra = [name for name in self.listing.columns if name not in LISTING]
+        pack.write_index(draft, index if index["group"].count() else index.drop("group"), extra=extra)
+        description = profile(
+            index, classes=self.source.classes, pixels=packed_pixels(values),
+            conflicts=exact_duplicates.label_conflicts(index), quarantined=quarantine.by_rule(bad), extra=extra,
+            terms=contract.image_terms(self.settings), near_duplicates=near_duplicates.pairs(index, images),
+        )  # fmt: skip
+        depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
+        if len(depths):
+            description["depth"] = {"bits": pixels.depth, "samples": dict(depths.value_counts().sort("depth").rows())}
+        files.write_json(draft / "profile.json", description)
+        return bool(len(depths))
+
+    def _check_bad_fraction(self, bad: pl.DataFrame) -> None:
+        with self._keeping_table(bad):
+            set_contract.check_bad_fraction(
+                bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table
+            )
 
     @contextmanager
-    def _telling(self, bad: pl.DataFrame) -> Iterator[None]:
-        """Where the set as a whole breaks a rule, leave the table of what was kept out: it says why."""
+    def _keeping_table(self, bad: pl.DataFrame) -> Iterator[None]:
+        """Write the quarantine table if the whole set breaks a rule, because the table has the reasons."""
         try:
             yield
         except DataError:
@@ -312,33 +295,36 @@ class _Ingest:
 
     @cached_property
     def _inputs(self) -> str:
-        """What decides the packed set, in short."""
-        listed = io.BytesIO()
-        self.listing.write_ipc(listed)
-        self.source.refused.write_ipc(listed)
-        self.released.write_ipc(listed)
+        """Digest of everything that decides the packed set."""
+        tables = io.BytesIO()
+        self.listing.write_ipc(tables)
+        self.source.refused.write_ipc(tables)
+        self.released.write_ipc(tables)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
         return files.digest_json(
-            [settings, list(self.source.classes), code, hashlib.sha256(listed.getvalue()).hexdigest()]
+            [settings, list(self.source.classes), code, hashlib.sha256(tables.getvalue()).hexdigest()]
         )
 
     def _outputs(self) -> str:
-        """What stands there, in short: the small files' digests and the large ones' sizes. DVC looks closer."""
+        """Digest of the current outputs: the content of small files and the sizes of large ones; "" if one is missing.
+
+        DVC digests the large files too.
+        """
         small = [self.packed / "manifest.json", self.packed / "index.parquet", self.packed / "profile.json", self.table]
-        shards = sorted(self.packed.glob("*/*.npy"))
+        arrays = sorted(self.packed.glob("*/*.npy"))
         if not all(path.is_file() for path in small):
             return ""
-        sizes = [[path.relative_to(self.packed).as_posix(), path.stat().st_size] for path in shards]
+        sizes = [[path.relative_to(self.packed).as_posix(), path.stat().st_size] for path in arrays]
         return files.digest_json([[files.digest_file(path) for path in small], sizes])
 
     def _advance(self, samples: int) -> None:
         self._done += samples
-        self._told = max(self._told, self._done)  # a second reading must not move a progress bar back
-        self._report(self._told, self.total)
+        self._reported = max(self._reported, self._done)  # reading again must not move a progress bar back
+        self._report(self._reported, self.total)
 
 
 def _depth(facts: pl.DataFrame) -> int:
-    """The bits that the largest value of all 16-bit pictures needs."""
+    """Return the bits that the largest value of all 16-bit images needs."""
     deepest = facts["depth"].max()
     return AUTO_DEPTH if deepest is None else int(cast("int", deepest))

@@ -1,4 +1,4 @@
-"""packed/manifest.json: what a packed set says of itself. Training reads the same file with json alone."""
+"""Description of a packed set, packed/manifest.json. Training reads the same file with json alone."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from ratchet import files
 from ratchet.errors import DataError
 
-__all__ = ["FORMAT", "Manifest", "OwnDataset", "OwnRows", "PackedFile", "Shard", "SplitFiles"]
+__all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles"]
 
 FORMAT = 1
 _LOCATION = "manifest.json"
@@ -16,7 +16,7 @@ _LOCATION = "manifest.json"
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of the packed set: its path inside it, and the SHA-256 (hex) of its bytes."""
+    """A file of the packed set: its path relative to the set, and the SHA-256 (hex) of its bytes."""
 
     file: str
     sha256: str
@@ -24,7 +24,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """A .npy file of pictures, uint8 (rows, height, width, channels)."""
+    """A .npy file of images, uint8 (rows, height, width, channels)."""
 
     file: str
     rows: int
@@ -32,10 +32,13 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class OwnRows:
-    """Where rows that are not packed are, in a user's own Dataset: `places` int64 (rows,), indices into it.
+class CustomRows:
+    """Rows of a user's own Dataset, which are not packed.
 
-    `samples` is the length it had; `pixels` uint8 (rows, 32), the SHA-256 of each image as it was read.
+    Attributes:
+        samples: length of the Dataset at ingest.
+        places: int64 (rows,), indices into the Dataset.
+        pixels: uint8 (rows, 32), the SHA-256 of each image as it was read.
     """
 
     samples: int
@@ -45,39 +48,42 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """One split's rows: pictures in shards; labels int64 (rows,) and keys uint64 (rows,) in the same order.
+    """Files of one split: images in shards, labels int64 (rows,) and keys uint64 (rows,), in the order of ids.
 
-    The order is by id; where the pictures stay with a user's own Dataset there are no shards, and the order is its own.
+    For a user's own Dataset there are no shards, and the order is that of the Dataset.
     """
 
     rows: int
     shards: tuple[Shard, ...]
     labels: PackedFile
     keys: PackedFile
-    own: OwnRows | None = None
+    own: CustomRows | None = None
 
 
 @dataclass(frozen=True)
-class OwnDataset:
-    """The function that makes the user's own Dataset, and the code it is made of, as they were at ingest."""
+class CustomDataset:
+    """The function that returns the user's own Dataset, and its code, at ingest."""
 
     function: str  # package.module:function
-    root: str  # the project folder, from the packed set's
-    code: str  # file or folder, from the project folder
+    root: str  # the project folder, relative to the packed set
+    code: str  # file or folder, relative to the project folder
     code_digest: str
-    low: tuple[float, ...]  # of the training images, per channel: what is shown as black
-    high: tuple[float, ...]  # and as white
+    low: tuple[float, ...]  # per channel, of the training images; displayed as black
+    high: tuple[float, ...]  # displayed as white
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A packed set. `mean` and `std` are of the training pixels, per channel, as they are stored; `std` is never 0.
+    """Description of a packed set.
 
-    Pixels are of type `dtype`: uint8, or float32 where a user's own Dataset gives them so. With a `factory` they are
-    not packed at all but read from that Dataset. `depth`: bits of the value of 16-bit images that became 255; None: all
-    images had 8 bits.
-
-    `digest` covers everything above it, and so every array; what stands below it is told, not identified.
+    Attributes:
+        mean: mean of the stored training pixels, per channel.
+        std: their standard deviation, per channel; never 0.
+        dtype: uint8, or float32 if a user's own Dataset gives floats.
+        factory: the user's own Dataset; its images are not packed, but read from it.
+        depth: bits of the value of 16-bit images that became 255; None: all images had 8 bits.
+        digest: digest of all fields above it, and so of every array. The fields below it are notes.
+        released: samples released by hand: source, rule, content, reason, by, at.
     """
 
     format: int
@@ -91,43 +97,43 @@ class Manifest:
     std: tuple[float, ...]
     splits: Mapping[str, SplitFiles]
     dtype: str = "uint8"
-    factory: OwnDataset | None = None
+    factory: CustomDataset | None = None
     depth: int | None = None
     digest: str
     source: str
     quarantined: int
     quarantined_by_rule: Mapping[str, int]
-    released: tuple[Mapping[str, str], ...] = ()  # samples let in by hand: source, rule, content, reason, by, at
+    released: tuple[Mapping[str, str], ...] = ()
 
     @classmethod
-    def sealed(cls, told: Mapping[str, Any], **identity: Any) -> "Manifest":
-        """The manifest with its digest worked out: `identity` are the fields above `digest`, `told` those below."""
-        draft = cls(digest="", **told, **identity)
+    def sealed(cls, notes: Mapping[str, Any], **identity: Any) -> "Manifest":
+        """Return a manifest with its digest: `identity` are the fields above `digest`, `notes` those below."""
+        draft = cls(digest="", **notes, **identity)
         covered = {name: value for name, value in asdict(draft).items() if name in identity}
-        return cls(digest=files.digest_json(covered), **told, **identity)
+        return cls(digest=files.digest_json(covered), **notes, **identity)
 
     @classmethod
     def read(cls, packed: Path) -> "Manifest":
-        """The manifest of the packed set in folder `packed`.
+        """Read the manifest of the packed set in folder `packed`.
 
         Raises:
-            DataError: there is none, it is damaged, or it is of another format.
+            DataError: it is missing, damaged, or of another format.
         """
         path = packed / _LOCATION
         try:
             content = files.read_json(path)
             if content["format"] != FORMAT:
                 raise DataError(
-                    f"{path}: format {content['format']}, this version reads {FORMAT}: ingest the data again"
+                    f"{path}: format {content['format']}, this version reads {FORMAT}. Fix: ingest the data again"
                 )
             splits = {name: _split(split) for name, split in content.pop("splits").items()}
             content |= {name: tuple(content[name]) for name in ("classes", "mean", "std", "released")}
             factory = content.pop("factory", None)
-            return cls(splits=splits, factory=_own_dataset(factory) if factory else None, **content)
+            return cls(splits=splits, factory=_custom_dataset(factory) if factory else None, **content)
         except FileNotFoundError:
-            raise DataError(f"{path}: not there: ingest the data first (`python -m tasks.ingest`)") from None
+            raise DataError(f"{path}: not found. Fix: ingest the data first (`python -m tasks.ingest`)") from None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}): ingest the data again") from error
+            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Fix: ingest the data again") from error
 
     def write(self, packed: Path) -> None:
         """Write manifest.json into folder `packed`."""
@@ -143,14 +149,14 @@ def _split(content: dict[str, Any]) -> SplitFiles:
         shards=tuple(Shard(**shard) for shard in content["shards"]),
         labels=PackedFile(**content["labels"]),
         keys=PackedFile(**content["keys"]),
-        own=_own_rows(content["own"]) if content.get("own") else None,
+        own=_custom_rows(content["own"]) if content.get("own") else None,
     )
 
 
-def _own_rows(content: dict[str, Any]) -> OwnRows:
+def _custom_rows(content: dict[str, Any]) -> CustomRows:
     places, pixels = (PackedFile(**content[name]) for name in ("places", "pixels"))
-    return OwnRows(content["samples"], places, pixels)
+    return CustomRows(content["samples"], places, pixels)
 
 
-def _own_dataset(content: dict[str, Any]) -> OwnDataset:
-    return OwnDataset(**{**content, "low": tuple(content["low"]), "high": tuple(content["high"])})
+def _custom_dataset(content: dict[str, Any]) -> CustomDataset:
+    return CustomDataset(**{**content, "low": tuple(content["low"]), "high": tuple(content["high"])})

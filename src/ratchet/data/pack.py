@@ -1,7 +1,7 @@
-"""Typed arrays in shards, written as a stream and read by memory map."""
+"""Writing the packed set: typed arrays in shards, written as a stream and later read by memory map."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +16,13 @@ from ratchet.data.manifest import PackedFile, Shard
 from ratchet.data.reading import pool
 from ratchet.errors import DataError
 
-__all__ = ["check_shards", "own_columns", "write_array", "write_index", "write_shards"]
+__all__ = ["ReadRows", "check_shards", "extra_columns", "write_array", "write_index", "write_shards"]
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
+ReadRows = Callable[[int, int], NDArray[np.uint8]]
+"""From a start row and an end row to the images between them, uint8 (k, side, side, channels)."""
 
-_BLOCK = 4 << 20  # bytes moved at a time
+_BLOCK = 4 << 20  # bytes per block of images
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
 _INDEX_COLUMNS = (
@@ -30,53 +32,59 @@ _INDEX_COLUMNS = (
 
 
 def write_shards(
-    folder: Path,
-    read: Callable[[int, int], NDArray[np.uint8]],
-    look: Callable[[NDArray[np.uint8]], Seen],
-    *,
-    rows: int,
-    shape: tuple[int, int, int],
-    shard_mib: int,
-    workers: int,
-) -> tuple[tuple[Shard, ...], list[Seen]]:
-    """Write so many pictures to folder/images-NNNNN.npy, none above `shard_mib` unless one picture is.
+    folder: Path, read: ReadRows, measure: Callable[[NDArray[np.uint8]], Result], *,
+    rows: int, shape: tuple[int, int, int], shard_mib: int, workers: int,
+) -> tuple[tuple[Shard, ...], list[Result]]:  # fmt: skip
+    """Write images to folder/images-NNNNN.npy, in shards of at most `shard_mib` MiB if one image is not larger.
 
     Args:
-        folder: is made.
-        read: the pictures from a row to before another, uint8 (k, *shape); asked for a few MiB at a time.
-        look: is shown the same pictures, and its answers come back in their order.
-        rows: how many pictures there are.
-        shape: (height, width, channels) of a picture.
-        shard_mib: MiB.
-        workers: threads that read and look ahead.
+        folder: is created.
+        read: returns the images of a range of rows, uint8 (k, *shape). It is called for a few MiB at a time.
+        measure: called with the same images.
+        rows: number of images.
+        shape: (height, width, channels) of an image.
+        shard_mib: MiB per shard.
+        workers: threads that read and measure ahead.
+
+    Returns:
+        The shards, and the results of `measure` in the order of the rows.
     """
     folder.mkdir()
-    each = int(np.prod(shape))
-    per_shard, step = max(1, (shard_mib * MIB - _HEADER) // each), max(1, _BLOCK // each)
+    image_bytes = int(np.prod(shape))
+    per_shard, step = max(1, (shard_mib * MIB - _HEADER) // image_bytes), max(1, _BLOCK // image_bytes)
 
-    def work(span: tuple[int, int]) -> tuple[NDArray[np.uint8], Seen]:
+    def work(span: tuple[int, int]) -> tuple[NDArray[np.uint8], Result]:
         block = np.ascontiguousarray(read(*span))
-        return block, look(block)
+        return block, measure(block)
+
+    def blocks(start: int, end: int) -> Iterator[NDArray[np.uint8]]:
+        spans = ((first, min(first + step, end)) for first in range(start, end, step))
+        for block, result in pool.in_order(work, spans, workers=workers):
+            results.append(result)
+            yield block
 
     shards: list[Shard] = []
-    answers: list[Seen] = []
+    results: list[Result] = []
     for number, start in enumerate(range(0, rows, per_shard)):
         end = min(start + per_shard, rows)
         path = folder / f"images-{number:05d}.npy"
-        header = {"descr": "|u1", "fortran_order": False, "shape": (end - start, *shape)}
-        opening = BytesIO()
-        np.lib.format.write_array_header_1_0(opening, header)
-        digest = hashlib.sha256(opening.getvalue())
-        spans = ((first, min(first + step, end)) for first in range(start, end, step))
-        with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
-            file.write(opening.getvalue())
-            for block, seen in pool.in_order(work, spans, workers=workers):
-                digested = beside.submit(digest.update, block.data)
-                file.write(block.data)
-                digested.result()
-                answers.append(seen)
-        shards.append(Shard(f"{folder.name}/{path.name}", end - start, digest.hexdigest()))
-    return tuple(shards), answers
+        digest = _write_shard(path, blocks(start, end), (end - start, *shape))
+        shards.append(Shard(f"{folder.name}/{path.name}", end - start, digest))
+    return tuple(shards), results
+
+
+def _write_shard(path: Path, blocks: Iterator[NDArray[np.uint8]], shape: tuple[int, ...]) -> str:
+    """Write blocks of images to a .npy file of this shape. Return the SHA-256 (hex) of its bytes."""
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    digest = hashlib.sha256(header.getvalue())
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hasher:
+        file.write(header.getvalue())
+        for block in blocks:
+            digested = hasher.submit(digest.update, block.data)
+            file.write(block.data)
+            digested.result()
+    return digest.hexdigest()
 
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
@@ -87,44 +95,46 @@ def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
     return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
 
 
-def write_index(packed: Path, index: pl.DataFrame, *, own: Sequence[str] = ()) -> None:
-    """Write the table of the packed rows, which come split by split, to index.parquet.
+def write_index(packed: Path, index: pl.DataFrame, *, extra: Sequence[str] = ()) -> None:
+    """Write the table of the packed rows, split by split, to index.parquet.
 
-    Columns that only some sources have (`place`, `group`) and the source's `own` come last.
+    Columns that only some sources have (`place`, `group`) and the source's `extra` columns come last.
     """
-    columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *own) if name in index.columns]
+    columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *extra) if name in index.columns]
     index = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     index.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 
 
-def own_columns(index: pl.DataFrame) -> list[str]:
-    """The columns of an index that the source brought along: its groups, and what it calls them itself."""
+def extra_columns(index: pl.DataFrame) -> list[str]:
+    """Return the columns of an index that come from the source: its groups and its extra columns."""
     return [name for name in index.columns if name not in (*_INDEX_COLUMNS, "place")]
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:
-    """Read back what was written: type, shape, row counts, and each shard's first and last picture.
+    """Read the shards back and check type, shape, row counts, and the first and last image of each.
 
     Args:
-        packed: the folder that the shards' paths are relative to.
+        packed: folder that the shards' paths are relative to.
         shards: of one split.
-        shape: (height, width, channels) of a picture.
-        pixels: SHA-256 (hex) of each picture's bytes, in order.
+        shape: (height, width, channels) of an image.
+        pixels: SHA-256 (hex) of each image's bytes, in order.
 
     Raises:
-        DataError: the disk does not return what was written to it.
+        DataError: the disk returns other content.
     """
     start = 0
     for shard in shards:
         stored = np.load(packed / shard.file, mmap_mode="r", allow_pickle=False)
         ends = {start: 0, start + shard.rows - 1: -1}
-        whole = stored.dtype == np.uint8 and stored.shape == (shard.rows, *shape) and stored.flags.c_contiguous
-        if not whole or any(
+        is_complete = stored.dtype == np.uint8 and stored.shape == (shard.rows, *shape) and stored.flags.c_contiguous
+        if not is_complete or any(
             hashlib.sha256(stored[at].tobytes()).hexdigest() != pixels[row] for row, at in ends.items()
         ):
-            raise DataError(f"{shard.file}: does not read back as it was written: check the disk, then ingest again")
+            raise DataError(
+                f"{shard.file}: the disk returns other content than was written. Fix: check the disk, then ingest again"
+            )
         start += shard.rows
     if start != len(pixels):
         raise DataError(
-            f"{packed.name}: {start} pictures packed, {len(pixels)} expected: check the disk, then ingest again"
+            f"{packed.name}: {start} images packed, {len(pixels)} expected. Fix: check the disk, then ingest again"
         )

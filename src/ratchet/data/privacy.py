@@ -1,4 +1,4 @@
-"""What must not be kept: columns that are dropped, or replaced by a keyed hash, before anything is written."""
+"""Private columns: they are dropped or replaced by a keyed hash before anything is written."""
 
 import hashlib
 import hmac
@@ -10,10 +10,10 @@ import polars as pl
 from ratchet.errors import SettingsError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["KEY_VARIABLE", "guarded", "looks_personal"]
+__all__ = ["KEY_VARIABLE", "looks_personal", "without_private"]
 
 KEY_VARIABLE = "RATCHET_HASH_KEY"
-_SHORTEST_KEY = 16  # characters: a shorter one could be found by trying
+_SHORTEST_KEY = 16  # characters: a shorter key could be guessed
 
 _ADDRESS = r"(?i)[a-z0-9._%+-]+@[a-z0-9-]+(\.[a-z0-9-]+)+"
 _TELEPHONE = (
@@ -28,27 +28,27 @@ _CARD = r"(?:^|\D)((?:\d[ -]?){12,18}\d)(?:\D|$)"
 
 
 def looks_personal(texts: pl.Series) -> pl.Series:
-    """Which texts hold what looks like an e-mail address, a telephone or a card number; null where there is no text."""
+    """Return whether each text has what looks like an e-mail address, a telephone or card number; null for null."""
     cards = texts.str.extract(_CARD, 1)
-    found = {number: _is_card(number) for number in cards.unique().drop_nulls()}
-    is_card = cards.replace_strict(found, default=False, return_dtype=pl.Boolean)
+    checked = {number: _is_card(number) for number in cards.unique().drop_nulls()}
+    is_card = cards.replace_strict(checked, default=False, return_dtype=pl.Boolean)
     return texts.str.contains(_ADDRESS) | texts.str.contains(_TELEPHONE) | is_card
 
 
 def _is_card(number: str) -> bool:
-    """Whether the last digit is the check of the others (Luhn 1960), as every card's is and one number in ten's."""
+    """Whether the last digit is the Luhn check digit of the others. Every card number passes, and 1 other in 10."""
     digits = [int(digit) for digit in number if digit.isdigit()][::-1]
     return sum(digits[::2] + [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]) % 10 == 0
 
 
-def guarded(table: pl.DataFrame, settings: DataSettings, *, needed: Sequence[str]) -> pl.DataFrame:
-    """The table without the columns of data.drop, those of data.hash replaced.
+def without_private(table: pl.DataFrame, settings: DataSettings, *, needed: Sequence[str]) -> pl.DataFrame:
+    """Return the table without the columns of data.drop, and with those of data.hash replaced.
 
-    A keyed hash (HMAC-SHA256, 32 hexadecimal digits) is the same for the same value and key, so that groups stay
-    groups; without the key nobody can try values out against it.
+    A keyed hash (HMAC-SHA256, 32 hexadecimal digits) is equal for equal values and keys, so groups are preserved.
+    Without the key no value can be tested against it.
 
     Raises:
-        SettingsError: a column is not there or cannot be spared, or the key is missing.
+        SettingsError: a column is missing or needed, or the key is missing.
     """
     for setting, columns in (("data.drop", settings.drop), ("data.hash", settings.hash)):
         for column in columns:
@@ -59,18 +59,18 @@ def guarded(table: pl.DataFrame, settings: DataSettings, *, needed: Sequence[str
                 )
             if column in needed:
                 raise SettingsError(
-                    f"params.yaml: {setting}: found {column}, which says where the picture is or what it shows: "
-                    "take it off the list"
+                    f"params.yaml: {setting}: found {column}, which has the path or the label of each image. "
+                    "Fix: remove it from the list"
                 )
     table = table.drop(settings.drop)
     if not settings.hash:
         return table
     key = os.environ.get(KEY_VARIABLE, "")
     if len(key) < _SHORTEST_KEY:
-        found = f"one of {len(key)} characters" if key else "none"
+        value = f"one of {len(key)} characters" if key else "none"
         raise SettingsError(
             f"params.yaml: data.hash: needs a key of at least {_SHORTEST_KEY} characters in the environment variable "
-            f"{KEY_VARIABLE}, found {found}: set it to the same secret wherever this data is ingested"
+            f"{KEY_VARIABLE}, found {value}. Fix: set it to the same secret on every machine that ingests this data"
         )
     return table.with_columns(_hashed(table[column], key.encode()) for column in settings.hash)
 

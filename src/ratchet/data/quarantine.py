@@ -1,4 +1,4 @@
-"""What was kept out, and why: one row per sample and broken rule."""
+"""The quarantine table: bad samples and the reasons, one row per sample and broken rule."""
 
 from collections.abc import Iterable
 from io import BytesIO
@@ -32,81 +32,86 @@ SCHEMA = pl.Schema(
         "content": pl.String, "thumbnail": pl.Binary,
     }
 )  # fmt: skip
-"""source: where the sample came from; row: its position among all samples, by id; value: what was found; content:
-SHA-256 (hex) of its bytes, null where they were not read; thumbnail: a small PNG, where there is something to see."""
+"""Columns of the table.
+
+source: name of the sample in its source. row: its position among all samples, by id. value: the value that breaks the
+rule. hint: the fix. content: SHA-256 (hex) of its bytes, null if they were not read. thumbnail: a small PNG, null if
+the image was not decoded.
+"""
 
 _THUMBNAILS, _THUMBNAIL_SIDE = 200, 96
 
 HINTS = {
-    "empty-file": "the file has no content: fetch it again, or remove it",
-    "permission": "this user may not read the file: change its permissions, or remove it",
-    "unreadable": "not an image, or a damaged one, or outside every class folder: save it again, or move it away",
-    "format-not-allowed": "convert the picture, or allow its format in data.formats",
-    "format-mismatch": "the content is of another format than the extension says: rename the file",
-    "animated": "the file holds several frames: keep one",
-    "too-small": "leave the picture out, or lower data.min_side",
-    "too-large": "scale the picture down, or raise data.max_pixels",
-    "bad-aspect": "crop the picture, or raise data.max_aspect",
-    "unknown-label": "the label is none of the set's classes: correct it, or list the class in data.classes",
-    "no-path": "the row names no file: fill in its path, or remove the row",
-    "outside-folder": "the path leads out of data.path: move the picture inside and name it relative to the folder",
-    "missing-file": "no such file lies in data.path: correct the path, or put the picture there",
-    "unknown-split": "write train, validation or test, or nothing",
-    "other-type": "the value is not of the column's kind: correct it, empty it, or list the column in data.drop",
-    "personal-data": "remove it, list the column in data.drop or data.hash, or set data.refuse_personal: false",
-    "ragged-row": "the row has more or fewer cells than the header: quote cells that hold the separator",
-    "repeated-header": "the header stands among the rows, as when files are joined: remove the line",
-    "raised": "your Dataset raised an error for this sample: mend the file it reads, or the Dataset",
+    "empty-file": "the file is empty: fetch it again, or remove it",
+    "permission": "this user has no permission to read the file: change its permissions, or remove it",
+    "unreadable": "not an image, or damaged, or outside every class folder: save it again, or move it away",
+    "format-not-allowed": "convert the image, or allow its format in data.formats",
+    "format-mismatch": "the content has another format than the extension: rename the file",
+    "animated": "the file has several frames: keep one",
+    "too-small": "remove the image, or lower data.min_side",
+    "too-large": "scale the image down, or raise data.max_pixels",
+    "bad-aspect": "crop the image, or raise data.max_aspect",
+    "unknown-label": "the label is not a class: correct it, or list the class in data.classes",
+    "no-path": "the row has no path: add it, or remove the row",
+    "outside-folder": "the path is outside data.path: move the image into it and use a path relative to it",
+    "missing-file": "the file is not in data.path: correct the path, or add the image",
+    "unknown-split": "write train, validation or test, or leave it empty",
+    "other-type": "the value has another type than the column: correct it, delete it, or list the column in data.drop",
+    "personal-data": "remove it, list the column in data.drop or data.hash, or set data.refuse_personal=false",
+    "ragged-row": "the row has more or fewer cells than the header: quote cells that contain the separator",
+    "repeated-header": "the header is repeated among the rows, as in joined files: remove the line",
+    "raised": "your Dataset raised an error for this sample: correct the file it reads, or the Dataset",
     "not-a-sample": "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
-    "other-shape": "all images must have one type and shape, and this is not the commonest: convert, resize or crop it",
-    "not-finite": "some values are nan or infinite: mend the file or the arithmetic, a division by zero perhaps",
-    "duplicate-id": "another sample has the same id: give each its own, and put a sample into one split only",
-    "duplicate-across-splits": "the same pixels are in a split that must stay unseen: remove one of the two",
+    "other-shape": "all images must have the same type and shape, and most have another: convert, resize or crop it",
+    "not-finite": "some values are nan or infinite: correct the file or the computation, such as a division by zero",
+    "duplicate-id": "another sample has the same id: use unique ids, and put each sample into one split",
+    "duplicate-across-splits": "the same pixels are in a split that must stay unseen: remove one of the samples",
 }
-"""Rule -> the way out."""
+"""Rule -> its fix."""
 
 
-def rows(found: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
-    """A table from (source, row, rule, value)."""
-    filled = [(source, row, rule, value, HINTS[rule], None, None) for source, row, rule, value in found]
+def rows(failures: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
+    """Return a table from tuples (source, row, rule, value)."""
+    filled = [(source, row, rule, value, HINTS[rule], None, None) for source, row, rule, value in failures]
     return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
 
 
-def table(found: pl.DataFrame, rule: str) -> pl.DataFrame:
-    """A table from columns source, row, value and perhaps content, of samples that break one rule."""
-    content = pl.col("content") if "content" in found.columns else pl.lit(None, pl.String)
-    return found.with_columns(
+def table(failures: pl.DataFrame, rule: str) -> pl.DataFrame:
+    """Return a table of samples that break one rule, from columns source, row, value and optionally content."""
+    content = pl.col("content") if "content" in failures.columns else pl.lit(None, pl.String)
+    return failures.with_columns(
         rule=pl.lit(rule), hint=pl.lit(HINTS[rule]), content=content, thumbnail=pl.lit(None, pl.Binary)
     ).select(*SCHEMA)
 
 
 def by_rule(table: pl.DataFrame) -> dict[str, int]:
-    """Rule -> number of samples that break it, by name."""
+    """Return the number of samples by broken rule, sorted by rule."""
     counted = table.group_by("rule").len().sort("rule")
     return dict(zip(counted["rule"].to_list(), counted["len"].to_list(), strict=True))
 
 
 def samples(table: pl.DataFrame) -> int:
-    """How many different samples the table holds."""
+    """Return the number of different samples in the table."""
     return table["row"].n_unique()
 
 
 def without(frame: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of `frame` that the table does not hold, by their column `row`."""
+    """Return the rows of `frame` that are not in the table, by column `row`."""
     if table.is_empty():
         return frame
     return frame.join(table.select("row").unique(), on="row", how="anti", maintain_order="left")
 
 
 def shown(table: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """The facts of the first samples in the table that there is something to see of."""
-    mine = facts.join(table.select("row").unique(), on="row", how="semi", maintain_order="left")
-    return mine.filter(pl.col("pixels").is_not_null()).head(_THUMBNAILS)
+    """Return the facts of the first samples in the table that were decoded."""
+    quarantined = facts.join(table.select("row").unique(), on="row", how="semi", maintain_order="left")
+    return quarantined.filter(pl.col("pixels").is_not_null()).head(_THUMBNAILS)
 
 
-def with_thumbnails(table: pl.DataFrame, rows: pl.Series, pictures: NDArray[np.uint8]) -> pl.DataFrame:
-    """The table with a small PNG of each of these pictures, uint8 (n, side, side, channels), beside its row."""
-    drawn = pl.DataFrame({"row": rows, "thumbnail": pl.Series([_thumbnail(one) for one in pictures], dtype=pl.Binary)})
+def with_thumbnails(table: pl.DataFrame, rows: pl.Series, images: NDArray[np.uint8]) -> pl.DataFrame:
+    """Add a small PNG of each image, uint8 (n, side, side, channels), to its row."""
+    thumbnails = pl.Series([_thumbnail(image) for image in images], dtype=pl.Binary)
+    drawn = pl.DataFrame({"row": rows, "thumbnail": thumbnails})
     return table.drop("thumbnail").join(drawn, on="row", how="left", maintain_order="left").select(*SCHEMA)
 
 
@@ -119,21 +124,21 @@ def _thumbnail(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def read(path: Path) -> pl.DataFrame:
-    """The table that stands there.
+    """Read the table.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: it is missing or damaged.
     """
     try:
         return pl.read_parquet(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: not there: ingest the data first (`ratchet train`)") from None
+        raise DataError(f"{path}: not found. Fix: ingest the data first (`ratchet train`)") from None
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{path}: damaged ({error}): ingest the data again") from error
+        raise DataError(f"{path}: damaged ({error}). Fix: ingest the data again") from error
 
 
 def write(path: Path, table: pl.DataFrame) -> None:
-    """Write the table as Parquet, whole or not at all; an empty one too."""
+    """Write the table as Parquet, even if it is empty. The file is replaced as a whole."""
     content = BytesIO()
     table.sort("row", "rule").write_parquet(content, compression="zstd")
     files.write_bytes(path, content.getvalue())

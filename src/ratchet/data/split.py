@@ -1,13 +1,12 @@
-"""Which split a sample belongs to: a function of the sample alone.
+"""Assignment of samples to splits: it depends on the sample alone.
 
-The digest of each sample's decoded pixels at full size (or its group's name, where it has one) is hashed to a number u
-in [0, 1), and u decides. So copies in any lossless format and group members always share a split, a renamed file and
-one with other metadata stay in theirs, and adding samples moves no old one. Seed and `data.image_size` play no part.
+The digest of each sample's decoded pixels at full size (or the name of its group, if it has one) is hashed to a number
+u in [0, 1), and u decides. So copies in any lossless format and samples of one group share a split. Renaming a file,
+changing its metadata, adding samples, the seed and `data.image_size` move no sample to another split.
 
-How close to stratified that is: every class is split by the same independent draw, so a class with n different samples
-gets n * fraction of them in a split on average, with a standard deviation of sqrt(n * fraction * (1 - fraction)): for
-180 samples and .15, 27 +- 5; for 6,000, 900 +- 28. Exact shares per class would need to know the other samples, and
-then adding one could move another.
+Splits are not exactly stratified. Of a class with n different samples, a split gets n * fraction on average, with a
+standard deviation of sqrt(n * fraction * (1 - fraction)). With a fraction of .15, 180 samples give 27 +- 5, and 6,000
+give 900 +- 28. Exact shares would depend on the other samples, so adding a sample could move another.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 
 def position(identity: str) -> float:
-    """u in [0, 1): where `identity` (a digest of pixels or a group's name) lies, for ever and on every machine."""
+    """Return u in [0, 1) for `identity`, a digest of pixels or the name of a group. It must never change."""
     digest = hashlib.blake2b(identity.encode(), digest_size=8, person=b"ratchet-split").digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53  # 53 bits: exact in a float, and below 1
 
@@ -39,19 +38,19 @@ def assign(
     folds: int = 0,
     fold: int = 0,
 ) -> list[SplitName]:
-    """A split for every sample.
+    """Return a split for every sample.
 
-    A given split is kept. A split that the source declares is not carved as well: a source with train and test folders
-    has its validation samples, and nothing else, carved from train.
+    A given split is kept. A split that the source declares is not drawn: of a source with train and test folders only
+    the validation samples are drawn, from train.
 
     Args:
-        identities: what is hashed, one per sample.
-        given: the source's split, or None; one per sample.
-        declared: the splits that the source itself assigns.
-        validation_fraction: share of the samples not otherwise given that goes to validation, [0, 1).
+        identities: texts that are hashed, one per sample.
+        given: the source's split or None, one per sample.
+        declared: the splits that the source assigns.
+        validation_fraction: share of the samples without a given split that goes to validation, [0, 1).
         test_fraction: the same for test; together below 1.
-        folds: in place of `validation_fraction`, into how many parts what is not test is cut, and ...
-        fold: ... which of them, from 0, is validation.
+        folds: number of parts that the samples outside test are cut into, instead of `validation_fraction`; 0: none.
+        fold: the part that is validation, from 0.
     """
     test = 0.0 if "test" in declared else test_fraction
     validation = 0.0 if "validation" in declared else validation_fraction
@@ -67,6 +66,6 @@ def assign(
 
 
 def keys(ids: Iterable[str]) -> NDArray[np.uint64]:
-    """uint64 (n,): a stable number for each sample id, from which augmentation draws."""
+    """Return a stable number for each sample id, uint64 (n,). Augmentation derives its random numbers from it."""
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, person=b"ratchet-key").digest() for name in ids)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -1,7 +1,8 @@
-"""What is allowed in a table that lists samples."""
+"""Rules about tables that list samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from pandera import polars as pa
@@ -16,9 +17,9 @@ __all__ = ["check_table"]
 
 @dataclass(frozen=True)
 class _Kind:
-    """What nearly all texts of a column are: in words, by pattern, and as a type."""
+    """A kind of text in a column: its description, its pattern, and the type of its values."""
 
-    words: str
+    description: str
     pattern: str
     dtype: type[pl.DataType]
 
@@ -31,37 +32,50 @@ _KINDS = (
     _Kind("dates with points", r"^\s*\d{1,2}\.\d{1,2}\.\d{2,4}( .*)?$", pl.String),
 )
 _NEARLY_ALL = 0.9
-_LOOKED_AT = 10_000
+_MAX_CHECKED = 10_000  # texts of a column
 
 
 def check_table(
-    table: pl.DataFrame, settings: DataSettings, *, own: Sequence[str], classes: Sequence[str]
+    table: pl.DataFrame, settings: DataSettings, *, extra: Sequence[str], classes: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The quarantine rows of what a table of samples says wrongly, and the table with its own columns typed.
+    """Return the quarantine rows of wrong rows, and the other rows with typed extra columns.
 
     Args:
-        table: `row`, the texts `path`, `label` and `split`, `known`, the label unless it stands for none; what they
-            mean: `normal`, the path inside the folder, `means`, a class, `assigned`, a split; `there`, whether the file
-            is. Null: nothing, or none that is allowed.
+        table: `row`; the texts `path`, `label` and `split`; `known`, the label unless it means a missing one; and
+            their meanings: `normal`, the path inside the folder, `means`, a class, `assigned`, a split; `there`,
+            whether the file exists. Null: none, or none that is allowed.
         settings: whether texts that look personal are refused.
-        own: further columns of the table; texts in which nearly all are numbers or dates of one form become such.
+        extra: further columns. Texts that are nearly all numbers or dates of one form are converted.
         classes: names, by label.
     """
-    kinds = {name: kind for name in own if (kind := _kind(table[name])) is not None}
-    texts = [name for name in own if table[name].dtype == pl.String] if settings.refuse_personal else []
-    again = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
+    kinds = {name: kind for name in extra if (kind := _kind(table[name])) is not None}
+    texts = [name for name in extra if table[name].dtype == pl.String] if settings.refuse_personal else []
+    is_header = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
+    headers = table.filter(is_header)
+    rows = table.filter(~is_header) if headers.height else table
+    checked = _with_answers(rows, classes)
+    checked = checked.with_columns(looks_personal(checked[name]).alias(f"personal {name}") for name in texts)
+    headers = headers.select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
+    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
+    broken = failures(checked, _schema(kinds, texts), _values(kinds), source=source)
+    refused = pl.concat([quarantine.table(headers, "repeated-header"), broken])
+    return refused, checked.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
+
+
+def _with_answers(rows: pl.DataFrame, classes: Sequence[str]) -> pl.DataFrame:
+    """Add a boolean column for each rule that is not about a column's text."""
     named = pl.col("path").str.strip_chars().fill_null("") != ""
-    headers = table.filter(again)
-    rows = table.filter(~again) if headers.height else table
-    judged = rows.with_columns(
+    return rows.with_columns(
         named=named,
         inside=pl.when(named).then(pl.col("normal").is_not_null()),
         there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
         labelled=pl.col("means").is_in(list(classes)).fill_null(False),
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
     )
-    judged = judged.with_columns(looks_personal(judged[name]).alias(f"personal {name}") for name in texts)
-    rules = {
+
+
+def _schema(kinds: dict[str, _Kind], texts: Sequence[str]) -> dict[str, pa.Column]:
+    rules: dict[str, tuple[Any, pa.Check | None]] = {
         "row": (pl.Int64, None),
         "named": (pl.Boolean, must("no-path")),
         "inside": (pl.Boolean, must("outside-folder")),
@@ -71,35 +85,36 @@ def check_table(
         **{name: (pl.String, pa.Check.str_matches(kind.pattern, error="other-type")) for name, kind in kinds.items()},
         **{f"personal {name}": (pl.Boolean, must("personal-data", be=False)) for name in texts},
     }
-    columns = {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
-    found = {
+    return {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
+
+
+def _values(kinds: dict[str, _Kind]) -> Callable[[str, str], pl.Expr]:
+    """Return the function from a broken rule and its column to the expression for the value."""
+    values = {
         "no-path": pl.lit(""),
         "outside-folder": pl.col("path"),
         "missing-file": pl.col("path"),
         "unknown-label": pl.when(pl.col("label").is_not_null() & pl.col("known").is_null())
-        .then(pl.format("{}, which means that there is none", "label"))
+        .then(pl.format("{}, which means a missing label", "label"))
         .otherwise(pl.col("label").fill_null("none")),
         "unknown-split": pl.col("split"),
     }
 
     def value(rule: str, column: str) -> pl.Expr:
         if rule == "other-type":
-            return pl.format(f"{column} {{}}, where nearly all are {kinds[column].words}", column)
+            return pl.format(f"{column} {{}}, where nearly all are {kinds[column].description}", column)
         if rule == "personal-data":
-            return pl.lit(f"{column.removeprefix('personal ')} looks like a person's address or number")
-        return found[rule]
+            return pl.lit(f"{column.removeprefix('personal ')} looks like a personal address or number")
+        return values[rule]
 
-    headers = headers.select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
-    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
-    refused = pl.concat([quarantine.table(headers, "repeated-header"), failures(judged, columns, value, source=source)])
-    return refused, judged.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
+    return value
 
 
 def _kind(values: pl.Series) -> _Kind | None:
-    """What nearly all of a column's texts are, if that is anything but texts."""
+    """Return the kind of nearly all texts of a column; None if they are just texts."""
     texts = values.drop_nulls()
     if values.dtype != pl.String or texts.is_empty():
         return None
-    texts = texts.gather_every(max(1, len(texts) // _LOOKED_AT))  # some from all over the table will do
+    texts = texts.gather_every(max(1, len(texts) // _MAX_CHECKED))  # a part from all over the table is enough
     least = _NEARLY_ALL * len(texts)
     return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).sum() >= least), None)

@@ -1,4 +1,4 @@
-"""Data versions as DVC knows them, read from dvc.lock: it is the same after the flow and after `dvc repro`."""
+"""Data versions as DVC records them in dvc.lock, which the flow and `dvc repro` write alike."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["DatasetVersion", "dvc_hashes", "dvc_inputs", "read_version"]
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """One version of the packed data: its path and its DVC hash (MD5 of the folder's listing, ending in `.dir`)."""
+    """A version of the packed data: its path and its DVC hash (MD5 of the folder's listing, ending in `.dir`)."""
 
     path: str
     dvc_hash: str
@@ -20,7 +20,7 @@ class DatasetVersion:
 
 
 def read_version(root: Path, path: str = "data/packed") -> DatasetVersion | None:
-    """The recorded version of an output; None when DVC has not recorded it (a stage run by hand)."""
+    """Return the recorded version of an output; None if DVC has not recorded it (a stage run by hand)."""
     out = _outs(root).get(path)
     if out is None:
         return None
@@ -28,26 +28,26 @@ def read_version(root: Path, path: str = "data/packed") -> DatasetVersion | None
 
 
 def dvc_hashes(root: Path, *stages: str) -> dict[str, str]:
-    """The DVC hash of every recorded output of these stages, by path; of no stage named, of all."""
+    """Return the DVC hash of each output of these stages by path; without stages, of all stages."""
     return {path: str(out["md5"]) for path, out in sorted(_outs(root, *stages).items()) if "md5" in out}
 
 
 def dvc_inputs(root: Path, *stages: str) -> dict[str, str]:
-    """The DVC hash (in a bucket the ETag) of whatever data these stages read that no stage made, by path or URL."""
-    deps, made = _listed(root, "deps", *stages), _outs(root)
-    found = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in made}
+    """Return the DVC hash (in a bucket the ETag) of data that these stages read and no stage wrote, by path or URL."""
+    deps, outs = _entries(root, "deps", *stages), _outs(root)
+    hashes = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in outs}
     code = ("src/", "tasks/")
-    return {path: str(value) for path, value in found.items() if value and not path.startswith(code)}
+    return {path: str(value) for path, value in hashes.items() if value and not path.startswith(code)}
 
 
 def _outs(root: Path, *stages: str) -> dict[str, dict[str, Any]]:
-    return _listed(root, "outs", *stages)
+    return _entries(root, "outs", *stages)
 
 
-def _listed(root: Path, kind: str, *stages: str) -> dict[str, dict[str, Any]]:
+def _entries(root: Path, kind: str, *stages: str) -> dict[str, dict[str, Any]]:
     lock = root / "dvc.lock"
     if not lock.exists():
         return {}
     recorded = (files.read_yaml(lock) or {}).get("stages", {})
     wanted = [stage for name, stage in recorded.items() if not stages or name in stages]
-    return {one["path"]: one for stage in wanted for one in stage.get(kind, [])}
+    return {entry["path"]: entry for stage in wanted for entry in stage.get(kind, [])}

@@ -52,7 +52,7 @@ def page(comparison: Comparison) -> str:
         patched=list(comparison.code.patched.items()),
         settings=_changes(comparison.settings),
         data=comparison.data,
-        samples_summary=samples.words if samples else None,
+        samples_summary=samples.summary if samples else None,
         samples=sample_tables(samples, _LISTED) if samples else [],
         environment=_changes(comparison.environment),
         flips=[

@@ -1,7 +1,9 @@
-"""What is wrong with data though no rule is broken. It is reported, never dropped unasked.
+"""Checks for faults that break no rule. Except for exact duplicates, they only report; they never drop a sample.
 
-likeness.py  pictures that look the same
-telling.py   columns that give the class away, or tell nothing
-labels.py    labels that are likely wrong
-spelling.py  labels that only look like others
+exact_duplicates.py        equal ids, and equal pixels in several splits or under several labels
+near_duplicates.py         images that look the same
+transformed_duplicates.py  images that are mirrored, turned or cropped copies
+leakage.py                 columns that reveal the class
+label_errors.py            labels that are likely wrong
+label_spelling.py          labels that differ only in spelling
 """

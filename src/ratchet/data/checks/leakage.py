@@ -1,7 +1,7 @@
-"""What tells the class without a look at the picture: a leak, or a shortcut that a model will take.
+"""Columns that reveal the class without the image: a leak, or a shortcut that a model will learn.
 
-All cats saved as JPEG and all dogs as PNG, one class photographed with a larger camera, the name of the ward in a
-column: a model that learned it looks good here and fails elsewhere.
+Examples: all cats are saved as JPEG and all dogs as PNG, one class was photographed with a larger camera, a column has
+the name of the ward. A model that learns such a shortcut looks good here and fails elsewhere.
 """
 
 from collections.abc import Sequence
@@ -9,60 +9,60 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-__all__ = ["telling"]
+__all__ = ["revealing_columns"]
 
-_OF_THE_FILE = ("format", "width", "height")
-_PARTS = 20  # that numbers are cut into
-_MOST_VALUES = 0.2  # of the samples: a column with more different texts names samples and not kinds of them
-_NOTABLE = 0.5  # of what the commonest class leaves unexplained
+_FILE_COLUMNS = ("format", "width", "height")
+_BINS = 20  # for numbers
+_MAX_VALUES = 0.2  # of the samples: a text column with more different values has names of samples, not groups
+_NOTABLE = 0.5  # share of the errors of always answering the commonest class that a column must remove
 
 
-def telling(index: pl.DataFrame, *, own: Sequence[str]) -> dict[str, object]:
-    """Columns of the index that are the same for all samples, and columns that tell the class.
+def revealing_columns(index: pl.DataFrame, *, extra: Sequence[str]) -> dict[str, object]:
+    """Return the extra columns that are constant, and all columns that predict the class.
 
-    The class that is commonest in training at a column's value is taken for the class of a validation sample with that
-    value; `right` is how often it is, `commonest` how often the commonest class of all is.
+    A column's prediction for a validation sample is the class that is commonest among the training samples with the
+    same value. `right` is the share of correct predictions, and `commonest` that of the commonest class of all.
 
     Args:
-        index: the packed rows: split, label, format, width, height and the source's own columns.
-        own: their names.
+        index: the packed rows: split, label, format, width, height and the extra columns.
+        extra: names of the source's extra columns.
     """
-    asked = index.select("split", "label", *_OF_THE_FILE, *own)
-    train, held_out = (asked.filter(pl.col("split") == name) for name in ("train", "validation"))
-    constant, found = [], []
-    commonest = _share(held_out["label"] == _commonest(train["label"]))
-    for name in (*_OF_THE_FILE, *own):
+    columns = index.select("split", "label", *_FILE_COLUMNS, *extra)
+    train, validation = (columns.filter(pl.col("split") == name) for name in ("train", "validation"))
+    constant, revealing = [], []
+    commonest = _share(validation["label"] == _commonest(train["label"]))
+    for name in (*_FILE_COLUMNS, *extra):
         if index[name].n_unique() == 1:
-            constant += [name] if name in own else []
+            constant += [name] if name in extra else []
             continue
-        right = _right(train, held_out, name)
+        right = _accuracy(train, validation, name)
         if right is not None and right - commonest > _NOTABLE * (1 - commonest):
-            found.append({"column": name, "right": right, "commonest": commonest})
-    return {"constant": constant, "class": found}
+            revealing.append({"column": name, "right": right, "commonest": commonest})
+    return {"constant": constant, "class": revealing}
 
 
-def _right(train: pl.DataFrame, held_out: pl.DataFrame, name: str) -> float | None:
-    """How often the column tells the class of a validation sample; None: its values are hardly ever the same."""
-    seen, asked = train[name], held_out[name]
-    if seen.dtype.is_numeric():
-        numbers = seen.drop_nulls().to_numpy().astype(np.float64)
+def _accuracy(train: pl.DataFrame, validation: pl.DataFrame, name: str) -> float | None:
+    """Return the accuracy of a column's predictions; None if its values rarely repeat."""
+    known, new = train[name], validation[name]
+    if known.dtype.is_numeric():
+        numbers = known.drop_nulls().to_numpy().astype(np.float64)
         if not len(numbers):
             return None
-        edges = np.unique(np.quantile(numbers, np.arange(1, _PARTS) / _PARTS, method="nearest"))
-        seen, asked = (_parts(values, edges) for values in (seen, asked))
-    elif seen.n_unique() > max(2, _MOST_VALUES * len(seen)):
+        edges = np.unique(np.quantile(numbers, np.arange(1, _BINS) / _BINS, method="nearest"))
+        known, new = (_binned(values, edges) for values in (known, new))
+    elif known.n_unique() > max(2, _MAX_VALUES * len(known)):
         return None
-    told = pl.DataFrame({"value": seen.cast(pl.String), "label": train["label"]})
-    best = told.group_by("value", "label").len().sort(["len", "label"], descending=[True, False])
+    seen = pl.DataFrame({"value": known.cast(pl.String), "label": train["label"]})
+    best = seen.group_by("value", "label").len().sort(["len", "label"], descending=[True, False])
     best = best.unique("value", keep="first", maintain_order=True).select("value", guess="label")
-    questions = pl.DataFrame({"value": asked.cast(pl.String), "label": held_out["label"]})
+    questions = pl.DataFrame({"value": new.cast(pl.String), "label": validation["label"]})
     answers = questions.join(best, on="value", how="left", nulls_equal=True, maintain_order="left")
     guess = answers["guess"].fill_null(_commonest(train["label"]))
     return _share(guess == answers["label"])
 
 
-def _parts(values: pl.Series, edges: np.ndarray) -> pl.Series:
-    """Which of the parts between the edges each number lies in; null where there is none."""
+def _binned(values: pl.Series, edges: np.ndarray) -> pl.Series:
+    """Return the bin of each number; null for null."""
     numbers = values.cast(pl.Float64)
     return pl.Series(np.searchsorted(edges, numbers.fill_null(0.0).to_numpy(), side="right")).set(
         numbers.is_null(), None

@@ -1,9 +1,10 @@
-"""Samples read, each once, and not even once where it is known from before.
+"""Reading samples: each once, and not at all if the cache still knows it.
 
-storage.py   where files lie: a folder of this machine, or a URL
-pictures.py  one picture: its header facts, its pixels as packed
-survey.py    all samples of a source, by workers
-worker.py    what one of them does; pool.py: how they share the work; scratch.py: where their pixels go
-memo.py      what is known from before
-sample.py    a few samples in place of all
+storage.py   places with files: a local folder or a URL
+identify.py  the real kind of a file, by its first bytes
+images.py    one image: facts of its header and its packed pixels; pixels.py: decoding to packed pixels
+survey.py    all samples of a source, read by workers
+worker.py    the work of one worker; pool.py: threads and processes
+cache.py     facts and pixels of the ingest before
+subset.py    a few samples, for a trial run
 """

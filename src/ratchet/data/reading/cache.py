@@ -1,8 +1,8 @@
-"""What earlier ingests found out, so that the next one looks at what changed and at nothing else.
+"""Facts and pixels of the ingest before, so that the next ingest reads only what changed.
 
-Two ways lead back to what is known: a file's name and stamp, which spare even reading it, and the digest of its
-content, which spares decoding it, whatever it is called now. A memo belongs to one machine: stamps mean nothing on
-another. Whoever loses it loses time and nothing else, for equal input gives equal output with and without.
+Known facts are found in two ways: by a file's name and stamp, so that the file is not even read, and by the digest of
+its content, so that it is not decoded, even under another name. The cache belongs to one machine, because stamps mean
+nothing on another. Without the cache an ingest takes longer and gives the same output.
 """
 
 import hashlib
@@ -20,41 +20,47 @@ from ratchet import files
 from ratchet.data import depth
 from ratchet.data.contract import FACTS
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading import identify, images
+from ratchet.data.reading import identify, images, pixels
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 
-__all__ = ["Earlier", "Memo", "write"]
+__all__ = ["FactCache", "PackedCache", "write"]
 
-_REMEMBERED = [name for name in FACTS if name not in ("label", "permitted")]
-_COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _REMEMBERED}}
+_CACHED_FACTS = [name for name in FACTS if name not in ("label", "permitted")]
+_COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _CACHED_FACTS}}
 
 
-class Memo:
-    """Facts of samples as they were when last read. `inputs` and `outputs`: what the last ingest read and wrote."""
+class FactCache:
+    """Facts of samples as they were when last read.
+
+    Attributes:
+        inputs: digest of the last ingest's inputs.
+        outputs: digest of the last ingest's outputs.
+        shape: packed shape that the samples were decoded to; None without a usable cache.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        """What is remembered in `path`; nothing if it is damaged."""
+        """Open the cache file `path`; the cache is empty if the file is missing, damaged or of other decoders."""
         self._path = path
-        self._told: dict[str, Any] = {}
+        self._header: dict[str, Any] = {}
         if path is not None:
             try:
-                self._told = json.loads(pl.read_parquet_metadata(path)["ratchet"])
+                self._header = json.loads(pl.read_parquet_metadata(path)["ratchet"])
             except (OSError, ValueError, KeyError, pl.exceptions.PolarsError):
                 self._path = None
-        if self._told.get("decoders") != _decoders():
+        if self._header.get("decoders") != _decoders():
             self._path = None
-        self.inputs, self.outputs = self._told.get("inputs"), self._told.get("outputs")
-        self.shape: tuple[int, ...] | None = None if self._path is None else tuple(self._told.get("shape", ()))
+        self.inputs, self.outputs = self._header.get("inputs"), self._header.get("outputs")
+        self.shape: tuple[int, ...] | None = None if self._path is None else tuple(self._header.get("shape", ()))
 
-    def facts(self, *, shape: tuple[int, ...], whole: bool) -> pl.DataFrame:
-        """Id, stamp and facts of what need not be looked at again, the pictures among it decoded to `shape`.
+    def facts(self, *, shape: tuple[int, ...], full_size: bool) -> pl.DataFrame:
+        """Return id, stamp and facts of the samples that need not be read again, decoded to `shape`.
 
-        With `whole` also the digests at full size are needed.
+        With `full_size` the digests at full size must be known too.
         """
-        if self._path is None or self._told["shape"] != list(shape):
+        if self._path is None or self._header["shape"] != list(shape):
             return pl.DataFrame(schema=_COLUMNS)
-        if whole and not self._told["whole"]:
+        if full_size and not self._header["full_size"]:
             return pl.DataFrame(schema=_COLUMNS)
         try:
             facts = pl.read_parquet(self._path)
@@ -62,34 +68,39 @@ class Memo:
             return pl.DataFrame(schema=_COLUMNS)
         if dict(facts.schema) != _COLUMNS:
             return pl.DataFrame(schema=_COLUMNS)
-        # One row for each sample, whatever the file holds: rows are joined by id.
+        # Rows are joined by id, so each sample must occur once, whatever the file contains.
         facts = facts.unique("id", keep="first", maintain_order=True)
         return facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
 
 
 def write(
-    path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], whole: bool, inputs: str, outputs: str
+    path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], full_size: bool, inputs: str, outputs: str
 ) -> None:  # fmt: skip
-    """Remember what is known of `samples`: id, stamp and facts. `whole`: with their digests at full size."""
-    told = {"decoders": _decoders(), "shape": list(shape), "whole": whole, "inputs": inputs, "outputs": outputs}
+    """Write id, stamp and facts of `samples`. `full_size`: their digests at full size are among them."""
+    header = {
+        "decoders": _decoders(), "shape": list(shape), "full_size": full_size, "inputs": inputs, "outputs": outputs,
+    }  # fmt: skip
     content = io.BytesIO()
     kept = samples.filter(pl.col("content").is_not_null()).unique("id", keep="first", maintain_order=True)
     kept = kept.select(*_COLUMNS)
-    kept.write_parquet(content, compression="lz4", metadata={"ratchet": json.dumps(told)})
+    kept.write_parquet(content, compression="lz4", metadata={"ratchet": json.dumps(header)})
     files.write_bytes(path, content.getvalue())
 
 
 def _decoders() -> str:
-    """What decodes: another decoder may give other pixels."""
-    code = (images.__file__, depth.__file__, identify.__file__)
+    """Return the versions of everything that decodes: another decoder may give other pixels."""
+    code = (images.__file__, pixels.__file__, depth.__file__, identify.__file__)
     return ", ".join([f"pillow {version('pillow')}", *(files.digest_file(Path(path)) for path in code)])
 
 
-class Earlier:
-    """The pictures of the packed set that stands in a folder now, to be had by the digests of their pixels."""
+class PackedCache:
+    """Images of the current packed set, found by the digests of their pixels.
+
+    `places` has columns `pixels` and `packed_at`, the image's number in the set; it is empty without a usable set.
+    """
 
     def __init__(self, packed: Path, *, shape: tuple[int, ...]) -> None:
-        self.places = pl.DataFrame(schema={"pixels": pl.String, "earlier": pl.Int64})
+        self.places = pl.DataFrame(schema={"pixels": pl.String, "packed_at": pl.Int64})
         self._shards: list[NDArray[np.uint8]] = []
         try:
             manifest = Manifest.read(packed)
@@ -99,21 +110,21 @@ class Earlier:
             self._shards = [np.load(packed / shard.file, mmap_mode="r") for shard in shards]
             digests = pl.read_parquet(packed / "index.parquet", columns=["pixels"])  # split by split, as the shards
         except (DataError, OSError, ValueError, pl.exceptions.PolarsError):
-            return  # nothing there that could be used: it is worked out anew
+            return  # no usable set: everything is decoded again
         if digests.height == sum(map(len, self._shards)):
-            self.places = digests.with_columns(earlier=pl.int_range(pl.len())).unique("pixels", keep="first")
+            self.places = digests.with_columns(packed_at=pl.int_range(pl.len())).unique("pixels", keep="first")
         self._starts = np.cumsum([0, *map(len, self._shards)])
 
     def read(self, places: NDArray[np.int64], digests: list[str]) -> NDArray[np.uint8]:
-        """The pictures at `places`, uint8 (k, side, side, channels), which have these digests.
+        """Return the images at `places`, uint8 (k, side, side, channels), and check their digests.
 
         Raises:
-            DataError: they do not: the packed set was altered.
+            DataError: a digest differs, because the packed set was altered.
         """
         shards = np.searchsorted(self._starts, places, side="right") - 1
-        found = np.stack(
+        images = np.stack(
             [self._shards[shard][place - self._starts[shard]] for shard, place in zip(shards, places, strict=True)]
         )
-        if [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in found] != digests:
-            raise DataError("data/packed was altered since it was made: remove the folder, then ingest again")
-        return found
+        if [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images] != digests:
+            raise DataError("data/packed was altered after it was written. Fix: remove the folder, then ingest again")
+        return images

@@ -1,4 +1,4 @@
-"""Say what a file really is, by its first bytes: the reason that a person reads must be true."""
+"""Identify the real kind of a file by its first bytes, so that the reason for a refusal is true."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,28 +18,36 @@ _MOVE = "move it out of the image folders, or take it off the list"
 class Kind:
     """A kind of file.
 
-    name: for machines. called: for a person, with its article. fix: what to do where an image is expected.
-    image: whether it is an image; damaged: whether Pillow reads this format, so that the file itself must be at fault.
+    Attributes:
+        name: short name for code.
+        description: name for messages, with its article.
+        fix: advice for a user who expected an image.
+        image: whether it is an image.
+        decodable: whether Pillow always reads this format, so that a file that it cannot open is damaged.
     """
 
     name: str
-    called: str
+    description: str
     fix: str
     image: bool = False
-    damaged: bool = False
+    decodable: bool = False
 
 
 _POINTER = {
-    "git-lfs": Kind("git-lfs", "a Git LFS pointer", "its content was not fetched: run `git lfs pull` where it is"),
-    "dvc": Kind("dvc", "a DVC pointer", "its content was not fetched: run `dvc pull` where it is, and list the file"),
+    "git-lfs": Kind(
+        "git-lfs", "a Git LFS pointer", "its content was not fetched: run `git lfs pull` in its repository"
+    ),
+    "dvc": Kind(
+        "dvc", "a DVC pointer", "its content was not fetched: run `dvc pull` in its repository, and use the file itself"
+    ),
     "git-annex": Kind("git-annex", "a git-annex pointer", "its content was not fetched: run `git annex get` there"),
 }
 _KINDS = {
     kind.name: kind
     for kind in (
         *(
-            Kind(name, f"a {called} image", f"{_FETCH_AGAIN}, or save it again", image=True, damaged=True)
-            for name, called in (
+            Kind(name, f"a {title} image", f"{_FETCH_AGAIN}, or save it again", image=True, decodable=True)
+            for name, title in (
                 ("jpeg", "JPEG"), ("png", "PNG"), ("webp", "WebP"), ("bmp", "BMP"), ("tiff", "TIFF"), ("gif", "GIF"),
             )
         ),
@@ -54,21 +62,21 @@ _KINDS = {
         Kind("exr", "an OpenEXR image", _CONVERT, image=True),
         Kind("svg", "an SVG drawing", "draw it as a PNG of the size you need", image=True),
         Kind("dicom", "a DICOM image", "export it as 16-bit greyscale PNG", image=True),
-        Kind("html", "an HTML page", "a server answered with a page in place of the file: check its address"),
+        Kind("html", "an HTML page", "a server sent a page instead of the file: check its address"),
         Kind("xml", "an XML document", _MOVE),
         Kind("json", "JSON", _MOVE),
         Kind("pdf", "a PDF document", "export its images as JPEG or PNG"),
         Kind("xlsx", "an Excel workbook", _MOVE),
         Kind("xls", "an old Excel or Office document", _MOVE),
-        Kind("zip", "a ZIP archive", "unpack it, and name the folder"),
-        Kind("gzip", "a gzip archive", "unpack it, and name the folder"),
-        Kind("bzip2", "a bzip2 archive", "unpack it, and name the folder"),
-        Kind("xz", "an xz archive", "unpack it, and name the folder"),
-        Kind("7z", "a 7-Zip archive", "unpack it, and name the folder"),
-        Kind("rar", "a RAR archive", "unpack it, and name the folder"),
-        Kind("tar", "a tar archive", "unpack it, and name the folder"),
+        Kind("zip", "a ZIP archive", "unpack it, and set data.path to the folder"),
+        Kind("gzip", "a gzip archive", "unpack it, and set data.path to the folder"),
+        Kind("bzip2", "a bzip2 archive", "unpack it, and set data.path to the folder"),
+        Kind("xz", "an xz archive", "unpack it, and set data.path to the folder"),
+        Kind("7z", "a 7-Zip archive", "unpack it, and set data.path to the folder"),
+        Kind("rar", "a RAR archive", "unpack it, and set data.path to the folder"),
+        Kind("tar", "a tar archive", "unpack it, and set data.path to the folder"),
         Kind("video", "a video", "save its frames as JPEG or PNG"),
-        Kind("numpy", "a NumPy array", "save it as PNG, or read it by a Dataset of your own (data.factory)"),
+        Kind("numpy", "a NumPy array", "save it as PNG, or read it with your own Dataset (data.factory)"),
         Kind("parquet", "a Parquet table", _MOVE),
         Kind("arrow", "an Arrow table", _MOVE),
         Kind("sqlite", "an SQLite database", _MOVE),
@@ -93,20 +101,20 @@ _AVIF = frozenset({b"avif", b"avis"})
 
 
 def identify(head: bytes) -> Kind | None:
-    """What begins with these bytes (HEAD of them, or the whole file); None: not known."""
+    """Return the kind of a file that begins with these bytes (HEAD of them, or the whole file); None: not known."""
     name = next((name for start, name in _BEGINNINGS if head.startswith(start)), None) or _by_structure(head)
     return _KINDS.get(name or "")
 
 
 def fix_for_problem(problem: str) -> str | None:
-    """The fix for a problem that names the kind of a file; None: it names none."""
-    return next((kind.fix for kind in _KINDS.values() if problem.startswith(kind.called)), None)
+    """Return the fix for a problem that begins with the description of a kind; None for any other problem."""
+    return next((kind.fix for kind in _KINDS.values() if problem.startswith(kind.description)), None)
 
 
 def fix_for_format(name: str) -> str | None:
-    """The fix for an image whose format is not allowed; None: its format can be allowed in data.formats."""
+    """Return the fix for an image of a format that is not allowed; None: allow the format in data.formats."""
     if name == "gif":
-        return f"{_CONVERT}, or allow gif in data.formats: its first frame is taken"
+        return f"{_CONVERT}, or allow gif in data.formats: its first frame is used"
     if name in ("jpeg", "png", "webp", "bmp", "tiff", "ppm"):
         return None
     return _KINDS[name].fix if name in _KINDS else _CONVERT
@@ -131,7 +139,7 @@ def _by_structure(head: bytes) -> str | None:
 
 
 def _by_brands(head: bytes) -> str:
-    """A file of ISO boxes: the first box says which readers it is for."""
+    """Identify an ISO media file by the brands in its first box."""
     size = min(int.from_bytes(head[:4], "big"), 256)
     brands = [head[8:12], *_fours(head[16:size])]
     if _AVIF & set(brands):
@@ -144,11 +152,13 @@ def _fours(content: bytes) -> Iterator[bytes]:
 
 
 def _by_text(head: bytes) -> str | None:
-    """Text of any encoding that has a mark or is UTF-8."""
+    """Identify text in UTF-8, or in an encoding with a byte order mark."""
     try:
         text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "strict")
     except UnicodeDecodeError as error:
-        if error.reason != "unexpected end of data" and error.start < len(head) - 4:  # a letter that is cut off
+        if (
+            error.reason != "unexpected end of data" and error.start < len(head) - 4
+        ):  # not just a character cut off at the end
             return None
         text = head[: error.start].decode(errors="ignore")
     if any(ord(letter) < 32 and letter not in "\t\n\r\f\x1b" for letter in text):

@@ -1,4 +1,4 @@
-"""Work shared among threads or processes, its results in order."""
+"""Parallel work by threads or processes, with results in order."""
 
 import os
 import signal
@@ -15,53 +15,54 @@ from typing import Any, TypeVar
 
 from ratchet.errors import DataError
 
-__all__ = ["in_order", "in_order_apart", "threads"]
+__all__ = ["in_order", "in_order_by_processes", "threads"]
 
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 
-_AHEAD = 2  # chunks begun per worker before the oldest is taken: keeps workers busy and memory bounded
+_AHEAD = 2  # chunks in progress per worker: keeps workers busy and memory bounded
 
 
 def threads(workers: int) -> int:
-    """`data.workers` as a number of workers: 0 means one per core that this process may use."""
+    """Return the number of workers for `data.workers`: 0 means one per core that this process may use."""
     if workers:
         return workers
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], *, workers: int) -> Iterator[Result]:
-    """`work` on each of `chunks`, by `workers` threads: the results in the order of the chunks."""
+    """Apply `work` to each chunk with `workers` threads. Yield the results in the order of the chunks."""
     with ThreadPoolExecutor(workers, thread_name_prefix="ingest") as pool:
         yield from _in_order(lambda chunk: pool.submit(work, chunk), chunks, workers)
 
 
-def in_order_apart(
+def in_order_by_processes(
     work: Callable[[Chunk], Result],
     chunks: Iterable[Chunk],
     *,
     workers: int,
     within: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[Result]:
-    """As `in_order`, by processes, which do not wait for each other's interpreter lock but take a moment to begin.
+    """Apply `work` to each chunk with `workers` processes, each inside the context `within`. Yield results in order.
 
-    `work` is pickled once for each of them, chunks and results every time; all is done within this context.
+    Processes do not wait for each other's interpreter lock, but they take a moment to start. `work` is pickled once
+    for each process, chunks and results every time.
 
     Raises:
         DataError: a process died.
     """
 
     def submit(chunk: Chunk) -> Future[Result]:
-        with _beginning():  # the first of them begin the processes
-            return pool.submit(_do, chunk)
+        with _spawning():  # the first chunks start the processes
+            return pool.submit(_apply, chunk)
 
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work, within)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_initialize, initargs=(work, within)) as pool:
         try:
             yield from _in_order(submit, chunks, workers)
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that read samples was killed, for want of memory perhaps: run the same again, "
-                "with a smaller data.workers if it happens again"
+                "a process that read samples was killed, possibly because memory ran out. Fix: run the same command "
+                "again; if it happens again, set a smaller data.workers"
             ) from error
 
 
@@ -83,20 +84,19 @@ _work: Callable[[Any], Any]
 _context: AbstractContextManager[object]
 
 
-def _begin(work: Callable[[Any], Any], within: Callable[[], AbstractContextManager[object]]) -> None:
-    """What a process does first."""
+def _initialize(work: Callable[[Any], Any], within: Callable[[], AbstractContextManager[object]]) -> None:
     global _work, _context
     _work, _context = work, within()
-    _context.__enter__()  # for as long as the process lives
+    _context.__enter__()  # for the lifetime of the process
     Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _do(chunk: Any) -> Any:
+def _apply(chunk: Any) -> Any:
     return _work(chunk)
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed tells nobody; its pool would wait for work for ever."""
+    """End this process when its parent is killed. Otherwise the pool would wait for work without end."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -104,11 +104,11 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _beginning() -> Iterator[None]:
-    """What processes that begin in here are spared.
+def _spawning() -> Iterator[None]:
+    """Spawn processes in here without three things that they do not need.
 
-    The main module, which they would import anew with all that it imports; threads of their libraries, for there is a
-    process for each core; and Ctrl+C, which is their parent's affair and reaches it as soon as this is left.
+    They do not import the main module again. Their libraries start no threads, because there is a process per core.
+    They ignore Ctrl+C, which the parent handles as soon as this context ends.
     """
     main, threads = sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")
     sys.modules["__main__"] = ModuleType("__main__")

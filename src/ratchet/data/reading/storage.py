@@ -1,4 +1,4 @@
-"""Where files lie: a folder of this machine, or any URL that fsspec knows (s3://, gs://, https:// ...)."""
+"""Storage of files: a local folder, or any URL that fsspec knows (s3://, gs://, https:// ...)."""
 
 import os
 import socket
@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, Protocol
 from ratchet import urls
 from ratchet.errors import DataError, first_line
 
-__all__ = ["Storage", "Tree", "is_url", "of_a_storage", "open_storage", "unreachable"]
+__all__ = ["Storage", "Tree", "is_storage_error", "is_url", "open_storage", "unreachable"]
 
 IGNORED = frozenset({"thumbs.db"})
-_FRESH = 2_000_000_000  # nanoseconds: clocks of file systems are coarse, a change just made may not show
-_AT_ONCE = 8 << 20  # bytes: larger files are not read into memory
-_LARGEST = 1 << 30  # bytes: a remote file is fetched into memory
+_FRESH = 2_000_000_000  # nanoseconds: file systems have coarse clocks, so a recent change may not show in a stamp
+_MAX_IN_MEMORY = 8 << 20  # bytes: larger local files are not read into memory
+_MAX_REMOTE = 1 << 30  # bytes: a remote file is fetched into memory
 _TRIES = 4
 _LONGEST_REASON = 300  # characters
 _LIBRARIES = frozenset(
@@ -41,9 +41,9 @@ _LIBRARIES = frozenset(
 
 @dataclass
 class Tree:
-    """What lies below a place; paths are relative to it, with `/` between the parts.
+    """Files and folders of a storage; paths are relative to it, with `/` between the parts.
 
-    `stamps` belong to `names`, one each: a text that changes whenever the file does, None where that is not certain.
+    `stamps` has one entry per name: a text that changes whenever the file does, or None if that is not certain.
     """
 
     names: list[str] = field(default_factory=list)
@@ -52,14 +52,14 @@ class Tree:
     folders: list[str] = field(default_factory=list)
 
     def add(self, name: str, stamp: str | None = None, *, fault: str | None = None) -> None:
-        """One file more."""
+        """Add a file."""
         self.names.append(name)
         self.stamps.append(stamp)
         if fault is not None:
             self.faults[name] = fault
 
     def inside(self, folder: str) -> list[str]:
-        """The names of the folders directly in `folder` ("": the top), sorted."""
+        """Return the names of the folders directly in `folder` ("": the top), sorted."""
         start = f"{folder}/" if folder else ""
         rests = (name[len(start) :] for name in self.folders if name.startswith(start))
         return sorted(rest for rest in rests if rest and "/" not in rest)
@@ -69,27 +69,27 @@ class Storage(Protocol):
     """A place with files."""
 
     name: str  # the last part of the path
-    where: str  # the whole of it, for a person
-    lists: bool  # whether it can tell what it holds without searching the world
-    near: bool  # whether reading costs this machine's time and not the network's
+    where: str  # the whole path, for messages
+    can_list: bool  # whether it can list its files
+    is_local: bool  # whether reading takes CPU time of this machine, not time of the network
 
     def tree(self) -> Tree:
-        """Everything that lies here, hidden files and Windows' Thumbs.db passed over."""
+        """List all files and folders, except hidden files and Windows' Thumbs.db."""
 
     def read(self, name: str) -> bytes | BinaryIO:
-        """What the file with this relative path holds; a large one open and seekable. OSError: it cannot be had."""
+        """Read the file with this relative path: its content, or a seekable file if it is large. Raises OSError."""
 
 
 def is_url(path: str) -> bool:
-    """Whether a setting names a URL and not a path of this machine."""
+    """Whether a setting is a URL, not a local path."""
     return "://" in path
 
 
 def open_storage(path: str, *, root: Path) -> Storage:
-    """The place that a setting names; a relative path is relative to `root`.
+    """Open the storage that a setting names; a relative path is relative to `root`.
 
     Raises:
-        DataError: there is no such place, it cannot be reached, or the URL holds a password.
+        DataError: there is no such folder, it cannot be reached, or the URL contains a password.
     """
     if not is_url(path):
         return LocalFolder(root / Path(path).expanduser())
@@ -102,9 +102,9 @@ def open_storage(path: str, *, root: Path) -> Storage:
 
 
 class LocalFolder:
-    """A folder of this machine. Links to folders are followed, except back up to a folder they lie in."""
+    """A local folder. Links to folders are followed, except links to a folder that contains them."""
 
-    lists = near = True
+    can_list = is_local = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,31 +112,32 @@ class LocalFolder:
         self.name = Path(os.path.abspath(path)).name
         self.where = str(path)
         if not path.is_dir():
-            found = "is a file" if path.is_file() else "is not there"
-            raise DataError(f"data.path: {path} {found}{_other_forms(path)}: name a folder with your images")
+            fault = "is a file" if path.is_file() else "does not exist"
+            fix = _other_forms(path) or ". Fix: set it to a folder with your images"
+            raise DataError(f"data.path: {path} {fault}{fix}")
 
     def siblings(self) -> list[str]:
-        """The names of this folder and of those beside it, sorted; none where they cannot be listed."""
+        """Return the names of this folder and of the folders beside it, sorted; none if they cannot be listed."""
         try:
-            with os.scandir(Path(os.path.abspath(self.path)).parent) as found:
-                return sorted(entry.name for entry in found if entry.is_dir() and entry.name[0] != ".")
+            with os.scandir(Path(os.path.abspath(self.path)).parent) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
         except OSError:
             return []
 
     def tree(self) -> Tree:
-        """Everything that lies here."""
+        """List all files and folders."""
         tree = Tree()
         _walk(str(self.path), "", (), tree, settled=time.time_ns() - _FRESH)
         return tree
 
     def read(self, name: str) -> bytes | BinaryIO:
-        """What the file with this relative path holds; a large one open and seekable."""
-        opened = os.open(f"{self._start}{name}", os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait
+        """Read the file with this relative path: its content, or a seekable file if it is large."""
+        opened = os.open(f"{self._start}{name}", os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
         try:
             kind = os.fstat(opened)
             if not stat.S_ISREG(kind.st_mode):
                 raise OSError("not a regular file")
-            if kind.st_size > _AT_ONCE:
+            if kind.st_size > _MAX_IN_MEMORY:
                 return os.fdopen(os.dup(opened), "rb")
             return os.read(opened, kind.st_size)
         finally:
@@ -144,29 +145,29 @@ class LocalFolder:
 
 
 def _other_forms(path: Path) -> str:
-    """Where a folder's name exists in another Unicode form: both, spelled out."""
+    """Return an addition to a message if the folder's name exists in another Unicode form; else nothing."""
     for folder in (path, *path.parents):
         if folder.parent.is_dir() and not folder.exists():
             name = unicodedata.normalize("NFC", folder.name)
             same = [other for other in os.listdir(folder.parent) if unicodedata.normalize("NFC", other) == name]
             if same:
                 return (
-                    f", but {same[0]!r} is, whose name has another Unicode form ({same[0]!a}, data.path has "
-                    f"{folder.name!a}): rename it, or set data.path to its own form"
+                    f", but {same[0]!r} does, whose name has another Unicode form ({same[0]!a}, data.path has "
+                    f"{folder.name!a}). Fix: rename it, or set data.path to its form"
                 )
     return ""
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tree, *, settled: int) -> None:
-    """Add what lies in `folder`; `above` identifies the folders on the way here."""
+    """Add the content of `folder` to `tree`. `above` identifies the parent folders, `settled` the latest sure stamp."""
     here = os.stat(folder)
     above = (*above, (here.st_dev, here.st_ino))
     try:
-        with os.scandir(folder) as found:
-            entries = list(found)
+        with os.scandir(folder) as listed:
+            entries = list(listed)
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot be listed ({error.strerror}): let this user read it, or remove it"
+            f"{folder}: cannot be listed ({error.strerror}). Fix: give this user read permission, or remove it"
         ) from error
     for entry in entries:
         if entry.name[0] == "." or entry.name.casefold() in IGNORED:
@@ -178,7 +179,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
             tree.add(_text(name), fault=f"cannot be reached: {error.strerror}")
             continue
         if stat.S_ISREG(kind.st_mode):
-            # A number in place of its parts: there may be millions. Python hashes whole numbers alike in every process.
+            # One number instead of four saves memory. Python hashes whole numbers equally in every process.
             stamp = hash((kind.st_size, kind.st_mtime_ns, kind.st_ctime_ns, kind.st_ino))
             changed = max(kind.st_mtime_ns, kind.st_ctime_ns)
             text = name if name.isascii() else _text(name)
@@ -194,7 +195,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
 
 
 def _text(name: str) -> str:
-    """A file's name as it can be written down: the very same where it is UTF-8."""
+    """Return a file's name as text: unchanged if it is UTF-8, else with escapes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -203,14 +204,14 @@ def _text(name: str) -> str:
 
 
 class RemoteFolder:
-    """A URL, by fsspec. Credentials come from the environment, as each storage's own tools read them."""
+    """A URL, read by fsspec. Credentials come from the environment, as each storage's own tools read them."""
 
-    near = False
+    is_local = False
 
     def __init__(self, url: str) -> None:
         self.where = url
         self.name = url.rpartition("/")[2]
-        self.lists = not url.startswith("http")  # a web server shows pages, with links to anywhere
+        self.can_list = not url.startswith("http")  # a web server lists no files
         self._top: str
 
     @cached_property
@@ -218,25 +219,29 @@ class RemoteFolder:
         import fsspec
 
         try:
-            system, self._top = fsspec.core.url_to_fs(self.where, skip_instance_cache=True)  # some connect at once
+            system, self._top = fsspec.core.url_to_fs(
+                self.where, skip_instance_cache=True
+            )  # some storages connect here
         except (ImportError, ValueError) as error:
-            raise DataError(f"data.path: {self.where}: {error}: install what it needs, or copy the data here") from None
+            raise DataError(
+                f"data.path: {self.where}: {error}. Fix: install the package that it needs, or copy the data here"
+            ) from None
         return system
 
     def tree(self) -> Tree:
-        """Everything that lies here."""
+        """List all files and folders."""
         try:
-            found = self._try(lambda: self._system.find(self._top, detail=True))
+            entries = self._try(lambda: self._system.find(self._top, detail=True))
         except FileNotFoundError as error:
             if "bucket" in str(error).lower():
                 raise unreachable(self.where, error) from None
-            found = {}
+            entries = {}
         except PermissionError as error:
             raise unreachable(self.where, error) from None
-        if not found:
-            raise DataError(f"data.path: {self.where} holds nothing: name a place with your pictures")
+        if not entries:
+            raise DataError(f"data.path: {self.where} contains nothing. Fix: set it to a folder with your images")
         tree, folders = Tree(), set[str]()
-        for path, info in found.items():
+        for path, info in entries.items():
             name = path.removeprefix(self._top).lstrip("/")
             parts = name.split("/")
             if not name or any(part.startswith(".") for part in parts) or parts[-1].casefold() in IGNORED:
@@ -244,28 +249,28 @@ class RemoteFolder:
             folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
             version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), None)
             size = info.get("size") or 0
-            fault = f"{size:,} bytes, more than any picture has" if size > _LARGEST else None
+            fault = f"{size:,} bytes, too large for an image" if size > _MAX_REMOTE else None
             tree.add(name, None if version is None else f"{size} {version}", fault=fault)
         tree.folders = sorted(folders)
         return tree
 
     def read(self, name: str) -> bytes:
-        """What the file with this relative path holds."""
+        """Read the file with this relative path."""
         content: bytes = self._try(lambda: self._fetch(name))
         return content
 
     def _fetch(self, name: str) -> Any:
-        # Not by its size first: fsspec calls a web server that is gone a file that is not there.
+        # Do not ask for the size first: fsspec then reports a missing server as a missing file.
         return self._system.cat_file(f"{self._top}/{name}")
 
     def _try(self, act: Callable[[], Any]) -> Any:
-        """Do it, again after a while where the network fails; what is missing or forbidden is reported at once."""
+        """Call `act` and retry it with backoff after a network error. A missing or forbidden file is not retried."""
         for number in range(_TRIES):
             try:
                 return act()
             except (FileNotFoundError, PermissionError, DataError):
                 raise
-            except Exception as error:  # every storage has its own; they have nothing in common
+            except Exception as error:  # each storage library has its own error classes
                 if number == _TRIES - 1 or _is_lasting(error):
                     raise unreachable(self.where, error) from None
                 time.sleep(2**number / 4)
@@ -273,33 +278,36 @@ class RemoteFolder:
 
 
 def unreachable(where: str, error: BaseException) -> DataError:
-    """Put the error of a storage's own library into one sentence, with the fix."""
-    kind, said = type(error).__name__, first_line(error)[:_LONGEST_REASON]
-    check = "check the network, the address and the credentials in the environment, then run the same again"
-    if isinstance(error, socket.gaierror) or "Name or service not known" in said:
-        said, fix = f"its host name is not known: {said}", "check the address in data.path and the network"
-    elif "Credentials" in kind or "credentials" in said.lower():
-        said = f"no usable credentials: {said}"
+    """Describe an error of a storage library in one sentence, with the fix."""
+    kind, reason = type(error).__name__, first_line(error)[:_LONGEST_REASON]
+    check = "check the network, the address and the credentials in the environment, then run the same command again"
+    if isinstance(error, socket.gaierror) or "Name or service not known" in reason:
+        reason, fix = f"its host name is not known: {reason}", "check the address in data.path and the network"
+    elif "Credentials" in kind or "credentials" in reason.lower():
+        reason = f"no usable credentials: {reason}"
         fix = "set them in the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    elif isinstance(error, ConnectionRefusedError) or "Could not connect" in said or "Connect call failed" in said:
-        said, fix = f"the connection is refused: {said}", f"start the server, or correct the address; {check}"
+    elif isinstance(error, ConnectionRefusedError) or "Could not connect" in reason or "Connect call failed" in reason:
+        reason, fix = f"the connection is refused: {reason}", f"start the server, or correct the address; {check}"
     elif isinstance(error, FileNotFoundError):
         fix = "create the bucket, or correct the address in data.path"
     elif isinstance(error, PermissionError) or "PermissionDenied" in kind:
-        said, fix = f"access is denied: {said}", "let this user read it, or set other credentials in the environment"
+        reason, fix = (
+            f"access is denied: {reason}",
+            "give this user read permission, or set other credentials in the environment",
+        )
     elif "HostKey" in kind:
         fix = f"log in once with ssh, which adds the host's key to ~/.ssh/known_hosts; {check}"
     else:
         fix = check
-    return DataError(f"data.path: {urls.redacted(where)} does not answer ({kind}: {said}): {fix}")
+    return DataError(f"data.path: {urls.redacted(where)} does not answer ({kind}: {reason}). Fix: {fix}")
 
 
-def of_a_storage(error: BaseException) -> bool:
-    """Whether an error is the network's or a storage library's."""
+def is_storage_error(error: BaseException) -> bool:
+    """Whether an error comes from the network or a storage library."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
 def _is_lasting(error: BaseException) -> bool:
-    """Whether trying again would not help: credentials or a host's name are wrong."""
+    """Whether a retry cannot help, because credentials or a host's name are wrong."""
     kind = type(error).__name__
     return isinstance(error, socket.gaierror) or any(word in kind for word in ("Credentials", "HostKey", "Denied"))

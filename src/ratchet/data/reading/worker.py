@@ -1,38 +1,78 @@
-"""What the workers of an ingest do: read samples, look at them, keep their pixels.
+"""Work of one process of an ingest: read samples, decode them, and store their pixels in a scratch file.
 
-It imports little, for every process that reads has to load it anew.
+This module imports little, because each worker process imports it again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from ratchet.data.reading.images import Facts, Look
-from ratchet.data.reading.scratch import Scratch
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Reading", "columns"]
+from ratchet.data.reading.images import Decoder, facts_columns
+from ratchet.data.reading.pixels import MAX_DEPTH
 
-_FACTS = {field.name: attrgetter(field.name) for field in fields(Facts)}
+__all__ = ["ReadTask", "Scratch"]
+
+
+class Scratch:
+    """A temporary file of decoded images of one shape, (side, side, channels), deleted when the context ends.
+
+    It holds the images until ingest knows which of them are packed, and in which order. Places are reserved first and
+    written later, by any process and in any order. The file is written with plain writes, not with a writable memory
+    map: on a full disk a write raises an error, but a map kills the process.
+
+    `depth` is the number of bits by which the values of 16-bit images were scaled to 0..255.
+    """
+
+    def __init__(self, path: Path, *, side: int, channels: int, depth: int = MAX_DEPTH) -> None:
+        self.path = path
+        self.shape = (side, side, channels)
+        self.places, self.depth = 0, depth
+
+    def __enter__(self) -> "Scratch":
+        self.path.touch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def reserve(self, count: int) -> int:
+        """Make room for `count` more images and return the place of the first."""
+        first, self.places = self.places, self.places + count
+        with self.path.open("r+b") as file:
+            file.truncate(self.places * int(np.prod(self.shape)))
+        return first
+
+    def write(self, place: int, pixels: NDArray[np.uint8]) -> None:
+        """Write images, uint8 (k, side, side, channels), to `place` and the places after it."""
+        with self.path.open("r+b") as file:
+            file.seek(place * int(np.prod(self.shape)))
+            file.write(pixels.data)
+
+    def read(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images in `places`, uint8 (k, side, side, channels)."""
+        stored = np.memmap(self.path, dtype=np.uint8, mode="r", shape=(self.places, *self.shape))
+        return np.asarray(stored[places])
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How samples are read (`read`, a sources.Reader), what is wanted of them, and where their pixels go."""
+class ReadTask:
+    """Read samples by `read` (a `sources.Reader`), decode them, and store their pixels in `scratch`."""
 
     read: Any
-    look: Look
+    decoder: Decoder
     scratch: Scratch
 
     def __call__(self, chunk: tuple[int, Sequence[str]]) -> dict[str, list[Any]]:
-        """The facts of some samples, column by column; the first one's pixels go to this place of the scratch file."""
+        """Process a chunk, (place of its first image in the scratch file, sample ids). Return one list per fact."""
         place, names = chunk
-        facts, pixels = self.look.over(self.read, names)
-        if any(one.pixels is not None for one in facts):
+        facts, pixels = self.decoder.read_all(self.read, names)
+        if any(sample.pixels is not None for sample in facts):
             self.scratch.write(place, pixels)
-        return columns(facts)
-
-
-def columns(facts: Sequence[Facts]) -> dict[str, list[Any]]:
-    """Facts, turned from one object per sample into one list per fact."""
-    return {name: list(map(get, facts)) for name, get in _FACTS.items()}
+        return facts_columns(facts)

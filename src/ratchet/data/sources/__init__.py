@@ -1,4 +1,4 @@
-"""Where samples come from. A source says what it is called, which classes it knows, what it holds and how to read."""
+"""Sources of samples. A source has a name, classes, a listing of its samples, and a function that reads one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,28 +13,28 @@ from ratchet.settings.model import DataSettings
 __all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 
 Label = int | None
-"""Class index; None where the source does not say."""
+"""Class index; None if the source does not know it."""
 
 Reader = Callable[[str], bytes | BinaryIO | tuple[Image.Image, Label]]
-"""From a sample's id to what its file holds, to the file, open and seekable, if it is large, or to the picture itself
-with its label; from any thread."""
+"""Function from a sample's id to the content of its file, to an open seekable file if it is large, or to an image with
+its label. It is called from any thread."""
 
-LISTING: dict[str, Any] = {
+LISTING: Mapping[str, Any] = {
     "row": pl.Int64, "id": pl.String, "label": pl.Int64, "split": pl.String, "group": pl.String, "stamp": pl.String
 }  # fmt: skip
-"""What is known of every sample before it is read; null: not known.
+"""Columns that are known of every sample before it is read; null: not known.
 
-row: which one in the source, for a person. id: unique and the same on every machine. label: class index. split: where
+row: its number in the source, for messages. id: unique, and the same on every machine. label: class index. split: if
 the source assigns one. group: samples of one group share a split. stamp: a text that changes whenever the file does.
 """
 
 
 class Source(Protocol):
-    """What every source offers."""
+    """Interface of all sources."""
 
     @property
     def name(self) -> str:
-        """What the data is called: a registered model's default name."""
+        """Name of the data, which is the default name of the registered model."""
 
     @property
     def classes(self) -> Sequence[str]:
@@ -42,27 +42,27 @@ class Source(Protocol):
 
     @property
     def given(self) -> frozenset[SplitName]:
-        """The splits that the source itself assigns."""
+        """The splits that the source assigns."""
 
     @property
     def listing(self) -> pl.DataFrame:
-        """One row per sample, by id: the columns of LISTING, then any of the source's own, which the index keeps."""
+        """One row per sample, by id: the columns of LISTING, then extra columns, which the index keeps."""
 
     @property
     def refused(self) -> pl.DataFrame:
-        """The quarantine rows of what the source holds but cannot be read; `row` counts on with the listing's."""
+        """Quarantine rows of samples that cannot be read. Their `row` continues that of the listing."""
 
     @property
     def read(self) -> Reader:
-        """How a sample is read."""
+        """Function that reads a sample."""
 
     @property
-    def near(self) -> bool:
-        """Whether `read` opens files of this machine, which other processes can do as well."""
+    def is_local(self) -> bool:
+        """Whether `read` opens local files, so that other processes can call it too."""
 
 
 def listing(columns: Mapping[str, Sequence[Any] | pl.Series]) -> pl.DataFrame:
-    """A listing from some of its columns, by id; the others are null, and `row` is the place by id."""
+    """Return a listing, sorted by id. Missing columns are null, and `row` is the position by id."""
     given = pl.DataFrame([pl.Series(name, values, dtype=LISTING[name]) for name, values in columns.items()])
     missing = [pl.lit(None, kind).alias(name) for name, kind in LISTING.items() if name not in columns]
     frame = given.with_columns(missing).select(*LISTING).sort("id", maintain_order=True)
@@ -70,11 +70,11 @@ def listing(columns: Mapping[str, Sequence[Any] | pl.Series]) -> pl.DataFrame:
 
 
 def open_source(settings: DataSettings, *, root: Path) -> Source:
-    """The source that the settings name; a relative `settings.path` is relative to `root`.
+    """Open the source that the settings name; a relative `settings.path` is relative to `root`.
 
     Raises:
-        DataError: the source is not there, or is not a set of classified pictures.
-        SettingsError: no source has that name.
+        DataError: the source is not found, or is not a set of classified images.
+        SettingsError: no source has this name.
     """
     if settings.source == "digits":
         from ratchet.data.sources.digits import Digits

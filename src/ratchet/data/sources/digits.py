@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn ships: real data that needs no network."""
+"""The 1,797 handwritten digits that scikit-learn ships: real data without a download."""
 
 import numpy as np
 import polars as pl
@@ -11,14 +11,14 @@ from ratchet.data.split import SplitName
 
 __all__ = ["Digits"]
 
-FULL = 16  # the scans count the inked pixels of a 4 x 4 block
+FULL = 16  # largest value: the scans count the inked pixels of a 4 x 4 block
 
 
 class Digits:
-    """8 x 8 grey pictures of ten digits; no split is given."""
+    """8 x 8 grey images of ten digits, without given splits."""
 
     name = "digits"
-    near = False
+    is_local = False
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()
     refused = quarantine.rows([])
@@ -32,9 +32,9 @@ class Digits:
 
     @property
     def listing(self) -> pl.DataFrame:
-        """Ids are positions in scikit-learn's own order."""
+        """Ids are positions in scikit-learn's order."""
         return listing({"id": [f"{row:05d}" for row in range(len(self._labels))], "label": self._labels.tolist()})
 
     def read(self, name: str) -> tuple[Image.Image, Label]:
-        """One picture, with its digit."""
+        """Return an image with its digit."""
         return Image.fromarray(self._images[int(name)]), int(self._labels[int(name)])

@@ -1,4 +1,4 @@
-"""A user's own torch Dataset as a source: what it calls itself, what it holds, and every sample's facts."""
+"""A user's own torch Dataset as a source: its name, its classes, and facts of every sample."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,26 @@ from ratchet.settings.model import DataSettings
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Reader, Sample, id_of
 
-__all__ = ["Measures", "OwnSource"]
+__all__ = ["CustomSource", "Measurements"]
 
-_PIECE = 32  # samples per piece of work
+_CHUNK = 32  # samples per chunk of work
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
-    """What is kept of an image that was read: SHA-256 (hex) of its bytes and figures per channel, in its own values."""
+class Measurements:
+    """Facts of a sample that was read.
+
+    Attributes:
+        image: type and shape of the image, as a text.
+        shape: channels, height, width.
+        pixels: SHA-256 (hex) of the image's bytes.
+        mean, variance, low, high: per channel, in the image's own values.
+    """
 
     label: int
-    image: str  # type and shape, in words
+    image: str
     dtype: str
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, int, int]
     finite: bool
     pixels: str
     mean: list[float]
@@ -35,27 +42,27 @@ class Measures:
     high: list[float]
 
 
-class OwnSource:
-    """The three splits of `data.factory`, opened and found to go together.
+class CustomSource:
+    """The three splits of `data.factory`.
 
     A sample that takes more than `sample_timeout` seconds ends the read with an error; 0: no limit.
 
     Raises:
-        SettingsError: data.factory names nothing.
-        TrainingError: the function is not there, or does not return a Dataset of the kind that is asked for.
-        DataError: the splits differ in their classes.
+        SettingsError: data.factory is not set.
+        TrainingError: the function does not exist, or does not return a suitable Dataset.
+        DataError: the splits have different classes.
     """
 
     def __init__(self, settings: DataSettings, *, root: Path, sample_timeout: float = 0.0) -> None:
         if settings.factory == "none":
             raise SettingsError(
                 "params.yaml: data.factory: found none, and data.source is factory; allowed: package.module:function, "
-                "the function of yours that returns a torch Dataset"
+                "your function that returns a torch Dataset"
             )
         self.factory = Factory(settings.factory, root, settings.code)
         self.name = settings.factory.rpartition(":")[2]
         workers = pool.threads(settings.workers)
-        self._reader: Reader[list[Measures | Faulty]] = Reader(
+        self._reader: Reader[list[Measurements | Faulty]] = Reader(
             self.factory, _measure, workers=workers if workers > 1 else 0, timeout=sample_timeout
         )
         opened = {split: self._reader.open(split) for split in SPLITS}
@@ -64,7 +71,7 @@ class OwnSource:
             if tuple(dataset.classes) != self.classes:
                 raise DataError(
                     f"data.factory: {settings.factory}({split!r}) has classes {list(dataset.classes)}, and 'train' has "
-                    f"{list(self.classes)}: give all splits the same, in the same order"
+                    f"{list(self.classes)}. Fix: use the same classes in the same order for all splits"
                 )
         self.ids: dict[SplitName, list[str]] = {
             split: [id_of(dataset, split, place) for place in range(len(dataset))] for split, dataset in opened.items()
@@ -72,34 +79,34 @@ class OwnSource:
 
     def read(
         self, chosen: Mapping[SplitName, Sequence[int]]
-    ) -> Iterator[tuple[SplitName, list[int], list[Measures | Faulty]]]:
-        """The samples with these indices in the Datasets, a few at a time: (split, indices, what was found)."""
-        pieces = [
-            (split, places[start : start + _PIECE])
+    ) -> Iterator[tuple[SplitName, list[int], list[Measurements | Faulty]]]:
+        """Read the samples with these indices in the Datasets. Yield chunks: (split, indices, results)."""
+        chunks = [
+            (split, places[start : start + _CHUNK])
             for split, places in chosen.items()
-            for start in range(0, len(places), _PIECE)
+            for start in range(0, len(places), _CHUNK)
         ]
         wanted = (
             Piece(split, np.array(places), sample_bits(keys([self.ids[split][i] for i in places]), seed=0, epoch=0))
-            for split, places in pieces
+            for split, places in chunks
         )
         try:
-            for (split, places), found in zip(pieces, self._reader.read(wanted), strict=True):
-                yield split, list(places), found
+            for (split, places), results in zip(chunks, self._reader.read(wanted), strict=True):
+                yield split, list(places), results
         finally:
             self._reader.close()
 
 
-def _measure(samples: list[Sample | Faulty]) -> list[Measures | Faulty]:
+def _measure(samples: list[Sample | Faulty]) -> list[Measurements | Faulty]:
     return [sample if isinstance(sample, Faulty) else _measure_one(sample) for sample in samples]
 
 
-def _measure_one(sample: Sample) -> Measures:
+def _measure_one(sample: Sample) -> Measurements:
     values = sample.image.contiguous().numpy()
     flat = values.reshape(len(values), -1).astype(np.float64)
     channels, height, width = values.shape
-    with np.errstate(invalid="ignore", over="ignore"):  # not finite: told by the contract
-        return Measures(
+    with np.errstate(invalid="ignore", over="ignore"):  # the contract reports values that are not finite
+        return Measurements(
             label=sample.label, image=sample.kind, dtype=str(values.dtype), shape=(channels, height, width),
             finite=bool(np.isfinite(flat).all()), pixels=hashlib.sha256(values.tobytes()).hexdigest(),
             mean=flat.mean(1).tolist(), variance=flat.var(1).tolist(),

@@ -1,6 +1,6 @@
-"""A folder of pictures: one folder per class, or train, validation and test folders of such folders.
+"""A folder of images: one folder per class, or train, validation and test folders of such folders.
 
-Every file in it is a sample, hidden ones and Windows' Thumbs.db aside; what cannot be one is quarantined.
+Every file in it is a sample, except hidden files and Windows' Thumbs.db. Files that cannot be read are quarantined.
 """
 
 import posixpath
@@ -26,28 +26,27 @@ SPLIT_FOLDERS: dict[str, SplitName] = {
     "validation": "validation",
     "test": "test",
 }
-LAYOUT = "put one folder per class into it, or train, validation and test folders that hold one folder per class"
+LAYOUT = "put one folder per class into it, or train, validation and test folders with one folder per class"
 
-
-_SHARED = 2  # folder names that several folders share: so many are no chance
-_STRAY = 0.05  # of the files: so many may lie beside folders of classes, such as a text about them
+_MIN_SHARED = 2  # folder names that several folders share: so many are not a coincidence
+_MAX_STRAY = 0.05  # share of the files that may be beside class folders, such as a readme
 _SHOWN = 8  # names in a message
-_DEEPEST = 8  # levels of folders that become columns
+_MAX_LEVELS = 8  # levels of folders that become columns
 
 
 class ImageFolder:
-    """Pictures in `storage`; ids are paths relative to it, with `/` between the parts.
+    """Images in `storage`; ids are paths relative to it, with `/` between the parts.
 
-    The class is the folder of level `label_level`, counted from 1 at the top or inside a split's folder. With a level
-    that is set, the folders of all other levels become columns `level_1`, `level_2` and so on.
+    The class is the folder of level `label_level`, counted from 1 at the top or inside a split's folder. If the level
+    is set, the folders of all other levels become columns `level_1`, `level_2` and so on.
 
     Raises:
-        DataError: the folder cannot be listed, holds no class folders or one only, a class is empty, or it is not clear
-            which level of folders is the class.
+        DataError: the folder cannot be listed, it has fewer than two class folders, a class is empty, or the level of
+            the class folders is ambiguous.
     """
 
     def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto") -> None:
-        self.name, self.read, self.near = storage.name, storage.read, storage.near
+        self.name, self.read, self.is_local = storage.name, storage.read, storage.is_local
         self._where, self._storage = storage.where, storage
         self._level = 1 if label_level == "auto" else label_level
         tree = storage.tree()
@@ -62,10 +61,10 @@ class ImageFolder:
         self.listing, self.refused = self._list(tree, classes, levels=label_level != "auto")
 
     def _check_level(self, tree: Tree) -> None:
-        """Refuse folders of folders in which another level may be the class.
+        """Check that only one level of folders can be the classes.
 
         Raises:
-            DataError: it is not clear which level it is.
+            DataError: two levels can.
         """
         children = _children(tree)
         for split, top in self._tops.items():
@@ -73,27 +72,29 @@ class ImageFolder:
             inner = {name: names for name in children[top] if (names := children[start + name])}
             counts = Counter(name for names in inner.values() for name in names)
             shared = sorted(name for name, count in counts.items() if count > 1)
-            if len(inner) < 2 or len(shared) < _SHARED:
+            if len(inner) < 2 or len(shared) < _MIN_SHARED:
                 continue
             depths = Counter(name.count("/", len(start)) for name in tree.names if name.startswith(start))
-            if depths[1] > _STRAY * sum(
-                depths.values()
-            ):  # pictures beside the folders: those are no level of their own
+            if depths[1] > _MAX_STRAY * sum(depths.values()):  # many images are beside the inner folders
                 continue
             place = self._place(split)
             if all(name.casefold() in SPLIT_FOLDERS for name in counts):
                 raise DataError(
-                    f"{place}: every class folder holds split folders ({_some(shared)}). Fix: move them to the top, as "
+                    f"{place}: every class folder has split folders ({_some(shared)}). Fix: move them to the top, as "
                     f"train/{next(iter(inner))}, or set data.label_level=1, which draws new splits"
                 )
             raise DataError(
-                f"{place}: two levels of folders may be the classes: {_some(list(inner))}, each of which holds folders "
+                f"{place}: two levels of folders may be the classes: {_some(list(inner))}, each with folders "
                 f"of the same names, {_some(shared)}. Fix: set data.label_level=2 if {shared[0]!r} is a class, or "
                 f"data.label_level=1 if {next(iter(inner))!r} is one; the other level becomes a column for slices"
             )
 
     def _find_splits(self, tree: Tree) -> dict[SplitName, str]:
-        """Which folder is which split; empty where the top holds class folders."""
+        """Return the folder of each split; empty if the top level has class folders.
+
+        Raises:
+            DataError: there are other folders too, two folders mean the same split, or train is missing.
+        """
         names = tree.inside("")
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
         train = next((name for name in meant if name.casefold() == "train"), None)
@@ -102,45 +103,45 @@ class ImageFolder:
         others = [name for name in names if name not in meant]
         if others:
             raise DataError(
-                f"{self._where}: holds split folders ({', '.join(meant)}) beside others ({_some(others)}): "
-                f"move the others away, or {LAYOUT}"
+                f"{self._where}: has split folders ({', '.join(meant)}) beside others ({_some(others)}). "
+                f"Fix: move the others away, or {LAYOUT}"
             )
         splits: dict[SplitName, str] = {}
         for name in meant:
             split = SPLIT_FOLDERS[name.casefold()]
             if split in splits:
-                raise DataError(f"{self._where}: both {splits[split]} and {name} mean {split}: keep one of them")
+                raise DataError(f"{self._where}: both {splits[split]} and {name} mean {split}. Fix: keep one of them")
             splits[split] = name
         if "train" not in splits:
-            raise DataError(f"{self._where}: holds {', '.join(meant)} but no train folder: add it, or {LAYOUT}")
+            raise DataError(f"{self._where}: has {', '.join(meant)} but no train folder. Fix: add it, or {LAYOUT}")
         return splits
 
-    def _check_classes(self, found: dict[SplitName | None, list[str]], tree: Tree) -> None:
-        for split, names in found.items():
+    def _check_classes(self, classes: dict[SplitName | None, list[str]], tree: Tree) -> None:
+        for split, names in classes.items():
             place = self._place(split)
             if not names:
-                raise DataError(f"{place}: holds no class folders{self._elsewhere(tree)}: {self._layout()}")
+                raise DataError(f"{place}: has no class folders{self._elsewhere(tree) or '. Fix:'} {self._layout()}")
             if split in (None, "train") and len(names) == 1:
                 raise DataError(
-                    f"{place}: holds one class only ({names[0]!r}): two or more are needed to tell apart"
+                    f"{place}: has only one class ({names[0]!r}), but at least two are needed"
                     f"{self._deeper(tree, self._tops[split], names[0])}"
                 )
             odd = [name for name in names if not _is_text(name)]
             if odd:
-                raise DataError(f"{place}: class folder {_some(odd)}: the name is not UTF-8: rename it")
+                raise DataError(f"{place}: class folder {_some(odd)}: the name is not UTF-8. Fix: rename it")
             self._check_forms([*self.classes, *names], place)
             unknown = [name for name in names if name not in self.classes]
             if unknown:
                 raise DataError(
-                    f"{place}: {_some(unknown)} is no class of {self._place('train')}, "
-                    f"which has {_some(self.classes)}: rename or remove it, or add training pictures"
+                    f"{place}: {_some(unknown)} is not a class of {self._place('train')}, "
+                    f"which has {_some(self.classes)}. Fix: rename or remove it, or add training images"
                 )
 
     def _check_forms(self, names: Sequence[str], place: str) -> None:
-        """Refuse two folders whose names are the same text in two Unicode forms.
+        """Check that no two names are the same text in different Unicode forms.
 
         Raises:
-            DataError: there are such.
+            DataError: two names are.
         """
         forms: dict[str, str] = {}
         for name in names:
@@ -148,16 +149,16 @@ class ImageFolder:
             if other != name:
                 raise DataError(
                     f"{place}: class folder {name!r} has its name in two Unicode forms, {name!a} and "
-                    f"{other!a}: rename one as the other, so that they are one class"
+                    f"{other!a}. Fix: rename one to the other, so that they are one class"
                 )
 
     def _layout(self) -> str:
         if self._level == 1:
             return LAYOUT
-        return f"data.label_level is {self._level}, so put {self._level} levels of folders into it, or lower it"
+        return f"data.label_level is {self._level}, so put {self._level} levels of folders into it, or lower the level"
 
     def _deeper(self, tree: Tree, top: str, only: str) -> str:
-        """What to set where the classes are below the only folder; nothing where there are none."""
+        """Return the fix for classes that are below the only folder; empty if there are none."""
         if self._level > 1:
             return ". Fix: correct data.label_level"
         inside, path = only, f"{top}/{only}" if top else only
@@ -167,57 +168,56 @@ class ImageFolder:
             return ""
         place = self._where if not top else f"{self._where}/{top}"
         fix = f"set data.path={place}/{inside}" if not top else f"move the folders of {place}/{inside} to {place}"
-        return f". {place}/{inside} holds {len(names)} folders ({_some(names)}). Fix: {fix}"
+        return f". {place}/{inside} has {len(names)} folders ({_some(names)}). Fix: {fix}"
 
     def _elsewhere(self, tree: Tree) -> str:
-        """Where the classes are, if the folder is one of them."""
+        """Return an addition to the message if the folder is one of several class folders; else nothing."""
         images = sum("/" not in name for name in tree.names)
         siblings = self._storage.siblings() if images and isinstance(self._storage, LocalFolder) else []
         if len(siblings) < 2:
             return ""
         above = posixpath.dirname(self._where)
         return (
-            f" but {images:,} {'file' if images == 1 else 'files'}, and {above} holds the folders {_some(siblings)}. "
-            f"Fix: set data.path={above} if those are the classes. Else"
+            f" but {images:,} {'file' if images == 1 else 'files'}, and {above} has the folders {_some(siblings)}. "
+            f"Fix: set data.path={above} if those are the classes; else"
         )
 
     def _list(
         self, tree: Tree, classes: Mapping[SplitName | None, Sequence[str]], *, levels: bool
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The listing, and what is refused."""
-        told = {"id": tree.names, "stamp": tree.stamps}
+        """Return the listing, and the quarantine rows of files that cannot be samples."""
+        columns = {"id": tree.names, "stamp": tree.stamps}
         depth = 1 if self.given else 0
         at = depth + self._level - 1
         parts = pl.col("id").str.splitn("/", at + 2)
-        found = pl.DataFrame(told, schema=dict.fromkeys(told, pl.String)).sort("id").with_row_index("row")
-        found = found.with_columns(
+        every = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String)).sort("id").with_row_index("row")
+        every = every.with_columns(
             fault=pl.col("id").replace_strict(tree.faults, default=None, return_dtype=pl.String),
             top=parts.struct[0] if self.given else pl.lit(""),
             folder=parts.struct[at],
             inside=parts.struct[at + 1].is_not_null(),
         )
-        self._check_filled(set(found.filter("inside").select("top", "folder").unique().rows()), classes)
+        self._check_filled(set(every.filter("inside").select("top", "folder").unique().rows()), classes)
         fault = pl.when("inside").then("fault").otherwise(pl.lit("not in a class folder"))
-        refused = found.select("id", "row", rule=pl.lit("unreadable"), fault=fault).filter(
+        refused = every.select("id", "row", rule=pl.lit("unreadable"), fault=fault).filter(
             pl.col("fault").is_not_null()
         )
-        good = found.filter(pl.col("inside") & pl.col("fault").is_null())
+        good = every.filter(pl.col("inside") & pl.col("fault").is_null())
         labels = {name: label for label, name in enumerate(self.classes)}
         splits = {folder: split for split, folder in self._tops.items()}
-        columns = {
+        listed = listing({
             "row": good["row"], "id": good["id"], "stamp": good["stamp"],
             "label": good["folder"].replace_strict(labels, return_dtype=pl.Int64),
             "split": good["top"].replace_strict(splits, return_dtype=pl.String),
-        }  # fmt: skip
-        listed = listing(columns)
+        })  # fmt: skip
         if levels:
             listed = listed.with_columns(self._levels(listed["id"], skipped=depth))
         return listed, quarantine.rows(refused.rows())
 
     def _levels(self, ids: pl.Series, *, skipped: int) -> list[pl.Series]:
-        """A column for each level of folders but the classes'; null where a picture has none."""
+        """Return a column for each level of folders except the classes; null if an image has no folder there."""
         folders = ids.str.replace("/[^/]*$", "").str.split("/").list.slice(skipped)
-        deepest = min(int(cast("int", folders.list.len().max() or 0)), _DEEPEST)
+        deepest = min(int(cast("int", folders.list.len().max() or 0)), _MAX_LEVELS)
         return [
             folders.list.get(level - 1, null_on_oob=True).alias(f"level_{level}")
             for level in range(1, deepest + 1)
@@ -231,7 +231,7 @@ class ImageFolder:
             for name in names:
                 if (self._tops[split], name) not in filled:
                     place = self._place(split) + f"/{'*/' * (self._level - 1)}{name}"
-                    raise DataError(f"{place}: the class folder is empty: add pictures, or remove it")
+                    raise DataError(f"{place}: the class folder is empty. Fix: add images, or remove it")
 
     def _place(self, split: SplitName | None) -> str:
         return "/".join(part for part in (self._where, self._tops[split]) if part)
@@ -251,16 +251,16 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _children(tree: Tree) -> dict[str, list[str]]:
-    """The names of the folders in each folder ("": the top), sorted."""
-    found: dict[str, list[str]] = {folder: [] for folder in ("", *tree.folders)}
+    """Return the names of the folders in each folder ("": the top), sorted."""
+    children: dict[str, list[str]] = {folder: [] for folder in ("", *tree.folders)}
     for folder in sorted(tree.folders):
         above, _, name = folder.rpartition("/")
-        found[above].append(name)
-    return found
+        children[above].append(name)
+    return children
 
 
 def _folders(tree: Tree, top: str, level: int) -> list[str]:
-    """The different names of the folders that are so many levels below `top`, sorted."""
+    """Return the different names of the folders that are `level` levels below `top`, sorted."""
     children, places = _children(tree), [top]
     for _ in range(level - 1):
         places = [f"{place}/{name}" if place else name for place in places for name in children[place]]

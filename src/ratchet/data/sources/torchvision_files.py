@@ -1,4 +1,4 @@
-"""Name the files of a local copy of a torchvision set that are cut off, altered or missing; the set itself does not."""
+"""Faults in the files of a local copy of a torchvision set. torchvision itself does not name the files."""
 
 import hashlib
 import math
@@ -17,26 +17,26 @@ _SIZES = {
     "40351d587109b95175f43aff81a1287e": 31_035_526,
     "5ff9c542aee3614f3951f8cda6e48888": 158,
 }
-"""By MD5 the bytes of CIFAR-10's files: torchvision knows their digests only."""
+"""MD5 -> size in bytes of CIFAR-10's files; torchvision only has the digests."""
 
 _PIXELS = {"CIFAR100": {"train": 50_000 * 3_072, "test": 10_000 * 3_072}}
-"""By set and file the bytes of its pixels, which the file cannot be smaller than."""
+"""Set and file -> bytes of its pixels, the least size of the file."""
 
 _ITEM_BYTES = {8: 1, 9: 1, 11: 2, 12: 4, 13: 4, 14: 8}
 _SHOWN = 4
 
 
 def faults(cls: Any, folder: Path) -> str | None:
-    """Return what is wrong with the files of set `cls` in `folder`; None: no copy is there, or nothing can be said."""
-    found = [*_listed(cls, folder), *_idx(cls, folder)]
-    if not found or all(fault.endswith("is missing") for fault in found):
+    """Return the faults of the files of set `cls` in `folder`; None: there is no copy, or it has no known fault."""
+    messages = [*_listed_faults(cls, folder), *_idx_faults(cls, folder)]
+    if not messages or all(message.endswith("is missing") for message in messages):
         return None
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(found[:_SHOWN]) + more
+    more = f"; and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
+    return "; ".join(messages[:_SHOWN]) + more
 
 
-def _listed(cls: Any, folder: Path) -> Iterator[str]:
-    """Of a set that lists its files with their MD5, as CIFAR does."""
+def _listed_faults(cls: Any, folder: Path) -> Iterator[str]:
+    """Yield faults of a set that lists its files with their MD5, such as CIFAR."""
     listed = [*getattr(cls, "train_list", ()), *getattr(cls, "test_list", ())]
     meta = getattr(cls, "meta", None)
     if isinstance(meta, dict) and {"filename", "md5"} <= set(meta):
@@ -58,18 +58,18 @@ def _listed(cls: Any, folder: Path) -> Iterator[str]:
         elif size < least:
             yield f"{path} is cut off: {size:,} bytes, more than {least:,} expected"
         else:
-            yield f"{path} is altered: {size:,} bytes, but not the published ones (MD5 {md5})"
+            yield f"{path} is altered: {size:,} bytes, but not the published content (MD5 {md5})"
 
 
-def _idx(cls: Any, folder: Path) -> Iterator[str]:
-    """Of a set as MNIST: each file says in its first bytes how long it is."""
+def _idx_faults(cls: Any, folder: Path) -> Iterator[str]:
+    """Yield faults of a set like MNIST, whose files have their size in the first bytes."""
     for path in sorted((folder / cls.__name__ / "raw").glob("*-ubyte")):
         with path.open("rb") as file:
             head = file.read(4)
             dimensions = [int.from_bytes(file.read(4), "big") for _ in range(head[3] if len(head) == 4 else 0)]
         size, item = path.stat().st_size, _ITEM_BYTES.get(head[2]) if len(head) == 4 else None
         if item is None or head[:2] != b"\0\0" or not dimensions:
-            yield f"{path} is damaged: {size:,} bytes, which do not begin as those of an IDX file"
+            yield f"{path} is damaged: {size:,} bytes, without the header of an IDX file"
             continue
         expected = 4 + 4 * len(dimensions) + item * math.prod(dimensions)
         if size != expected:

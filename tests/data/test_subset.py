@@ -1,4 +1,4 @@
-"""A few samples in place of all: enough of each class, from all over the source, and the rest is not even read."""
+"""A subset of the samples: enough of each class, from all over the source. Other samples are not read."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,8 +9,8 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading.sample import PER_CLASS, sampled, spread
 from ratchet.data.reading.storage import LocalFolder
+from ratchet.data.reading.subset import PER_CLASS, evenly_spaced, subset
 from ratchet.data.sources.image_folder import ImageFolder
 from ratchet.settings.model import DataSettings
 
@@ -28,7 +28,7 @@ class Counting:
 
     def __getitem__(self, index):
         if index % 50_000:
-            raise ValueError("read without need")
+            raise ValueError("read unnecessarily")
         return torch.full((1, 8, 8), index // 50_000 + 70 * self.first, dtype=torch.uint8), index // 50_000 % 2
 
 def make(split):
@@ -37,14 +37,14 @@ def make(split):
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A common class and a rare one."""
+def images(tmp_path: Path) -> Path:
+    """A folder with a common class and a rare one."""
     for name, count in (("common", 200), ("rare", 35)):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(count):
             pixels = np.random.default_rng([number, count]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number:03d}.png")
-    return tmp_path / "pictures"
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number:03d}.png")
+    return tmp_path / "images"
 
 
 def take(settings: DataSettings, root: Path) -> Manifest:
@@ -58,8 +58,8 @@ def take(settings: DataSettings, root: Path) -> Manifest:
     )
 
 
-def test_each_class_has_its_share_from_its_first_to_its_last(pictures: Path) -> None:
-    chosen = sampled(ImageFolder(LocalFolder(pictures)).listing, classes=2)
+def test_each_class_is_sampled_evenly(images: Path) -> None:
+    chosen = subset(ImageFolder(LocalFolder(images)).listing, classes=2)
     assert Counter(chosen["label"]) == {0: PER_CLASS, 1: PER_CLASS}
     ids = chosen["id"].to_list()
     assert ids == sorted(ids)
@@ -67,17 +67,17 @@ def test_each_class_has_its_share_from_its_first_to_its_last(pictures: Path) -> 
     assert ids[PER_CLASS - 1] > "common/190"
 
 
-def test_what_is_not_of_the_sample_is_not_read(pictures: Path) -> None:
-    kept = set(sampled(ImageFolder(LocalFolder(pictures)).listing, classes=2)["id"])
-    for path in pictures.rglob("*.png"):
-        if path.relative_to(pictures).as_posix() not in kept:
-            path.write_bytes(b"not a picture")
-    manifest = take(DataSettings(source="image-folder", path=str(pictures), workers=1), pictures.parent)
+def test_other_samples_are_not_read(images: Path) -> None:
+    kept = set(subset(ImageFolder(LocalFolder(images)).listing, classes=2)["id"])
+    for path in images.rglob("*.png"):
+        if path.relative_to(images).as_posix() not in kept:
+            path.write_bytes(b"not an image")
+    manifest = take(DataSettings(source="image-folder", path=str(images), workers=1), images.parent)
     assert manifest.quarantined == 0
     assert sum(split.rows for split in manifest.splits.values()) == 2 * PER_CLASS
 
 
-def test_of_a_dataset_of_ones_own_a_few_places_are_read(tmp_path: Path) -> None:
+def test_few_samples_of_an_own_dataset_are_read(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(OWN)
     settings = DataSettings(source="factory", factory="counting:make", code="counting.py", workers=1)
     manifest = take(settings, tmp_path)
@@ -86,7 +86,7 @@ def test_of_a_dataset_of_ones_own_a_few_places_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("classes", "each"), [(2, 30), (100, 30), (1000, 3), (10**6, 2)])
-def test_of_many_classes_fewer_each(classes: int, each: int) -> None:
-    assert len(spread(10**7, classes=1, of=classes)) == each
-    assert len(spread(1, classes=1, of=classes)) == 1
-    assert list(spread(100, classes=2, of=50))[:3] == [0, 1, 3]
+def test_with_many_classes_there_are_fewer_samples_of_each(classes: int, each: int) -> None:
+    assert len(evenly_spaced(10**7, classes=1, of=classes)) == each
+    assert len(evenly_spaced(1, classes=1, of=classes)) == 1
+    assert list(evenly_spaced(100, classes=2, of=50))[:3] == [0, 1, 3]

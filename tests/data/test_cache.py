@@ -1,4 +1,4 @@
-"""Ingest again after a change: it costs what changed, and gives what an ingest from nothing gives."""
+"""Ingest again after a change: only changes are decoded, and the output equals that of a fresh ingest."""
 
 import os
 import random
@@ -15,8 +15,8 @@ from ratchet.errors import DataError
 
 @pytest.fixture
 def counted(two_classes, monkeypatch):
-    """80 pictures, ingested once with a memo; `read` and `decoded` count from there on."""
-    monkeypatch.setattr(storage, "_FRESH", 0)  # files of this very moment are settled, too
+    """80 images that were ingested with a cache; `counts` has later calls as `read` and `decoded`."""
+    monkeypatch.setattr(storage, "_FRESH", 0)  # stamps of new files are trusted too
     counts = Counter()
     to_pixels, opened = images.to_pixels, storage.LocalFolder.read
 
@@ -30,7 +30,7 @@ def counted(two_classes, monkeypatch):
 
     monkeypatch.setattr(images, "to_pixels", counting_pixels)
     monkeypatch.setattr(storage.LocalFolder, "read", counting_open)
-    two_classes.memo = two_classes.root / "memo.parquet"
+    two_classes.cache = two_classes.root / "cache.parquet"
     two_classes.ingest()
     assert counts["decoded"] == 80
     counts.clear()
@@ -38,32 +38,32 @@ def counted(two_classes, monkeypatch):
     return two_classes
 
 
-def test_nothing_is_read_where_nothing_changed_and_what_stands_there_is_not_touched(counted, monkeypatch) -> None:
-    before, stood = counted.bytes(), os.stat(counted.packed).st_ino
+def test_unchanged_input_is_not_read_and_output_not_touched(counted, monkeypatch) -> None:
+    before, inode = counted.bytes(), os.stat(counted.packed).st_ino
     manifest = counted.ingest(workers=3)
     assert counted.counts == {}
-    assert os.stat(counted.packed).st_ino == stood
+    assert os.stat(counted.packed).st_ino == inode
     assert counted.bytes() == before
     assert sum(split.rows for split in manifest.splits.values()) == 80
     assert counted.progress[-1] == (80, 80)
 
 
-def test_what_is_added_is_read_and_decoded_and_nothing_else(counted) -> None:
+def test_only_added_files_are_decoded(counted) -> None:
     counted.fill("cat", 7, first=5000)
     counted.ingest()
     assert counted.index().height == 87
     assert counted.counts["decoded"] == 7
-    assert counted.counts["read"] <= 7 + 64  # a few are looked at for the shape that all are to have
+    assert counted.counts["read"] <= 7 + 64  # a preview of some decides the packed shape
 
 
 @pytest.mark.parametrize("act", ["rename", "move", "touch"])
 def test_renamed_moved_and_touched_files_are_not_decoded_again(counted, act: str) -> None:
-    cat = counted.root / "pictures" / "cat"
+    cat = counted.root / "images" / "cat"
     for path in sorted(cat.iterdir())[:9]:
         if act == "rename":
             path.rename(cat / f"new-{path.name}")
         elif act == "move":
-            path.rename(counted.root / "pictures" / "dog" / f"moved-{path.name}")
+            path.rename(counted.root / "images" / "dog" / f"moved-{path.name}")
         else:
             os.utime(path, (1, 1))
     counted.ingest()
@@ -71,16 +71,16 @@ def test_renamed_moved_and_touched_files_are_not_decoded_again(counted, act: str
     assert counted.index().height == 80
 
 
-def test_what_is_removed_is_gone_and_nothing_is_read(counted) -> None:
-    for path in sorted((counted.root / "pictures" / "dog").iterdir())[::3]:
+def test_removing_files_decodes_nothing(counted) -> None:
+    for path in sorted((counted.root / "images" / "dog").iterdir())[::3]:
         path.unlink()
     counted.ingest()
     assert counted.counts["decoded"] == 0
     assert counted.index().filter(pl.col("class") == "dog").height == 26
 
 
-def test_an_altered_file_of_the_same_size_and_time_is_noticed(counted) -> None:
-    path = sorted((counted.root / "pictures" / "cat").iterdir())[0]
+def test_an_altered_file_of_equal_size_and_time_is_noticed(counted) -> None:
+    path = sorted((counted.root / "images" / "cat").iterdir())[0]
     times = os.stat(path)
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
@@ -90,9 +90,10 @@ def test_an_altered_file_of_the_same_size_and_time_is_noticed(counted) -> None:
     assert counted.bad() == {"cat/0000.png": {"unreadable"}}
 
 
-def test_any_edits_give_the_bytes_of_an_ingest_from_nothing_and_move_no_sample(counted) -> None:
+def test_random_edits_give_the_bytes_of_a_fresh_ingest(counted) -> None:
+    """No content moves to another split, in any version."""
     drawn = random.Random(0)
-    folder = counted.root / "pictures"
+    folder = counted.root / "images"
     places = dict(counted.index().select("content", "split").rows())
     for turn in range(6):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -107,24 +108,24 @@ def test_any_edits_give_the_bytes_of_an_ingest_from_nothing_and_move_no_sample(c
                 case "copy":
                     shutil.copy(path, folder / "dog" / f"copy-{turn}-{path.name}")
                 case "swap":
-                    counted.picture(drawn.randrange(10**6)).save(path)
+                    counted.image(drawn.randrange(10**6)).save(path)
         counted.fill("cat", 3, first=7000 + 10 * turn)
         counted.ingest(max_bad_fraction=0.9)
-        remembered = counted.bytes()
-        counted.memo.unlink()
+        with_cache = counted.bytes()
+        counted.cache.unlink()
         counted.ingest(max_bad_fraction=0.9)
-        assert counted.bytes() == remembered
+        assert counted.bytes() == with_cache
         for content, name in counted.index().select("content", "split").rows():
-            assert places.setdefault(content, name) == name  # where it was in any version before
+            assert places.setdefault(content, name) == name  # its split in earlier versions
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other decoders", "other scaling", "other shape"])
-def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str) -> None:
+def test_an_unusable_cache_is_ignored(counted, monkeypatch, damage: str) -> None:
     expected = counted.bytes()
     if damage == "gone":
-        counted.memo.unlink()
+        counted.cache.unlink()
     elif damage == "cut":
-        counted.memo.write_bytes(counted.memo.read_bytes()[:200])
+        counted.cache.write_bytes(counted.cache.read_bytes()[:200])
     elif damage == "other decoders":
         monkeypatch.setattr("ratchet.data.reading.cache.version", lambda name: "0")
     elif damage == "other scaling":
@@ -132,13 +133,14 @@ def test_a_memo_that_is_of_no_use_is_not_used(counted, monkeypatch, damage: str)
     else:
         counted.ingest(image_size=16)
         counted.counts.clear()
-    counted.fill("cat", 1, first=0)  # the same picture anew: only its stamp is another
+    counted.fill("cat", 1, first=0)  # the same image again with another stamp
     counted.ingest()
     assert counted.counts["decoded"] == 80
     assert counted.bytes() == expected
 
 
-def test_a_packed_set_that_was_altered_is_refused_not_carried_on(counted) -> None:
+def test_an_altered_packed_set_is_refused(counted) -> None:
+    """Its images are not copied into the next version."""
     shard = counted.packed / "train" / "images-00000.npy"
     content = np.load(shard)
     content[5] = 0
@@ -148,14 +150,14 @@ def test_a_packed_set_that_was_altered_is_refused_not_carried_on(counted) -> Non
         counted.ingest()
 
 
-def test_what_was_kept_out_as_a_twin_comes_in_when_its_twin_is_gone(place, monkeypatch) -> None:
+def test_a_quarantined_duplicate_is_packed_once_the_other_is_removed(place, monkeypatch) -> None:
     monkeypatch.setattr(storage, "_FRESH", 0)
     for split, first in (("train", 0), ("val", 3000), ("test", 5000)):
         place.fill(f"{split}/cat", 10, first=first)
         place.fill(f"{split}/dog", 10, first=first + 1000)
-    twin = place.root / "pictures/test/cat/5000.png"
-    shutil.copy(twin, place.root / "pictures/train/cat/copy.png")
-    place.memo = place.root / "memo.parquet"
+    twin = place.root / "images/test/cat/5000.png"
+    shutil.copy(twin, place.root / "images/train/cat/copy.png")
+    place.cache = place.root / "cache.parquet"
     place.ingest()
     assert place.bad() == {"train/cat/copy.png": {"duplicate-across-splits"}}
     twin.unlink()

@@ -1,11 +1,11 @@
-"""Columns that tell the class by themselves are named; columns that do not, are not."""
+"""Columns that reveal the class are named, and no others."""
 
 import numpy as np
 import polars as pl
 import pytest
 
 from ratchet import files
-from ratchet.data.checks.leakage import telling
+from ratchet.data.checks.leakage import revealing_columns
 from ratchet.reports.data_card import card
 
 DRAWN = np.random.default_rng(0)
@@ -13,8 +13,8 @@ COUNT = 400
 LABELS = np.arange(COUNT) % 2
 
 
-def index(**own: object) -> pl.DataFrame:
-    columns = {"format": ["png"] * COUNT, "width": [32] * COUNT, "height": [32] * COUNT, **own}
+def index(**extra: object) -> pl.DataFrame:
+    columns = {"format": ["png"] * COUNT, "width": [32] * COUNT, "height": [32] * COUNT, **extra}
     splits = np.array(["train", "train", "train", "validation"])[DRAWN.integers(0, 4, COUNT)]
     return pl.DataFrame({"split": splits, "label": LABELS, **columns})
 
@@ -29,11 +29,11 @@ def index(**own: object) -> pl.DataFrame:
         [bool(label) for label in LABELS],
     ],
 )
-def test_a_column_that_tells_the_class_is_named_with_how_well_it_does(values: list[object]) -> None:
-    (found,) = telling(index(ward=values), own=["ward"])["class"]
-    assert found["column"] == "ward"
-    assert found["right"] > 0.95
-    assert 0.3 < found["commonest"] < 0.7
+def test_a_column_that_reveals_the_class_is_named_with_accuracy(values: list[object]) -> None:
+    (column,) = revealing_columns(index(ward=values), extra=["ward"])["class"]
+    assert column["column"] == "ward"
+    assert column["right"] > 0.95
+    assert 0.3 < column["commonest"] < 0.7
 
 
 @pytest.mark.parametrize(
@@ -41,28 +41,29 @@ def test_a_column_that_tells_the_class_is_named_with_how_well_it_does(values: li
     [
         DRAWN.choice(["a", "b", "c"], COUNT).tolist(),
         DRAWN.normal(0, 1, COUNT).tolist(),
-        [f"{number:04d}" for number in range(COUNT)],  # a name for each sample
+        [f"{number:04d}" for number in range(COUNT)],  # a different name for each sample
         [None if number % 3 else 1 for number in range(COUNT)],
     ],
 )
-def test_a_column_that_does_not_is_not(values: list[object]) -> None:
-    assert telling(index(note=values), own=["note"]) == {"constant": [], "class": []}
+def test_other_columns_are_not_named(values: list[object]) -> None:
+    assert revealing_columns(index(note=values), extra=["note"]) == {"constant": [], "class": []}
 
 
-def test_a_column_that_is_always_the_same_is_named_and_a_files_own_facts_are_not() -> None:
-    assert telling(index(camera=["X1"] * COUNT), own=["camera"]) == {"constant": ["camera"], "class": []}
+def test_a_constant_extra_column_is_named() -> None:
+    """Constant facts about the file, such as its format, are not."""
+    assert revealing_columns(index(camera=["X1"] * COUNT), extra=["camera"]) == {"constant": ["camera"], "class": []}
 
 
-def test_a_class_that_is_saved_in_another_format_is_on_the_card(place) -> None:
+def test_a_format_that_reveals_the_class_is_on_the_card(place) -> None:
     for label, first in (("cat", 0), ("dog", 1000)):
-        folder = place.root / "pictures" / label
+        folder = place.root / "images" / label
         folder.mkdir(parents=True)
         for number in range(first, first + 60):
             kind = "JPEG" if label == "cat" else "PNG"
-            place.picture(number).save(folder / f"{number}.{'jpg' if label == 'cat' else 'png'}", kind)
+            place.image(number).save(folder / f"{number}.{'jpg' if label == 'cat' else 'png'}", kind)
     place.ingest()
     profile = files.read_json(place.packed / "profile.json")
-    assert [found["column"] for found in profile["telling"]["class"]] == ["format"]
+    assert [entry["column"] for entry in profile["telling"]["class"]] == ["format"]
     assert "Possible data leakage: format alone predicts the class of 100 % of" in card(
         place.packed, place.quarantine, changed=None
     ).replace("\N{NO-BREAK SPACE}", " ")

@@ -1,4 +1,4 @@
-"""From a picture file to pixels. Expected values are worked out by hand from the file's own colours."""
+"""From an image file to pixels. Expected values are computed by hand from the colours in the file."""
 
 import hashlib
 from pathlib import Path
@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.images import FORMATS, Facts, Look, check_formats, claimed, to_pixels
+from ratchet.data.reading.images import FORMATS, Decoder, Facts, check_formats, format_of_extension
+from ratchet.data.reading.pixels import to_pixels
 from ratchet.data.reading.storage import LocalFolder
 
 
-def look(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
-    return Look(shape, max_pixels=10**7).at(LocalFolder(path.parent).read, path.name)
+def read(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
+    return Decoder(shape, max_pixels=10**7).read_one(LocalFolder(path.parent).read, path.name)
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:
     image = Image.new("RGB", (16, 8), (0, 0, 0))
     image.paste((255, 255, 255), (0, 0, 8, 8))
     exif = Image.Exif()
-    exif[0x0112] = 6  # shown turned a quarter clockwise: what was left is on top
+    exif[0x0112] = 6  # displayed turned clockwise by 90 degrees: the left side is on top
     image.save(tmp_path / "a.png", exif=exif)
-    _, pixels = look(tmp_path / "a.png")
+    _, pixels = read(tmp_path / "a.png")
     assert pixels is not None
     assert pixels[1, :, 0].tolist() == [255] * 8
     assert pixels[6, :, 0].tolist() == [0] * 8
@@ -32,8 +33,8 @@ def test_metadata_never_reaches_the_output(two_classes) -> None:
     exif[0x010E] = "SECRET-DESCRIPTION"
     exif.get_ifd(0x8825)[1] = "SECRET-GPS"
     for name, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP")):
-        path = two_classes.root / "pictures" / "cat" / name
-        two_classes.picture(8000 + len(kind)).save(path, kind, exif=exif)
+        path = two_classes.root / "images" / "cat" / name
+        two_classes.image(8000 + len(kind)).save(path, kind, exif=exif)
         assert b"SECRET" in path.read_bytes()
     two_classes.ingest()
     assert two_classes.bad() == {}
@@ -55,20 +56,20 @@ def test_metadata_never_reaches_the_output(two_classes) -> None:
         (Image.new("RGB", (8, 8), (200, 100, 50)).quantize(4), 124, (200, 100, 50)),
     ],
 )
-def test_every_kind_of_pixel_becomes_grey_or_colour(image: Image.Image, grey: int, colour: tuple[int, ...]) -> None:
+def test_every_pixel_mode_becomes_grey_or_rgb(image: Image.Image, grey: int, colour: tuple[int, ...]) -> None:
     assert to_pixels(image.copy(), size=8, channels=1)[4, 4].tolist() == [grey]
     assert to_pixels(image.copy(), size=8, channels=3)[4, 4].tolist() == list(colour)
 
 
 def test_numbers_without_a_range_are_refused(tmp_path: Path) -> None:
     Image.new("F", (8, 8), 0.5).save(tmp_path / "a.tiff")
-    facts, pixels = look(tmp_path / "a.tiff")
+    facts, pixels = read(tmp_path / "a.tiff")
     assert pixels is None
     assert facts.readable is False
     assert "floating-point" in (facts.problem or "")
 
 
-def test_the_centre_is_kept_and_the_shorter_side_scaled() -> None:
+def test_the_centre_is_cropped_and_the_shorter_side_scaled() -> None:
     image = Image.new("RGB", (60, 20), (255, 0, 0))
     image.paste((0, 255, 0), (20, 0, 40, 20))
     pixels = to_pixels(image, size=10, channels=3)
@@ -89,47 +90,48 @@ def test_every_format_that_settings_name_is_recognised(tmp_path: Path, kind: str
         check_formats(["heif"])
     path = tmp_path / f"a.{FORMATS[kind]}"
     Image.new("RGB", (9, 8), (1, 2, 3)).save(path, kind)
-    facts, pixels = look(path, None)
+    facts, pixels = read(path, None)
     assert pixels is None
-    assert (facts.format, claimed(path.name), facts.frames) == (FORMATS[kind], FORMATS[kind], 1)
+    assert (facts.format, format_of_extension(path.name), facts.frames) == (FORMATS[kind], FORMATS[kind], 1)
     assert (facts.width, facts.height, facts.grey) == (9, 8, False)
 
 
-def test_a_telephones_jpeg_with_a_preview_inside_is_a_jpeg(tmp_path: Path) -> None:
+def test_a_jpeg_with_a_preview_is_a_jpeg(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.new("RGB", (16, 16), (200, 0, 0)).save(
         path, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8), (0, 0, 200))]
     )
-    facts, _ = look(path)
-    assert (facts.format, claimed(path.name), facts.frames) == ("jpeg", "jpeg", None)
+    facts, _ = read(path)
+    assert (facts.format, format_of_extension(path.name), facts.frames) == ("jpeg", "jpeg", None)
 
 
-def test_a_large_file_is_not_held_in_memory_and_gives_the_same(tmp_path: Path) -> None:
+def test_a_large_file_is_streamed_with_the_same_result(tmp_path: Path) -> None:
+    """It is not read into memory as a whole."""
     Image.effect_noise((2100, 1400), 50).convert("RGB").save(tmp_path / "a.bmp")
     content = (tmp_path / "a.bmp").read_bytes()
     held = LocalFolder(tmp_path).read("a.bmp")
     assert not isinstance(held, bytes)
     held.close()
-    facts, pixels = look(tmp_path / "a.bmp")
+    facts, pixels = read(tmp_path / "a.bmp")
     assert facts.content == hashlib.sha256(content).hexdigest()
     assert (facts.bytes, facts.width, facts.height) == (len(content), 2100, 1400)
     with Image.open(tmp_path / "a.bmp") as image:
         np.testing.assert_array_equal(pixels, to_pixels(image, size=8, channels=1))
     (tmp_path / "b.bmp").write_bytes(content[:-10_000])
-    facts, pixels = look(tmp_path / "b.bmp")
+    facts, pixels = read(tmp_path / "b.bmp")
     assert (facts.readable, pixels) == (False, None)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path, mode: str) -> None:
+def test_a_large_jpeg_decoded_small_looks_the_same(tmp_path: Path, mode: str) -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).convert(mode)
     image.save(tmp_path / "a.jpg", quality=95)
-    facts, pixels = look(tmp_path / "a.jpg", (64, 3))
+    facts, pixels = read(tmp_path / "a.jpg", (64, 3))
     assert (facts.width, facts.height, facts.grey) == (640, 480, mode == "L")
     assert pixels is not None
     with Image.open(tmp_path / "a.jpg") as whole:
-        whole.load()  # all of it, before anybody can ask for less
+        whole.load()  # at full size, before draft() can reduce it
         expected = to_pixels(whole, size=64, channels=3)
     assert whole.size == (640, 480)
     assert np.abs(pixels.astype(int) - expected).mean() < 1.0
@@ -137,10 +139,10 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path, mode: 
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
-def test_a_large_jpeg_that_is_cut_off_is_noticed_however_small_it_is_decoded(tmp_path: Path, share: float) -> None:
+def test_a_truncated_large_jpeg_is_noticed_at_every_scale(tmp_path: Path, share: float) -> None:
     Image.effect_noise((800, 800), 60).save(tmp_path / "whole.jpg", quality=90)
     content = (tmp_path / "whole.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(content[: int(share * len(content))])
-    assert look(tmp_path / "whole.jpg")[0].readable
-    facts, pixels = look(tmp_path / "cut.jpg")
+    assert read(tmp_path / "whole.jpg")[0].readable
+    facts, pixels = read(tmp_path / "cut.jpg")
     assert (facts.readable, pixels) == (False, None)

@@ -1,6 +1,6 @@
-"""A user's own Dataset at ingest: what is let in, what is kept out and why, and what is said of the rest.
+"""Ingest of a user's own Dataset: checks, quarantine and statistics.
 
-The truth is NumPy over the very images that the Dataset returns.
+Expected values are computed with NumPy from the images that the Dataset returns.
 """
 
 import json
@@ -50,12 +50,12 @@ def ingest(place, source: str = MODULE, **changes: object) -> Manifest:
 
 
 def changed(body: str) -> str:
-    """The module with more in `changed`."""
+    """Return the module with more code in `changed`."""
     return MODULE.replace("        return image, label\n", body + "        return image, label\n")
 
 
 def images(place) -> np.ndarray:
-    """The training images as the Dataset gives them, all at once."""
+    """Return all training images of the Dataset."""
     namespace: dict[str, object] = {}
     exec(compile((place.root / "own.py").read_text(), "own", "exec"), namespace)
     train = namespace["photos"]("train")
@@ -67,7 +67,11 @@ def test_rows_follow_the_dataset_and_nothing_is_packed(place) -> None:
     assert manifest == Manifest.read(place.packed)
     assert (manifest.name, manifest.classes) == ("photos", ("dark", "light"))
     assert (manifest.height, manifest.width, manifest.channels, manifest.dtype) == (6, 5, 3, "uint8")
-    assert {split: told.rows for split, told in manifest.splits.items()} == {"train": 40, "validation": 10, "test": 12}
+    assert {split: files.rows for split, files in manifest.splits.items()} == {
+        "train": 40,
+        "validation": 10,
+        "test": 12,
+    }
     assert not list(place.packed.rglob("images*"))
     assert sum(path.stat().st_size for path in place.packed.rglob("*")) < 40_000
     index = place.index()
@@ -79,10 +83,10 @@ def test_rows_follow_the_dataset_and_nothing_is_packed(place) -> None:
 
 
 def test_the_same_bytes_come_from_one_process_and_from_three(make_place) -> None:
-    one, three = make_place("one"), make_place("three")
-    ingest(one, FLOATS)
-    ingest(three, FLOATS, workers=3)
-    assert one.bytes() == three.bytes()
+    serial, parallel = make_place("serial"), make_place("parallel")
+    ingest(serial, FLOATS)
+    ingest(parallel, FLOATS, workers=3)
+    assert serial.bytes() == parallel.bytes()
 
 
 @pytest.mark.parametrize(("source", "dtype"), [(MODULE, "uint8"), (FLOATS, "float32")])
@@ -100,7 +104,7 @@ def test_mean_and_deviation_are_those_of_all_training_pixels(place, source: str,
     assert profile["pixels"]["mean"] == list(manifest.mean)
 
 
-def test_brightness_and_contrast_are_of_the_image_as_it_is_shown(place) -> None:
+def test_brightness_and_contrast_are_of_the_displayed_image(place) -> None:
     ingest(place, FLOATS)
     pixels = images(place)
     low, high = pixels.min((0, 2, 3))[:, None, None], pixels.max((0, 2, 3))[:, None, None]
@@ -123,28 +127,28 @@ FAULTS = {
 }
 
 
-def test_each_fault_is_quarantined_by_its_rule_with_what_was_found(place) -> None:
+def test_each_fault_is_quarantined_with_rule_and_value(place) -> None:
     lines = "".join(f"        if index == {row}: {line}\n" for row, (_, _, line) in FAULTS.items())
     one_split = '        if self.split != "train": return image, label\n'
     source = changed(one_split + lines).replace('"train": 40', '"train": 400')
     raising = source[: source.index("no such page")].count("\n") + 1
     manifest = ingest(place, source)
     table = pl.read_parquet(place.quarantine)
-    found = {row: (rule, value) for row, rule, value in table.select("row", "rule", "value").rows()}
-    assert found == {row: (rule, value.format(raising)) for row, (rule, value, _) in FAULTS.items()}
+    quarantined = {row: (rule, value) for row, rule, value in table.select("row", "rule", "value").rows()}
+    assert quarantined == {row: (rule, value.format(raising)) for row, (rule, value, _) in FAULTS.items()}
     assert table["hint"].str.len_chars().min() > 10
     assert manifest.quarantined == len(FAULTS)
     assert manifest.splits["train"].rows == 391
     assert not set(np.load(place.packed / "train" / "places.npy")) & FAULTS.keys()
 
 
-def test_what_is_not_finite_is_quarantined(place) -> None:
+def test_images_that_are_not_finite_are_quarantined(place) -> None:
     manifest = ingest(place, FLOATS.replace("image.double()", "image.double() / (index != 3)"), max_bad_fraction=0.1)
     assert manifest.quarantined_by_rule == {"not-finite": 3}
     assert np.isfinite(manifest.mean).all()
 
 
-def test_an_id_given_twice_is_kept_where_it_must_most_stay_unseen(place) -> None:
+def test_a_duplicate_id_is_kept_in_the_highest_ranked_split(place) -> None:
     source = MODULE.replace(
         "        self.split = split\n",
         "        self.split = split\n"
@@ -161,7 +165,8 @@ def test_an_id_given_twice_is_kept_where_it_must_most_stay_unseen(place) -> None
     assert place.index()["id"].n_unique() == 59
 
 
-def test_an_image_that_is_also_in_an_unseen_split_is_quarantined(place) -> None:
+def test_an_image_in_two_splits_is_quarantined_in_one(place) -> None:
+    """It is kept in the split that must stay unseen."""
     ingest(place, MODULE.replace('"validation": 1000', '"validation": 30'), max_bad_fraction=0.2)
     table = pl.read_parquet(place.quarantine)
     assert table["rule"].unique().to_list() == ["duplicate-across-splits"]
@@ -170,11 +175,11 @@ def test_an_image_that_is_also_in_an_unseen_split_is_quarantined(place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "changes", "words"),
+    ("source", "changes", "message"),
     [
         (MODULE, {"factory": "none"}, r"data.factory: found none, and data.source is factory; allowed: package.module"),
         (MODULE, {"factory": "absent:photos"}, r"data.factory: no module absent"),
-        (MODULE, {"factory": "own:pictures"}, r"data.factory: own has no function pictures; it has .*photos"),
+        (MODULE, {"factory": "own:absent"}, r"data.factory: own has no function absent; it has .*photos"),
         (MODULE, {"code": "elsewhere"}, r"data.code: elsewhere is not a file or folder"),
         (MODULE + "import no_such_package\n", {}, r"data.factory: own does not import .*no_such_package"),
         (MODULE + "def photos(): pass\n", {}, r"own:photos\('train'\) fails with TypeError: .*mend it"),
@@ -189,29 +194,31 @@ def test_an_image_that_is_also_in_an_unseen_split_is_quarantined(place) -> None:
             {},
             r"own:photos\('validation'\) has classes \['dark', 'validation'\], and 'train' has \['dark', 'train'\]",
         ),
-        (changed("        return image\n"), {}, r"62 of 62 are bad .*not-a-sample 62. The first is train/00000000"),
+        (changed("        return image\n"), {}, r"62 of 62 samples are bad .*not-a-sample 62.*first is train/00000000"),
         (
             changed('        if self.split == "test": raise OSError("gone")\n'),
             {"max_bad_fraction": 0.5},
             r"every sample of split test is bad",
         ),
-        (MODULE, {"min_per_class": 21}, r"class 'dark' has 20, 'light' has 20; data.min_per_class asks for 21"),
+        (MODULE, {"min_per_class": 21}, r"class 'dark' has 20, 'light' has 20; data.min_per_class requires 21"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_in_words(place, source: str, changes: dict[str, object], words: str) -> None:
-    with pytest.raises(RatchetError, match=words) as refusal:
+def test_an_unusable_dataset_is_refused_with_a_message(
+    place, source: str, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RatchetError, match=message) as refusal:
         ingest(place, source, **changes)
     assert "\n" not in str(refusal.value)
     assert not place.packed.exists()
 
 
-def test_other_code_makes_another_set_of_the_same_images(make_place) -> None:
-    one, other = make_place("one"), make_place("other")
-    first, second = ingest(one), ingest(other, MODULE + "# another word\n")
+def test_other_code_gives_another_digest_for_equal_images(make_place) -> None:
+    first = ingest(make_place("first"))
+    second = ingest(make_place("second"), MODULE + "# a comment\n")
     assert first.splits == second.splits
     assert first.digest != second.digest
 
 
-def test_settings_that_name_no_function_are_a_mistake_of_settings(place) -> None:
+def test_a_missing_function_is_a_settings_error(place) -> None:
     with pytest.raises(SettingsError, match=r"params\.yaml: data\.factory"):
         ingest(place, factory="none")

@@ -1,4 +1,4 @@
-"""Pictures that look the same: which changes are seen through, and that different pictures are not confounded."""
+"""Near-duplicates: copies with various changes are found, and different images are not reported."""
 
 import io
 from pathlib import Path
@@ -9,16 +9,18 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from ratchet import files
-from ratchet.data.checks.near_duplicates import NearDuplicates, fingerprints, look, pairs
+from ratchet.data.checks.near_duplicates import NearDuplicates, fingerprints, signatures, similar_pairs
 from ratchet.data.checks.transformed_duplicates import transformed_pairs
-from ratchet.data.reading.images import to_pixels
+from ratchet.data.reading.pixels import to_pixels
 
 
 def drawn(count: int, side: int = 32) -> np.ndarray:
-    """Pictures with large shapes, as photos have: noise of few pixels, enlarged."""
+    """Return images with large shapes, like photos: noise of few pixels, enlarged."""
     generator = np.random.default_rng(0)
     small = generator.integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
-    return np.stack([np.asarray(Image.fromarray(one).resize((side, side), Image.Resampling.BICUBIC)) for one in small])
+    return np.stack(
+        [np.asarray(Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC)) for noise in small]
+    )
 
 
 def saved(image: Image.Image) -> Image.Image:
@@ -38,37 +40,37 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_picture_is_found_again_and_no_other_is_taken_for_it(change: str) -> None:
+def test_changed_copies_are_found_and_no_other_pair(change: str) -> None:
     before = drawn(300)
-    after = np.stack([np.asarray(CHANGES[change](Image.fromarray(one))) for one in before])
+    after = np.stack([np.asarray(CHANGES[change](Image.fromarray(image))) for image in before])
     marks, small = fingerprints(np.concatenate([before, after]))
-    found = set(pairs(marks, small).select("one", "other").rows())
-    right = {(number, 300 + number) for number in range(300)}
-    assert len(found & right) >= 0.75 * len(right)  # of noise; of photos nearly all
-    assert not found - right
+    pairs = set(similar_pairs(marks, small).select("one", "other").rows())
+    copies = {(number, 300 + number) for number in range(300)}
+    assert len(pairs & copies) >= 0.75 * len(copies)  # for noise; for photos nearly all
+    assert not pairs - copies
 
 
 @pytest.mark.parametrize("side", [8, 20, 28, 64, 100])
-def test_any_size_and_grey_pictures_have_fingerprints(side: int) -> None:
+def test_images_of_any_size_and_grey_have_fingerprints(side: int) -> None:
     marks, small = fingerprints(drawn(4, side)[..., :1])
     assert (marks.dtype, marks.shape, small.shape) == (np.uint64, (4,), (4, 8, 8))
     assert len(set(marks.tolist())) == 4
 
 
-def test_flat_pictures_are_not_all_alike() -> None:
+def test_flat_images_are_not_near_duplicates() -> None:
     flat = np.stack([np.full((16, 16, 3), value, np.uint8) for value in range(0, 200, 10)])
     marks, small = fingerprints(flat)
-    assert pairs(marks, small).is_empty()
+    assert similar_pairs(marks, small).is_empty()
 
 
-def test_nothing_is_found_among_nothing() -> None:
+def test_an_empty_set_has_no_pairs() -> None:
     marks, small = fingerprints(np.zeros((0, 16, 16, 3), np.uint8))
-    assert pairs(marks, small).is_empty()
+    assert similar_pairs(marks, small).is_empty()
 
 
-def test_pairs_are_told_by_id_and_split_and_exact_copies_are_not_among_them() -> None:
-    pictures = drawn(3)
-    near = np.asarray(saved(Image.fromarray(pictures[0])))
+def test_pairs_have_ids_and_splits_but_no_exact_copies() -> None:
+    images = drawn(3)
+    near = np.asarray(saved(Image.fromarray(images[0])))
     index = pl.DataFrame(
         {
             "id": ["a", "b", "again", "c", "near"],
@@ -76,16 +78,16 @@ def test_pairs_are_told_by_id_and_split_and_exact_copies_are_not_among_them() ->
             "pixels": ["0", "1", "1", "2", "3"],
         }
     )
-    alike = NearDuplicates()
-    pixels = np.stack([pictures[0], pictures[1], pictures[1], pictures[2], near])
-    alike.add(look(pixels[:3]))
-    alike.add(look(pixels[3:]))
-    assert alike.pairs(index, lambda rows: pixels[rows]).to_dicts() == [
+    near_duplicates = NearDuplicates()
+    pixels = np.stack([images[0], images[1], images[1], images[2], near])
+    near_duplicates.add(signatures(pixels[:3]))
+    near_duplicates.add(signatures(pixels[3:]))
+    assert near_duplicates.pairs(index, lambda rows: pixels[rows]).to_dicts() == [
         {"one_id": "a", "one_split": "train", "other_id": "near", "other_split": "test", "change": "none"}
     ]
 
 
-def test_the_pairs_known_of_cifar_are_found(shared) -> None:
+def test_known_pairs_of_cifar_are_found(shared) -> None:
     """Barz and Denzler 2020 found 3.3 % of the test images among the training images, mostly changed a little."""
     import pickle
 
@@ -95,17 +97,17 @@ def test_the_pairs_known_of_cifar_are_found(shared) -> None:
     ]
     images = np.concatenate(content).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     marks, small = fingerprints(images)
-    found = pairs(marks, small)
-    assert found.height >= 20
-    across = found.filter((pl.col("one") < 10_000) & (pl.col("other") >= 10_000))
+    pairs = similar_pairs(marks, small)
+    assert pairs.height >= 20
+    across = pairs.filter((pl.col("one") < 10_000) & (pl.col("other") >= 10_000))
     assert across.height >= 5
-    left, right = (images[found[name].to_numpy()].astype(float) for name in ("one", "other"))
-    alike = [np.corrcoef(one.ravel(), other.ravel())[0, 1] for one, other in zip(left, right, strict=True)]
-    assert np.median(alike) > 0.9
+    left, right = (images[pairs[name].to_numpy()].astype(float) for name in ("one", "other"))
+    correlations = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(left, right, strict=True)]
+    assert np.median(correlations) > 0.9
 
 
 def cut(share: float, across: float = 0.5, down: float = 0.5):
-    """Crop to this share of both sides; `across` and `down` say where, 0 to 1."""
+    """Return a function that crops to this share of both sides, at the place `across`, `down`, both 0 to 1."""
 
     def crop(image: Image.Image) -> Image.Image:
         width, height = (round(share * side) for side in image.size)
@@ -139,11 +141,12 @@ def cifar(shared, count: int) -> np.ndarray:
     return np.ascontiguousarray(content.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)[:count])
 
 
-def found_in(pixels: np.ndarray) -> dict[tuple[int, int], str]:
-    looks = look(pixels)
+def search(pixels: np.ndarray) -> dict[tuple[int, int], str]:
+    """Return the change of each pair that is found."""
+    features = signatures(pixels)
     rows = np.arange(len(pixels))
-    found = transformed_pairs(looks.statistics, looks.thumbnails, lambda some: pixels[some], rows=rows)
-    return {(one, other): change for one, other, change in found.rows()}
+    pairs = transformed_pairs(features.statistics, features.thumbnails, lambda some: pixels[some], rows=rows)
+    return {(left, right): change for left, right, change in pairs.rows()}
 
 
 @pytest.mark.parametrize("change", LEAST)
@@ -155,48 +158,48 @@ def test_mirrored_turned_and_cropped_photos_are_found(change: str, shared) -> No
         np.stack([to_pixels(image, size=64, channels=3) for image in some])
         for some in (images, [saved(act(image)) for image in images])
     )
-    others = np.stack([np.asarray(Image.fromarray(one).resize((64, 64))) for one in cifar(shared, 1000)])
-    found = found_in(np.concatenate([before, after, others]))
-    right = {(number, 60 + number) for number in range(60)}
-    assert len(found.keys() & right) >= LEAST[change] * 60
-    assert not found.keys() - right
-    assert set(found.values()) == {"turned" if change in TURNS else "cropped"}
+    others = np.stack([np.asarray(Image.fromarray(pixels).resize((64, 64))) for pixels in cifar(shared, 1000)])
+    pairs = search(np.concatenate([before, after, others]))
+    copies = {(number, 60 + number) for number in range(60)}
+    assert len(pairs.keys() & copies) >= LEAST[change] * 60
+    assert not pairs.keys() - copies
+    assert set(pairs.values()) == {"turned" if change in TURNS else "cropped"}
 
 
 def test_different_photos_are_not_paired(shared) -> None:
-    assert found_in(cifar(shared, 2000)) == {}
+    assert search(cifar(shared, 2000)) == {}
 
 
 def test_flat_and_few_images_are_not_paired() -> None:
     flat = np.stack([np.full((16, 16, 3), value, np.uint8) for value in range(0, 200, 10)])
-    assert found_in(flat) == {}
-    assert found_in(drawn(1)) == {}
+    assert search(flat) == {}
+    assert search(drawn(1)) == {}
 
 
-def test_small_images_are_compared_as_they_are_only() -> None:
-    looks = look(drawn(4, 8))
-    assert len(looks.marks) == 4
-    assert len(looks.thumbnails) == len(looks.statistics) == 0
+def test_small_images_have_no_thumbnails_and_statistics() -> None:
+    features = signatures(drawn(4, 8))
+    assert len(features.fingerprints) == 4
+    assert len(features.thumbnails) == len(features.statistics) == 0
 
 
 def test_grey_images_are_found_mirrored() -> None:
     before = drawn(200, 40)[..., :1]
-    found = found_in(np.concatenate([before, before[:, :, ::-1]]))
-    assert set(found) == {(number, 200 + number) for number in range(200)}
+    pairs = search(np.concatenate([before, before[:, :, ::-1]]))
+    assert set(pairs) == {(number, 200 + number) for number in range(200)}
 
 
 def test_ingest_names_mirrored_copies_in_other_splits(place) -> None:
     for split, count in (("train", 30), ("val", 12), ("test", 12)):
         for number in range(count):
             for label in ("cat", "dog"):
-                path = place.root / "pictures" / split / label / f"{number:02d}.png"
+                path = place.root / "images" / split / label / f"{number:02d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 seed = ["train", "val", "test"].index(split) * 1000 + number + 500 * (label == "dog")
                 noise = np.random.default_rng(seed).integers(0, 256, (7, 7, 3), dtype=np.uint8)
                 Image.fromarray(noise).resize((48, 48), Image.Resampling.BICUBIC).save(path)
     for number in range(5):
-        copy = ImageOps.mirror(Image.open(place.root / "pictures" / "train" / "cat" / f"{number:02d}.png"))
-        copy.save(place.root / "pictures" / "test" / "cat" / f"mirrored-{number:02d}.png")
+        copy = ImageOps.mirror(Image.open(place.root / "images" / "train" / "cat" / f"{number:02d}.png"))
+        copy.save(place.root / "images" / "test" / "cat" / f"mirrored-{number:02d}.png")
     place.ingest()
     near = files.read_json(place.packed / "profile.json")["near_duplicates"]
     assert (near["pairs"], near["across_splits"], near["changes"]) == (5, 5, {"turned": 5})

@@ -85,7 +85,7 @@ def diff(
         from ratchet.data.difference import difference
 
         changed = difference(_index_at(workspace.root, before), _index_at(workspace.root, after))
-        typer.echo("\n".join([*difference_lines(changed, most), changed.words]))
+        typer.echo("\n".join([*difference_lines(changed, most), changed.summary]))
 
 
 def _index_at(root: "Path", revision: str) -> "polars.DataFrame":

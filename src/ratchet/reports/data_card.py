@@ -135,7 +135,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         version=manifest.digest[:12],
         rows=data.profile["rows"],
         changes=sample_tables(changed, _LISTED) if changed else None,
-        changes_summary=changed.words if changed else "",
+        changes_summary=changed.summary if changed else "",
         issues=_issues(data, pl.read_parquet(quarantine)),
         splits=SPLITS,
         classes=classes,

@@ -29,7 +29,7 @@ def run_here(run: RunSettings) -> str | None:
         _tell(summary(params, workspace), "Nothing to do: code, data and settings are those of the last run.")
         return None
 
-    from ratchet.platform import PrefectServer, client_environment
+    from ratchet.servers import PrefectServer, client_environment
 
     named = params.platform
     server = PrefectServer.begin(workspace, database=named.prefect_database, api=named.prefect_api)

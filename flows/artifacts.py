@@ -13,13 +13,14 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ratchet import platform, settings, urls
+from flows.server.heartbeat import status
+from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.figures import Figures
-from ratchet.platform.addresses import mlflow_credentials
-from ratchet.platform.servers import read_json
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.markdown import escaped
+from ratchet.servers.addresses import mlflow_credentials
+from ratchet.servers.http import read_json
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
@@ -112,7 +113,7 @@ def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | Non
         server = urls.bare(params.tracking.uri).rstrip("/")
         experiment = _asked(params, workspace, run_id)
     else:
-        mlflow = next(one for one in platform.status(workspace.project) if one.name == "mlflow")
+        mlflow = next(service for service in status(workspace.project) if service.name == "mlflow")
         server = str(mlflow.shown)
         # Not by MLflow's client: to import it takes longer than all else that a run with nothing to do does.
         asked = f"{mlflow.address}/api/2.0/mlflow/runs/get?run_id={run_id}"

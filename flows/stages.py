@@ -17,7 +17,7 @@ from prefect.states import Completed
 from flows import dvc_stage
 from flows.final_state import ended_by
 from flows.progress import PrefectProgress
-from flows.quotas import a_gpu
+from flows.quotas import gpu_slot
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
@@ -124,7 +124,7 @@ def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")
-train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=a_gpu)
+train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=gpu_slot)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)
 register_stage = as_task(register, Registration, unit="steps", retries=1, knows_flow=True)
 

@@ -37,7 +37,7 @@ def train_flow(
     try:
         workspace = production.find_workspace(revision)
         say = get_run_logger().info
-        with quotas.a_run(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
+        with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
             if restored:
                 say(restored)
             production.prepare(workspace, revision)

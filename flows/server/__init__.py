@@ -1,1 +1,1 @@
-"""Prefect's server: its process, and everything that the project tells it or asks it through its API."""
+"""Prefect's server: its process, and every use of its API by the project."""

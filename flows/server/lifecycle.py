@@ -213,7 +213,7 @@ class _Startup:
             remove_client_file(self.workspace)
 
     def _finish(self) -> None:
-        """Tell the supervisors that their services are up, and write the record."""
+        """Signal to the supervisors that their services are up, and write the record."""
         for starting in self.started.values():
             if starting.process.poll() is not None:
                 raise start.failure(starting.service, "ended while the others started")
@@ -221,7 +221,7 @@ class _Startup:
             service.keep()
         for starting in self.started.values():
             starting.process.returncode = 0  # it outlives this process, which must neither wait for it nor warn
-        self.record.write()  # its time tells the pressure watch that `up` has run
+        self.record.write()  # the pressure watch reads the time of this file
 
     def _is_up(self, name: str) -> bool:
         """Return whether a service is up. One that is dead or silent is ended."""

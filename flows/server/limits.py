@@ -1,6 +1,6 @@
 """Concurrency limits on Prefect's server, set from the settings, and their names.
 
-A person's own limit is created by their first run (flows/quotas.py), with the value of the limit for each person.
+The limit of one person is created by their first run (flows/quotas.py), with the value of the limit for each person.
 """
 
 import re

@@ -65,7 +65,7 @@ class Service:
         return None
 
     def keep(self) -> None:
-        """Tell the supervisor that the service is up, so that it restarts the service from now on."""
+        """Signal to the supervisor that the service is up and has to be restarted from now on."""
         if self.alive():
             psutil.Process(self.pid).send_signal(KEEP)
 

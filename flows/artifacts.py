@@ -75,7 +75,9 @@ def _report(
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.words), ""]
     lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
-    lines += [f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()]
+    lines += [
+        f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()
+    ]
     lines += ["", "## Results", "", "| what | which |", "|---|---|"]
     results = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
     if page:

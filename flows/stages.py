@@ -119,7 +119,7 @@ def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
     now = settings.load(workspace.params)
     if now.model_dump(exclude=set(BESIDE)) != params.model_dump(exclude=set(BESIDE)):
         raise SettingsError(
-            f"{workspace.params}: was changed while the stage ran, so its result is not recorded. Fix: run the flow again"
+            f"{workspace.params}: was changed while the stage ran, so its result is not recorded. Fix: run it again"
         )
 
 

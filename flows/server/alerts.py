@@ -87,7 +87,8 @@ def _put(client: SyncPrefectClient, automation: AutomationCore, existing: Automa
     if existing is None:
         client.create_automation(automation)
         return
-    # Every field is set, because the client sends only those. Users may have switched the automation off.
-    wanted = automation.model_dump() | {"enabled": existing.enabled}
-    if wanted != existing.model_dump(exclude={"id"}):  # an update would reset the time since the last alert
+    # Every field is set, because the client sends only those that are. The server accepts no owner in an update.
+    wanted = automation.model_dump(exclude={"owner_resource"}) | {"enabled": existing.enabled}
+    # Without a change there is no update: it would reset the time since the last alert.
+    if wanted != existing.model_dump(exclude={"id", "owner_resource"}):
         client.update_automation(existing.id, AutomationCore.model_validate(wanted))

@@ -17,9 +17,9 @@ from filelock import FileLock, Timeout
 
 from flows.server.client_file import remove_client_file, write_client_file
 from flows.server.heartbeat import worker_is_online
-from flows.server.notify import require_secrets
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.servers import addresses, start
+from ratchet.servers.environment import require_secrets
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port_after, port_holder
 from ratchet.servers.processes import Service

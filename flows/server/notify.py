@@ -9,45 +9,25 @@ import smtplib
 import socket
 import ssl
 import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
+
 from ratchet.errors import PlatformError, first_line
-from ratchet.servers.environment import MAIL_PASSWORD, WEBHOOK
-from ratchet.settings.model import AlertSettings
+from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
 
-__all__ = ["ENVIRONMENT", "MailServer", "mail", "post", "require_secrets"]
-
-ENVIRONMENT = "environment"  # as alerts.webhook: the address is in the environment
+__all__ = ["MailServer", "mail", "post"]
 
 Answer = TypeVar("Answer")
 
 _TIMEOUT = 10.0  # seconds that a receiver may take to answer
 _PAUSES = (1.0, 5.0)  # seconds before each retry; few, because Prefect's server has other things to do
-
-
-def require_secrets(settings: AlertSettings, environment: Mapping[str, str]) -> None:
-    """Check that the environment of Prefect's server has the secrets that the settings need.
-
-    Raises:
-        PlatformError: one is missing; names the variable.
-    """
-    needed = [(WEBHOOK, "alerts.webhook", settings.webhook)] if settings.webhook == ENVIRONMENT else []
-    if settings.email_to and settings.smtp_user != "none":
-        needed.append((MAIL_PASSWORD, "alerts.smtp_user", settings.smtp_user))
-    for name, key, value in needed:
-        if not environment.get(name):
-            raise PlatformError(
-                f"{name}: not in the environment that Prefect's server is started in, and {key} is {value}. Fix: "
-                f"`ratchet down`, `export {name}=...`, then `ratchet up`; or `ratchet set {key}=none`"
-            )
 
 
 @dataclass(frozen=True)
@@ -71,12 +51,12 @@ class _TemporaryError(Exception):
 
 
 def post(address: str, payload: str) -> int:
-    """Send JSON to `address`, or to the address in the environment if it is `ENVIRONMENT`. Return the HTTP status.
+    """Send JSON to `address`, or to the address in the environment if it is "environment". Return the HTTP status.
 
     Raises:
         PlatformError: it was not delivered. Names only the receiver's host.
     """
-    url = os.environ.get(WEBHOOK, "") if address == ENVIRONMENT else address
+    url = os.environ.get(WEBHOOK, "") if address == FROM_ENVIRONMENT else address
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise PlatformError(
@@ -84,34 +64,23 @@ def post(address: str, payload: str) -> int:
             "then `ratchet up`"
         )
     receiver = f"the webhook at {parts.scheme}://{parts.hostname}"
-    body, headers = payload.encode(), {"Content-Type": "application/json", "User-Agent": "ratchet"}
-    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
-    return _with_retries(lambda: _post(request), receiver)
+    return _with_retries(lambda: _post(url, payload), receiver)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: a redirected message would arrive as a GET without a body."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-def _post(request: urllib.request.Request) -> int:
+def _post(url: str, payload: str) -> int:
+    headers = {"Content-Type": "application/json", "User-Agent": "ratchet"}
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        answer = f"answered {error.code} {error.reason}"
-        error.close()
-        if error.code == 429 or error.code >= 500:
-            raise _TemporaryError(answer) from None
-        raise PlatformError(answer) from None
-    except urllib.error.URLError as error:
-        raise _TemporaryError(f"cannot be reached ({error.reason})") from None
-    except OSError as error:
+        # Without redirects: a redirected message would arrive as a GET without a body.
+        with httpx.Client(verify=ssl.create_default_context(), timeout=_TIMEOUT, follow_redirects=False) as client:
+            response = client.post(url, content=payload, headers=headers)
+    except httpx.TransportError as error:
         raise _TemporaryError(f"cannot be reached ({first_line(error)})") from None
-    except Exception as error:  # not HTTP at all; the text of such an error may contain the address
-        raise PlatformError(f"does not speak HTTP ({type(error).__name__})") from None
+    except Exception as error:  # the text of any other error may contain the address
+        raise PlatformError(f"cannot be used ({type(error).__name__})") from None
+    if response.is_success:
+        return response.status_code
+    answer = f"answered {response.status_code} {response.reason_phrase}"
+    raise (_TemporaryError if response.status_code == 429 or response.is_server_error else PlatformError)(answer)
 
 
 def mail(server: MailServer, *, sender: str, recipients: Sequence[str], subject: str, body: str) -> None:

@@ -145,6 +145,7 @@ def ask(port: int, path: str, host: str, credentials: str = "", body: object = N
             return error.code, None
 
 
+@pytest.mark.slow
 def test_servers_with_passwords_answer_at_their_public_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in PASSWORDS.items():
         monkeypatch.setenv(name, value)

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 
 from flows.server.client import prefect_client
 from ratchet.servers.ports import free_port
@@ -220,6 +221,17 @@ def test_no_secret_is_in_a_file_or_in_prefects_api(alerted: Alerted) -> None:
     )
     assert "ratchet-e-mail" in given
     assert not any(secret in given for secret in (HOOK, WORD, login))
+
+
+def test_prefects_api_returns_the_secrets_of_its_own_blocks(alerted: Alerted) -> None:
+    """The reason for blocks of our own, which hold no secret: every client of the API could read them."""
+    word = uuid.uuid4().hex
+    block = CustomWebhookNotificationBlock(name="own", url="http://127.0.0.1:9/{{ word }}", secrets={"word": word})
+    with prefect_client(alerted.api):
+        block.save("own")
+    named = {"include_secrets": True, "block_documents": {"name": {"any_": ["own"]}}}
+    [document] = call(alerted.api, "/block_documents/filter", named)
+    assert document["data"]["secrets"] == {"word": word}
 
 
 def test_only_prefects_server_gets_the_secrets(alerted: Alerted) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flows.server import notify
 from flows.server.notify import MailServer, mail, post
 from ratchet.errors import PlatformError
-from ratchet.servers.environment import MAIL_PASSWORD, WEBHOOK
+from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
 from ratchet.servers.ports import free_port
 
 HOST = "127.0.0.1"
@@ -67,7 +67,7 @@ def test_refusing_webhook_is_not_retried_and_its_address_is_secret(hook: Any, st
 def test_no_error_contains_the_secret_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv(WEBHOOK, address)
     with pytest.raises(PlatformError) as caught:
-        post(notify.ENVIRONMENT, "{}")
+        post(FROM_ENVIRONMENT, "{}")
     assert "5ecret" not in str(caught.value)
     assert "RATCHET_ALERTS_WEBHOOK" in str(caught.value) or "http://127.0.0.1" in str(caught.value)
 

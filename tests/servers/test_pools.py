@@ -52,6 +52,7 @@ def shipped(api: str) -> dict[str, dict[str, Any]]:
     return {kind: known[f"prefect-{kind}"][kind]["default_base_job_configuration"] for kind in POOLS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", POOLS)
 def test_prefects_server_accepts_the_template(kind: str, api: str) -> None:
     with prefect_client(api) as client:
@@ -59,6 +60,7 @@ def test_prefects_server_accepts_the_template(kind: str, api: str) -> None:
     assert pool.base_job_template == template(kind)
 
 
+@pytest.mark.slow
 def test_prefects_server_refuses_a_template_with_an_undeclared_variable(api: str) -> None:
     broken = template("docker")
     broken["job_configuration"]["image"] = "{{ undeclared }}"
@@ -67,6 +69,7 @@ def test_prefects_server_refuses_a_template_with_an_undeclared_variable(api: str
         client.create_work_pool(pool)
 
 
+@pytest.mark.slow
 def test_docker_template_is_prefects_except_these_defaults(shipped: dict[str, dict[str, Any]]) -> None:
     expected = deepcopy(shipped["docker"])
     for variable, value in {
@@ -86,6 +89,7 @@ def without_examples(content: Any) -> Any:
     return content
 
 
+@pytest.mark.slow
 def test_kubernetes_template_has_everything_of_prefects(shipped: dict[str, dict[str, Any]]) -> None:
     own, theirs = template("kubernetes"), shipped["kubernetes"]
     assert set(own["variables"]["properties"]) - set(theirs["variables"]["properties"]) == {"secret"}

@@ -228,6 +228,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         starting.process.wait()
 
 
+@pytest.mark.slow
 def test_prefects_server_refuses_forged_requests(prefect: int) -> None:
     """Prefect's server alone would accept each of these. A deployment's pull steps run shell commands."""
     json_type, flow = "application/json", json.dumps({"name": "evil"})
@@ -244,6 +245,7 @@ def test_prefects_server_refuses_forged_requests(prefect: int) -> None:
     assert json.loads(ask(prefect, "POST", f"{path}filter", "{}", content_type=json_type)[1]) == []
 
 
+@pytest.mark.slow
 def test_prefects_server_answers_its_own_pages_alone(prefect: int) -> None:
     connection = http.client.HTTPConnection(HOST, prefect, timeout=60)
     connection.request("GET", "/api/version", headers={"origin": f"http://localhost:{prefect}"})
@@ -252,6 +254,7 @@ def test_prefects_server_answers_its_own_pages_alone(prefect: int) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_mlflows_server_refuses_forged_requests_and_unknown_users(mlflow: int) -> None:
     """MLflow's own check accepts every port of localhost, and every host that begins with 10."""
     login = {"authorization": "Basic YW5hOnNlY3JldA=="}
@@ -266,6 +269,7 @@ def test_mlflows_server_refuses_forged_requests_and_unknown_users(mlflow: int) -
     assert ask(mlflow, "GET", "/health")[0] == 200
 
 
+@pytest.mark.slow
 def test_files_of_any_type_are_stored_by_mlflows_server(
     mlflow: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,16 +1,27 @@
 """Environment variables of the servers, the worker and everything that talks to Prefect's server."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from ratchet.errors import WorkspaceError
+from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.servers.addresses import PREFECT_PASSWORD
+from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
-__all__ = ["ALERT_SECRETS", "MAIL_PASSWORD", "WEBHOOK", "adopt", "client_environment", "service_environment"]
+__all__ = [
+    "ALERT_SECRETS",
+    "FROM_ENVIRONMENT",
+    "MAIL_PASSWORD",
+    "WEBHOOK",
+    "adopt",
+    "client_environment",
+    "require_secrets",
+    "service_environment",
+]
 
 WEBHOOK, MAIL_PASSWORD = "RATCHET_ALERTS_WEBHOOK", "RATCHET_ALERTS_SMTP_PASSWORD"
 ALERT_SECRETS = (WEBHOOK, MAIL_PASSWORD)
+FROM_ENVIRONMENT = "environment"  # as alerts.webhook: the address is in WEBHOOK
 
 # The user's own Prefect settings that are kept: credentials, certificates, timeouts and log level. Others could name
 # another server, database or home folder.
@@ -67,6 +78,23 @@ def adopt(workspace: Workspace) -> None:
     for name in filter(_is_foreign, list(os.environ)):
         del os.environ[name]
     os.environ.update(own)
+
+
+def require_secrets(settings: AlertSettings, environment: Mapping[str, str]) -> None:
+    """Check that the environment of Prefect's server has the secrets that the settings need.
+
+    Raises:
+        PlatformError: one is missing; names the variable.
+    """
+    needed = [(WEBHOOK, "alerts.webhook", settings.webhook)] if settings.webhook == FROM_ENVIRONMENT else []
+    if settings.email_to and settings.smtp_user != "none":
+        needed.append((MAIL_PASSWORD, "alerts.smtp_user", settings.smtp_user))
+    for name, key, value in needed:
+        if not environment.get(name):
+            raise PlatformError(
+                f"{name}: not in the environment that Prefect's server is started in, and {key} is {value}. Fix: "
+                f"`ratchet down`, `export {name}=...`, then `ratchet up`; or `ratchet set {key}=none`"
+            )
 
 
 def _is_foreign(name: str) -> bool:

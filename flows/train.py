@@ -4,7 +4,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import production, quotas
+from flows import quotas, revisions
 from flows.artifacts import publish, publish_stop
 from flows.final_state import ended_by
 from flows.progress import log_errors_without_traceback
@@ -35,12 +35,12 @@ def train_flow(
     """
     log_errors_without_traceback()
     try:
-        workspace = production.find_workspace(revision)
+        workspace = revisions.find_workspace(revision)
         say = get_run_logger().info
         with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
             if restored:
                 say(restored)
-            production.prepare(workspace, revision)
+            revisions.prepare(workspace, revision)
             changes = settings.flatten(overrides)
             with overridden(workspace, changes, say=say) as run:
                 params = run.params

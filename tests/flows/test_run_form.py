@@ -9,7 +9,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, build_err
 
 from flows.train import train_flow
 from ratchet import settings
-from ratchet.settings.model import Overrides
+from ratchet.settings.model import Overrides, Params
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_no_field_of_the_form_is_null_or_a_switch(form: dict[str, Any]) -> None:
 
 
 def test_every_default_can_be_sent(form: dict[str, Any]) -> None:
-    usual = settings.Params().model_dump(mode="json")
+    usual = Params().model_dump(mode="json")
     allowed: dict[str, Any] = {}
     for group, model in Overrides.model_fields.items():
         value = usual[group]

@@ -83,7 +83,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
     for name in ("params.yaml", "prefect.yaml", "tasks/progress.py"):
         shutil.copy(REPOSITORY / name, root / name)
-    for name in ("approve", "dvc_stage", "production"):
+    for name in ("approve", "dvc_stage", "revisions"):
         shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
     shutil.copytree(REPOSITORY / "flows" / "server", root / "flows" / "server")
     return Workspace(root)
@@ -223,7 +223,7 @@ def test_deployments_match_prefect_yaml(running: Running) -> None:
         "HEAD",
         "HEAD",
     ]
-    step = deployments["local"]["pull_steps"][0]["flows.production.project_or_revision"]
+    step = deployments["local"]["pull_steps"][0]["flows.revisions.project_or_revision"]
     assert step["project"] == str(running.workspace.root)
     assert "overrides" in deployments["local"]["parameter_openapi_schema"]["properties"]
 

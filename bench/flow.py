@@ -22,8 +22,8 @@ import psutil
 from bench.project import Clone, scratch
 from bench.report import Row, alone, options, ratio, spread
 from ratchet import files, settings
-from ratchet.platform import client_environment
-from ratchet.platform.processes import free_port
+from ratchet.servers import client_environment
+from ratchet.servers.ports import free_port
 from ratchet.workspace import Workspace
 
 __all__ = ["measure"]
@@ -101,7 +101,7 @@ class _Served:
         """CPU seconds so far, of everything that was waited for and of each server."""
         times = os.times()
         spent = {_ITSELF: times.children_user + times.children_system}
-        for part in files.read_json(self.workspace.state / "servers.json")["parts"]:
+        for part in files.read_json(self.workspace.state / "servers.json")["services"]:
             used = [process.cpu_times() for process in psutil.Process(part["pid"]).children(recursive=True)]
             spent[part["name"]] = sum(one.user + one.system + one.children_user + one.children_system for one in used)
         return spent

@@ -8,7 +8,7 @@ from commands.app import new_group
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ratchet import platform
+    from ratchet.servers import ServerStatus
 
 __all__ = ["servers"]
 
@@ -21,84 +21,91 @@ def up(
         bool, typer.Option("--foreground", help="Stay; SIGTERM, Ctrl-C or `ratchet down` stops them: for systemd.")
     ] = False,
 ) -> None:
-    """Start Prefect server, MLflow server and a worker, and create the deployments. What dies is started again."""
-    from ratchet import platform, settings
+    """Start Prefect server, MLflow server and a worker, and create the deployments. What dies is restarted."""
+    from flows.server import foreground as in_foreground
+    from flows.server import lifecycle
+    from ratchet import settings
     from ratchet.registry.mlflow_store import address, artifacts
+    from ratchet.servers.environment import adopt
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
-    begin = platform.stay if foreground else platform.up
+    adopt(workspace)  # before prefect is imported
+    begin = in_foreground.stay if foreground else lifecycle.up
     begin(
         workspace,
         params.platform,
         tracking_uri=address(workspace, params.tracking),
         artifacts=artifacts(workspace, params.tracking),
-        told=params.alerts,
+        alerts=params.alerts,
         say=typer.echo,
     )
     if not foreground:
         typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
 
-@servers.command()
-def down() -> None:
+@servers.command("down")
+def stop() -> None:
     """Stop what `ratchet up` started."""
-    from ratchet import platform
+    from flows.server.lifecycle import down
+    from ratchet.servers.environment import adopt
 
-    platform.down(Workspace.find(), say=typer.echo)
+    workspace = Workspace.find()
+    adopt(workspace)  # before prefect is imported
+    down(workspace, say=typer.echo)
 
 
-@servers.command()
-def status() -> None:
-    """Say how the servers are. Exit code 0: all that was started is up; 1: something is not; 3: nothing was started."""
-    from ratchet import platform
+@servers.command("status")
+def show_status() -> None:
+    """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
+    from flows.server.heartbeat import status
 
-    found = platform.status(Workspace.find())
-    for server in found:
-        typer.echo(_line(server))
-    started = [server for server in found if server.started]
+    services = status(Workspace.find())
+    for service in services:
+        typer.echo(_line(service))
+    started = [service for service in services if service.started]
     if not started:
         raise typer.Exit(3)
-    if any(server.state != "up" for server in started):
+    if any(service.state != "up" for service in started):
         raise typer.Exit(1)
 
 
 @servers.command()
 def logs(
-    part: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker]")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of each to begin with.")] = 100,
+    service: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker]")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Also show new lines as they are written.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each log.")] = 100,
 ) -> None:
-    """Show what the servers wrote; of all, each line begins with the server's name."""
-    from ratchet import platform
+    """Show the servers' logs. Without a name, show all; each line begins with its server's name."""
+    from ratchet.servers import read_logs
 
     try:
-        for line in platform.read_logs(Workspace.find(), part, lines=lines, follow=follow):
-            typer.echo(line.text if part else f"{line.part:7} | {line.text}")
+        for line in read_logs(Workspace.find(), service, lines=lines, follow=follow):
+            typer.echo(line.text if service else f"{line.service:7} | {line.text}")
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-def _line(server: "platform.ServerStatus") -> str:
-    if not server.started:
-        where = f"elsewhere, {server.address}" if server.address else "not started"
-        return f"{server.title}: {where}"
-    up_for = f" for {_span(server.seconds)}" if server.seconds is not None else ""
-    who = f" (process {server.pid})" if server.pid else ""
-    again = f", started again {server.restarts} time{'s' if server.restarts > 1 else ''}" if server.restarts else ""
-    ways_out = {
-        "silent": f"; `ratchet logs {server.name}` may say why, `ratchet up` starts it anew",
-        "restarting": f"; `ratchet logs {server.name}` says why it died",
-        "down": "; `ratchet up` starts it",
-    }
-    return f"{server.title}: {server.state}{up_for} at {server.shown}{who}{again}{ways_out.get(server.state, '')}"
+def _line(service: "ServerStatus") -> str:
+    if not service.started:
+        where = f"elsewhere, {service.address}" if service.address else "not started"
+        return f"{service.title}: {where}"
+    uptime = f" for {_span(service.seconds)}" if service.seconds is not None else ""
+    process = f" (process {service.pid})" if service.pid else ""
+    restarts = f", restarted {service.restarts} time{'s' if service.restarts > 1 else ''}" if service.restarts else ""
+    fix = {
+        "silent": f". Fix: `ratchet logs {service.name}` may say why, `ratchet up` restarts it",
+        "restarting": f". `ratchet logs {service.name}` says why it died",
+        "down": ". Fix: `ratchet up`",
+    }.get(service.state, "")
+    return f"{service.title}: {service.state}{uptime} at {service.shown}{process}{restarts}{fix}"
 
 
 def _span(seconds: float) -> str:
-    """The two largest units: 40 s, 5 min 3 s, 2 h 14 min, 3 d 4 h."""
-    left, parts = round(seconds), list[str]()
+    """Format a duration in its two largest units: 40 s, 5 min 3 s, 2 h 14 min, 3 d 4 h."""
+    rest, parts = round(seconds), list[str]()
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
+        count, rest = divmod(rest, length)
         if count or parts or unit == "s":
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2])

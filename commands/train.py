@@ -44,7 +44,7 @@ def _run(run: RunSettings) -> None:
         print_summary(params, workspace, title="Nothing to do: code, data and settings are those of the last run.")
         return
 
-    from ratchet.platform import PrefectServer, client_environment
+    from ratchet.servers import PrefectServer, client_environment
 
     platform = params.platform
     server = PrefectServer.begin(workspace, database=platform.prefect_database, api=platform.prefect_api)

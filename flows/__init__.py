@@ -1,1 +1,1 @@
-"""When the stages run, and in what order. The only floor that knows Prefect."""
+"""Order and time of the stages. The only package that knows Prefect."""

@@ -1,6 +1,6 @@
-"""approve-flow: a person's approval, given in Prefect's form of this deployment.
+"""approve-flow: approve a model version through the form of this deployment on Prefect's page.
 
-Nothing waits for it: the approval is an entry in the ledger, so no pause runs out and no restart forgets it.
+The approval is an entry in the ledger. No flow run waits for it, so no pause times out and no restart loses it.
 """
 
 from typing import Annotated
@@ -11,7 +11,7 @@ from prefect.states import Completed
 from pydantic import Field
 
 from flows.final_state import ended_by
-from flows.progress import tell_mistakes_plainly
+from flows.progress import log_errors_without_traceback
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.registry.access import user
@@ -33,21 +33,21 @@ def approve_flow(
 
     Args:
         version: NAME/VERSION or NAME@ALIAS, digits@challenger for example.
-        who: Your name, as access.approvers has it. Prefect's server knows no users: it takes you at your word.
-        why: The reason; the ledger keeps it.
-        promote: Make it champion, too.
+        who: Your name, as in access.approvers. Prefect's server knows no users, and does not check it.
+        why: The reason, for the ledger.
+        promote: Also make it champion.
     """
-    tell_mistakes_plainly()
+    log_errors_without_traceback()
     try:
         workspace = Workspace.find()
         params = settings.load(workspace.params)
-        found = ModelRegistry(workspace, params).find(version)
-        succession, via = Promotions(workspace, params, found.name), f"Prefect, by a worker of {user()}"
-        succession.approve(found, who=who, why=why, via=via)
-        told = f"{found.name} version {found.number}: approved by {who}"
+        model = ModelRegistry(workspace, params).find(version)
+        promotions, via = Promotions(workspace, params, model.name), f"Prefect, by a worker of {user()}"
+        promotions.approve(model, who=who, why=why, via=via)
+        message = f"{model.name} version {model.number}: approved by {who}"
         if promote:
-            succession.promote(found, who=who, why=why, via=via)
-            told += ", and champion"
-        return Completed(message=told, data=told)
+            promotions.promote(model, who=who, why=why, via=via)
+            message += ", and champion"
+        return Completed(message=message, data=message)
     except RatchetError as error:
         return ended_by(error)

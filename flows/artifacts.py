@@ -1,4 +1,4 @@
-"""A finished run's figures and report, as Prefect artifacts."""
+"""Prefect artifacts of a finished run: verdict, metrics, confusion matrix and links."""
 
 import base64
 from typing import Any
@@ -13,13 +13,14 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ratchet import platform, settings, urls
+from flows.server.heartbeat import status
+from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.figures import Figures
-from ratchet.platform.addresses import mlflow_credentials
-from ratchet.platform.servers import read_json
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.markdown import escaped
+from ratchet.servers.addresses import mlflow_credentials
+from ratchet.servers.http import read_json
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import read_figures
@@ -28,25 +29,25 @@ from tasks.summary import summary
 
 __all__ = ["publish", "publish_stop"]
 
-_DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the rest says only where things are
+_DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the other sections only name places
 _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for language-model traces
 
 
 def publish(params: Params, workspace: Workspace) -> None:
-    """The verdict and what was made; the figures, as tables and a picture; where the whole report is."""
+    """Publish the verdict and the results, the metrics as tables and an image, and a link to the whole report."""
     registration, figures = Registration.load(workspace), read_figures(workspace)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
         _report(params, workspace, registration, figures, page),
         key="report",
-        description="The gate's verdict, the figures, and where everything is",
+        description="The gate's verdict, the metrics, and where everything is",
     )
-    create_table_artifact(_classes(figures), key="classes", description="The figures of each class on the test rows")
-    picture = base64.b64encode((workspace.reports / "confusion.png").read_bytes()).decode()
-    create_image_artifact(  # the picture itself, so that it is shown wherever the page is opened, MLflow up or not
-        f"data:image/png;base64,{picture}",
+    create_table_artifact(_classes(figures), key="classes", description="Metrics of each class on the test rows")
+    image = base64.b64encode((workspace.reports / "confusion.png").read_bytes()).decode()
+    create_image_artifact(  # the image itself, so that the page shows it even if MLflow is down
+        f"data:image/png;base64,{image}",
         key="confusion",
-        description="Confusion matrix on the test rows: which class was taken for which",
+        description="Confusion matrix on the test rows: true class against predicted class",
     )
     if page:
         create_link_artifact(
@@ -58,7 +59,7 @@ def publish(params: Params, workspace: Workspace) -> None:
 
 
 def publish_stop(message: str) -> None:
-    """Keep why and where a cancelled run stopped: Prefect's worker replaces the message of its state."""
+    """Publish why and where a cancelled run stopped, because Prefect's worker replaces the message of its state."""
     how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
     get_run_logger().warning("%s. To continue: %s", message, how)
     create_markdown_artifact(
@@ -72,16 +73,18 @@ def _report(
     params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
 ) -> str:
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.words), ""]
-    lines += ["## Test figures", "", f"| figure | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
+    lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
-    lines += [f"| {name} | {one.value:.4f} | {one.low:.4f} to {one.high:.4f} |" for name, one in intervals.items()]
-    lines += ["", "## What was made, and where it is", "", "| what | which |", "|---|---|"]
-    made = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
+    lines += [
+        f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()
+    ]
+    lines += ["", "## Results", "", "| what | which |", "|---|---|"]
+    results = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
     if page:
-        made["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
+        results["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
         runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"
-        made["All runs"] = f"[MLflow's table, accuracy first]({runs})"
-    lines += [f"| {caption} | {text} |" for caption, text in made.items()]
+        results["All runs"] = f"[MLflow's table, accuracy first]({runs})"
+    lines += [f"| {caption} | {text} |" for caption, text in results.items()]
     changed = settings.changed(params, _DECIDE)
     lines += ["", "## Settings that are not the default", ""]
     if changed:
@@ -95,40 +98,40 @@ def _report(
 def _classes(figures: Figures) -> list[dict[str, Any]]:
     return [
         {
-            "class": one.name,
-            "precision": _rounded(one.precision),
-            "recall": _rounded(one.recall),
-            "F1": _rounded(one.f1),
-            "test rows": one.support,
+            "class": row.name,
+            "precision": _rounded(row.precision),
+            "recall": _rounded(row.recall),
+            "F1": _rounded(row.f1),
+            "test rows": row.support,
         }
-        for one in figures.per_class
+        for row in figures.per_class
     ]
 
 
 def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | None:
-    """Where a browser shows the run; None while no MLflow server answers."""
+    """Return the address of the run's page; None while no MLflow server answers."""
     split = urlsplit(params.tracking.uri)
     if split.scheme in ("http", "https"):
         server = urls.bare(params.tracking.uri).rstrip("/")
-        experiment = _asked(params, workspace, run_id)
+        experiment = _experiment(params, workspace, run_id)
     else:
-        mlflow = next(one for one in platform.status(workspace.project) if one.name == "mlflow")
+        mlflow = next(service for service in status(workspace.project) if service.name == "mlflow")
         server = str(mlflow.shown)
-        # Not by MLflow's client: to import it takes longer than all else that a run with nothing to do does.
-        asked = f"{mlflow.address}/api/2.0/mlflow/runs/get?run_id={run_id}"
-        found = read_json(asked, credentials=mlflow_credentials()) if mlflow.state == "up" else None
-        experiment = found and found["run"]["info"]["experiment_id"]
+        # Not by MLflow's client: importing it takes longer than everything else in a run with nothing to do.
+        url = f"{mlflow.address}/api/2.0/mlflow/runs/get?run_id={run_id}"
+        answer = read_json(url, credentials=mlflow_credentials()) if mlflow.state == "up" else None
+        experiment = answer and answer["run"]["info"]["experiment_id"]
     return f"{server}/#/experiments/{experiment}/runs/{run_id}" if experiment else None
 
 
-def _asked(params: Params, workspace: Workspace, run_id: str) -> str | None:
-    """The run's experiment, as a server says that may want to know who asks."""
+def _experiment(params: Params, workspace: Workspace, run_id: str) -> str | None:
+    """Return the run's experiment from a server that may need credentials; None if it does not answer."""
     from ratchet.registry.mlflow_store import connect, reachable
 
     try:
         with reachable(params.tracking.uri):
             return str(connect(workspace, params.tracking).get_run(run_id).info.experiment_id)
-    except TrackingUnavailable:  # the run is recorded; a link that leads nowhere is worth nothing
+    except TrackingUnavailable:  # the run is recorded, but a link would lead nowhere
         return None
 
 

@@ -1,4 +1,4 @@
-"""A DVC stage, asked and recorded in this process: what `dvc repro` does around a command, without starting one."""
+"""DVC stages in this process: check, record and restore them as `dvc repro` does, without starting a command."""
 
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, nullcontext
@@ -16,16 +16,16 @@ __all__ = ["all_unchanged", "bring", "record", "settle", "share"]
 
 
 def all_unchanged(root: Path) -> bool:
-    """Whether `dvc status` is clean: no stage has anything to do."""
+    """Return whether `dvc status` is clean, so that no stage has anything to do."""
     with _opened(root) as repo:
         return not repo.status()
 
 
 def settle(root: Path, name: str) -> str | None:
-    """Settle a stage without running it, if that can be done; how, in a word, or None when it has to run.
+    """Settle a stage without running it, if possible. Return how; None: it has to run.
 
-    Unchanged stages are left as they are; results that DVC has in its run cache, for the same code, data and settings,
-    are brought back, as `dvc repro` would.
+    Unchanged stages are left alone. Results for the same code, data and settings in DVC's run cache are restored, as by
+    `dvc repro`.
     """
     from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.stage.cache import RunCacheNotFoundError
@@ -37,10 +37,10 @@ def settle(root: Path, name: str) -> str | None:
             return "unchanged"
         try:
             if stage.changed_deps() or stage.changed_stage():
-                _ask_anew(stage)
+                _forget_outputs(stage)
             repo.stage_cache.restore(stage, dry=True)
         except (RunCacheNotFoundError, DependencyDoesNotExistError):
-            return None  # what is missing, the stage says better
+            return None  # the stage itself names what is missing
         stage.remove_outs(ignore_remove=False, force=False)
         repo.stage_cache.restore(stage)
         stage.save()
@@ -50,7 +50,7 @@ def settle(root: Path, name: str) -> str | None:
 
 
 def _adopt_sources(repo: Any, stage: Any) -> None:
-    """Record what `dvc add` tracks of the stage's inputs as it is now, as `dvc repro` does before the stage."""
+    """Record the current content of inputs that `dvc add` tracks, as `dvc repro` does before the stage."""
     for source in _sources(repo, stage):
         if all(Path(out.fs_path).exists() for out in source.outs) and source.changed_outs():
             source.save()
@@ -59,21 +59,21 @@ def _adopt_sources(repo: Any, stage: Any) -> None:
 
 
 def _sources(repo: Any, stage: Any) -> list[Any]:
-    """The .dvc files whose data the stage reads."""
-    places = [Path(dep.fs_path) for dep in stage.deps]
-    found = []
+    """Return the .dvc files whose data the stage reads."""
+    dependencies = [Path(dep.fs_path) for dep in stage.deps]
+    sources = []
     for source in repo.index.stages:
         outs = [Path(out.fs_path) for out in source.outs] if source.is_data_source else []
-        if any(out.is_relative_to(place) or place.is_relative_to(out) for out in outs for place in places):
-            found.append(source)
-    return found
+        if any(out.is_relative_to(place) or place.is_relative_to(out) for out in outs for place in dependencies):
+            sources.append(source)
+    return sources
 
 
-def _ask_anew(stage: Any) -> None:
-    """Let DVC look for results of what the stage depends on now.
+def _forget_outputs(stage: Any) -> None:
+    """Let DVC search for results of the stage's current dependencies.
 
-    The recorded outputs answer to other code, data or settings; beside new dependencies DVC would take them for the
-    stage's own and bring them back.
+    The recorded outputs belong to other code, data or settings. With new dependencies beside them, DVC would restore
+    them as if they were current.
     """
     from dvc_data.hashfile.hash_info import HashInfo
 
@@ -83,10 +83,10 @@ def _ask_anew(stage: Any) -> None:
 
 
 def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
-    """Write what the stage has just made into DVC's cache and dvc.lock, and store it in the default remote, if any.
+    """Record the stage's new outputs in DVC's cache and dvc.lock, and store them in the default remote, if any.
 
-    What `dvc add` tracks of its inputs is stored there, too: without it `dvc pull` fails in another clone. A remote
-    that cannot be reached is said, not fatal: `dvc push` stores it later.
+    Inputs that `dvc add` tracks are stored there too: without them `dvc pull` fails in another clone. An unreachable
+    remote is reported, and is no error: `dvc push` stores them later.
     """
     with _opened(root) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
@@ -105,7 +105,7 @@ def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
 
 
 def _push(repo: Any, targets: list[str], *, run_cache: bool) -> str | None:
-    """Store in the default remote, if there is one; why it failed, or None."""
+    """Store targets in the default remote, if there is one. Return the error message; None: stored, or no remote."""
     from dvc.config import NoRemoteError
 
     try:
@@ -118,7 +118,7 @@ def _push(repo: Any, targets: list[str], *, run_cache: bool) -> str | None:
 
 
 def share(project: Path, root: Path) -> None:
-    """Let `root`, the same project in another folder, use the cache and the remotes of `project`.
+    """Let `root`, the same project in another folder, use the cache and remotes of `project`.
 
     Raises:
         WorkspaceError: DVC was not set up in one of them.
@@ -133,7 +133,7 @@ def share(project: Path, root: Path) -> None:
         known = Config(str(theirs))  # its paths are absolute
     except DvcException as error:
         raise WorkspaceError(f"DVC: {error}") from error
-    # In DVC's format, but not by its Config.edit, which writes no path outside ASCII.
+    # In DVC's format, but not by its Config.edit, which cannot write a path outside ASCII.
     shared = ConfigObj(encoding="utf-8")
     shared["core"] = dict(known["core"])
     shared["cache"] = {"dir": str(theirs / "cache"), **known["cache"]}
@@ -141,11 +141,11 @@ def share(project: Path, root: Path) -> None:
         shared[f'remote "{name}"'] = dict(remote)
     content = BytesIO()
     shared.write(content)
-    files.write_bytes(own / "config.local", content.getvalue(), private=True)  # there may be a remote's password in it
+    files.write_bytes(own / "config.local", content.getvalue(), private=True)  # a remote's password may be in it
 
 
 def bring(root: Path) -> None:
-    """Lay down what .dvc files and dvc.lock record: sources from cache or remote, outputs where the cache has them.
+    """Check out what .dvc files and dvc.lock record: sources from cache or remote, outputs if the cache has them.
 
     Raises:
         WorkspaceError: a source is in neither.
@@ -168,8 +168,8 @@ def _pull(repo: Any, sources: list[str]) -> None:
         repo.pull(targets=sources, force=True)
     except Exception as error:  # each kind of remote has its own errors
         raise WorkspaceError(
-            f"{', '.join(sources)}: what it tracks is neither in DVC's cache nor to be had from its remote "
-            f"({' '.join(str(error).split())}): `dvc push` it from where it lies"
+            f"{', '.join(sources)}: its data is neither in DVC's cache nor in its remote "
+            f"({' '.join(str(error).split())}). Fix: `dvc push` it from the folder that has it"
         ) from error
 
 
@@ -182,7 +182,7 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
     from dvc.repo import Repo, lock_repo
 
     repo: Any = None
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # what the stage does is said by the stage
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # the stage reports itself
     try:
         with chdir(root):  # where DVC looks for dvc.yaml, wherever its repository is
             repo = Repo(str(root), _wait_for_lock=True)
@@ -192,13 +192,13 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
             finally:
                 repo.close()
     except LockError as error:
-        raise WorkspaceError(f"{root}: DVC is busy here ({error}): wait for it to end") from error
+        raise WorkspaceError(f"{root}: DVC is busy here ({error}). Fix: wait until it has ended") from error
     except DvcException as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise WorkspaceError(f"DVC: {error}{cause}") from error
     except RatchetError:
         raise
-    except Exception as error:  # DVC lets the errors of a storage through as they are
+    except Exception as error:  # DVC does not wrap the errors of a storage
         from ratchet.data.reading.storage import is_storage_error, is_url, unreachable
 
         deps = repo.index.deps if repo else []

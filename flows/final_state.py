@@ -1,4 +1,4 @@
-"""The state of a flow run, or of one of its stages, that ends before its time: its message is a person's way out."""
+"""Final state of a flow run or stage that ends early; its message is the error's message."""
 
 from typing import Any
 from uuid import UUID
@@ -15,13 +15,13 @@ __all__ = ["ended_by"]
 
 
 def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
-    """Failed with the error's own words, in which a traceback would hide them; Cancelled if a person has asked for it.
+    """Return a Failed state with the error's message, or Cancelled if the run was cancelled.
 
-    Training takes a request to leave for itself, so as to write a checkpoint first; Prefect's engine, which would know
-    what the request was, does not see it.
+    The engine's own state would hide the message behind a traceback. Training handles the signal to stop itself, to
+    write a checkpoint first, so the engine does not notice a cancellation.
 
     Args:
-        failed: the name of the state, if it failed.
+        failed: name of the state if it failed.
     """
     if isinstance(error, TrainingStopped) and _is_cancelled():
         return Cancelled(message=str(error), data=error)

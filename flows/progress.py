@@ -1,4 +1,4 @@
-"""How a flow run shows what it is doing: progress in the terminal and as a Prefect artifact, sentences in its log."""
+"""Progress of a flow run: in the terminal, as a Prefect artifact, and as messages in the run's log."""
 
 import logging
 import time
@@ -12,19 +12,19 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from ratchet.errors import RatchetError, first_line
 from tasks.progress import Terminal
 
-__all__ = ["PrefectProgress", "tell_mistakes_plainly"]
+__all__ = ["PrefectProgress", "log_errors_without_traceback"]
 
-_SECONDS = 3.0  # before the artifact is made, and between its updates: each is a request
-_AWAY_SECONDS = 60.0  # more, after one that failed: it was tried for a while
+_INTERVAL = 3.0  # seconds before the artifact is created, and between its updates: each is a request
+_RETRY_PAUSE = 60.0  # further seconds after a failed request, which was retried by the client
 
 
 class PrefectProgress(Terminal):
-    """The terminal's bar, and the same as a progress artifact; sentences also go to the run's log."""
+    """Terminal progress bar that is also a progress artifact. Messages also go to the run's log."""
 
     def __init__(self, stage: str, *, unit: str) -> None:
         super().__init__(stage, unit=unit)
         self._log = get_run_logger()
-        self._artifact: UUID | None = None  # a stage that is over at once needs none
+        self._artifact: UUID | None = None  # a short stage needs none
         self._updated = time.monotonic()
         self._noted = ""
 
@@ -41,14 +41,14 @@ class PrefectProgress(Terminal):
             self._noted = note
             self._log.info("%s: %s", self.stage, note)
         now = time.monotonic()
-        if now - self._updated < _SECONDS or not total:
+        if now - self._updated < _INTERVAL or not total:
             return
         self._updated = now
         if not self._publish(100.0 * done / total):
-            self._updated += _AWAY_SECONDS
+            self._updated += _RETRY_PAUSE
 
     def _publish(self, share: float) -> bool:
-        """Show the percentage and the words. The work goes on where Prefect's server does not answer."""
+        """Update the artifact. Returns False if Prefect's server does not answer; the work continues."""
         try:
             if self._artifact is None:
                 created = create_progress_artifact(share, key=f"{self.stage}-progress", description=self.words)
@@ -57,7 +57,7 @@ class PrefectProgress(Terminal):
             else:
                 update_progress_artifact(self._artifact, share, self.words)
         except HTTPError as error:
-            super().say(f"Prefect's server does not show the progress ({first_line(error)}): the work goes on")
+            super().say(f"Prefect's server does not show the progress ({first_line(error)}); the work continues")
             return False
         return True
 
@@ -66,8 +66,8 @@ class PrefectProgress(Terminal):
         self._log.info("%s: %s", self.stage, text)
 
 
-class _Plainly(logging.Filter):
-    """Lets a person's mistake through as its sentence, without the traceback that the engine adds."""
+class _WithoutTraceback(logging.Filter):
+    """Shortens the log record of a `RatchetError` to its message, without the engine's traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info is None:
@@ -75,18 +75,17 @@ class _Plainly(logging.Filter):
         error = record.exc_info[1]
         if isinstance(error, RatchetError):
             record.msg, record.args, record.exc_info = str(error), (), None
-        # A task that returns its failure as a state: the engine asks for the traceback of no exception, and the next
-        # line of the log is the state itself.
+        # A task that returns its failure as a state is logged with an empty exception. The next line is the state.
         return error is not None
 
 
-def tell_mistakes_plainly() -> None:
-    """From now on Prefect's engine logs a `RatchetError` as its sentence. May be called again.
+def log_errors_without_traceback() -> None:
+    """Let Prefect's engine log a `RatchetError` as its message only. May be called again.
 
-    A deployment's run ends by raising what its flow failed with, and the engine logs that with two tracebacks: one in
-    the run's log, one in the worker's.
+    A failed deployment run raises the error of its flow. The engine would log it with two tracebacks: one in the run's
+    log, one in the worker's.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logger = logging.getLogger(name)
-        if not any(isinstance(one, _Plainly) for one in logger.filters):
-            logger.addFilter(_Plainly())
+        if not any(isinstance(each, _WithoutTraceback) for each in logger.filters):
+            logger.addFilter(_WithoutTraceback())

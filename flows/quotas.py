@@ -1,8 +1,7 @@
-"""Places: how many runs and GPUs a person, or all together, may hold over all workers of one Prefect server.
+"""Slots of the limits on runs and GPUs, for each person and for all together, over all workers of one Prefect server.
 
-A place is a slot of one of Prefect's global concurrency limits, held by a lease that this process renews: from a run
-that was killed the server takes it back when the lease has run out. `ratchet up` says how many there are
-(ratchet.platform.quotas).
+A slot belongs to one of Prefect's global concurrency limits. It is held by a lease that this process renews. If a run
+is killed, the server frees the slot when the lease expires. `ratchet up` sets the limits (flows/server/limits.py).
 """
 
 import time
@@ -22,7 +21,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
 from flows.progress import PrefectProgress
-from ratchet.platform.quotas import GPUS, RUNS, anybodys, everybodys, one_persons
+from flows.server.limits import GPUS, RUNS, each_limit, person_limit, total_limit
 from ratchet.registry.access import user
 from ratchet.settings.model import Params
 
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 
-__all__ = ["a_gpu", "a_run", "place"]
+__all__ = ["gpu_slot", "run_slot", "slot"]
 
 _LEASE = 60.0  # seconds, the least that Prefect allows
-_PAUSE = 2.0  # seconds between two attempts at a place
-_AWAY = "Prefect's server to answer"
+_PAUSE = 2.0  # seconds between two attempts
+_NO_ANSWER = "Prefect's server to answer"
 
 
 @contextmanager
-def a_run() -> Iterator[None]:
-    """Hold one of the places that this process's user has for runs; say so and wait while there is none."""
-    with place(RUNS, user(), stage="train-flow"):
+def run_slot() -> Iterator[None]:
+    """Hold a slot for this user's run. While there is none, report it and wait."""
+    with slot(RUNS, user(), stage="train-flow"):
         yield
 
 
 @contextmanager
-def a_gpu(params: Params) -> Iterator[None]:
-    """The same for the GPU that training takes, where it takes one.
+def gpu_slot(params: Params) -> Iterator[None]:
+    """Hold a slot for the GPU that training uses, if it uses one.
 
     Raises:
         TrainingError: the device is not on this machine.
@@ -56,78 +55,86 @@ def a_gpu(params: Params) -> Iterator[None]:
     if choose_device(params.training.device).type != "cuda":
         yield
         return
-    with place(GPUS, user(), stage="train"):
+    with slot(GPUS, user(), stage="train"):
         yield
 
 
 @contextmanager
-def place(what: str, who: str, *, stage: str) -> Iterator[None]:
-    """Hold a place for `what`, of all and of this person, inside a flow run; `stage` is who waits for it."""
-    watch, told = PrefectProgress(stage, unit=what), ""
+def slot(resource: str, person: str, *, stage: str) -> Iterator[None]:
+    """Hold a slot of every limit on `resource`, the total and the person's, inside a flow run.
+
+    Args:
+        stage: the name that waits, for the log.
+    """
+    progress, reported = PrefectProgress(stage, unit=resource), ""
     with ExitStack() as held:
-        while full := _take(held, what, who):
-            if full != told:
-                watch.say(f"waits for {full}")
-                told = full
+        while reason := _acquire(held, resource, person):
+            if reason != reported:
+                progress.say(f"waiting for {reason}")
+                reported = reason
             time.sleep(_PAUSE)
-        if told:
-            watch.say("goes on")
+        if reported:
+            progress.say("continues")
         yield
 
 
-def _take(held: ExitStack, what: str, who: str) -> str | None:
-    """Take a place of each limit that there is, or of none; what is to be waited for, or None when it is taken."""
+def _acquire(held: ExitStack, resource: str, person: str) -> str | None:
+    """Acquire a slot from every limit, or from none. Return what the run has to wait for; None: acquired."""
     try:
         with get_client(sync_client=True) as client:
-            limits = list(_limits(client, what, who))
-        full = next((limit.words for limit in limits if limit.full), None)
+            limits = list(_limits(client, resource, person))
+        full = next((limit.reason for limit in limits if limit.full), None)
         if limits and not full:
             holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(flow_run.get_id()))
-            slot = concurrency(
+            slots = concurrency(
                 [limit.name for limit in limits],
                 max_retries=0,
                 lease_duration=_LEASE,
                 holder=holder,
-                raise_on_lease_renewal_failure=False,  # it costs the place, but not the run
+                raise_on_lease_renewal_failure=False,  # the slot is lost then, but the run goes on
             )
-            held.enter_context(slot)
+            held.enter_context(slots)
     except TransportError:
-        return _AWAY
+        return _NO_ANSWER
     except ConcurrencySlotAcquisitionError as error:
         cause = error.__cause__
         if isinstance(cause, TransportError):
-            return _AWAY
+            return _NO_ANSWER
         if not isinstance(cause, HTTPStatusError) or cause.response.status_code != HTTPStatus.LOCKED:
             raise
-        return limits[0].words  # another was faster
+        return limits[0].reason  # another run was faster
     return full
 
 
 @dataclass(frozen=True)
 class _Limit:
-    """One of Prefect's limits that a place is a slot of."""
+    """One of Prefect's limits.
+
+    Attributes:
+        reason: what a run waits for if the limit is full.
+    """
 
     name: str
-    words: str  # what it makes wait for when it is full
+    reason: str
     full: bool
 
 
-def _limits(client: "SyncPrefectClient", what: str, who: str) -> Iterator[_Limit]:
-    """The limits that there are."""
-    if everybody := _read(client, everybodys(what)):
-        words = f"one of the {what} to be free: platform.{what} lets trainings hold {everybody.limit}"
-        yield _Limit(everybody.name, words, everybody.active_slots >= everybody.limit)
-    if each := _read(client, anybodys(what)):
-        name = one_persons(what, who)
-        with suppress(ObjectAlreadyExists):  # another run has made it just now
+def _limits(client: "SyncPrefectClient", resource: str, person: str) -> Iterator[_Limit]:
+    """Yield the limits that exist. Creates this person's limit if there is a limit for each person."""
+    if total := _read(client, total_limit(resource)):
+        reason = f"one of the {resource} to be free (limit platform.{resource}={total.limit} for all trainings)"
+        yield _Limit(total.name, reason, total.active_slots >= total.limit)
+    if each := _read(client, each_limit(resource)):
+        name = person_limit(resource, person)
+        with suppress(ObjectAlreadyExists):  # another run has just created it
             client.upsert_global_concurrency_limit_by_name(name, each.limit)
-        one = _read(client, name)
-        words = f"another run of {who} to end: platform.person_{what} lets one person hold {each.limit} at once"
-        yield _Limit(name, words, one is not None and one.active_slots >= one.limit)
+        own = _read(client, name)
+        reason = f"another run of {person} to end (limit platform.person_{resource}={each.limit} for one person)"
+        yield _Limit(name, reason, own is not None and own.active_slots >= own.limit)
 
 
 def _read(client: "SyncPrefectClient", name: str) -> "GlobalConcurrencyLimitResponse | None":
     try:
         return client.read_global_concurrency_limit_by_name(name)
-    except ObjectNotFound:  # not asked for, or `ratchet up` has taken it away just now
+    except ObjectNotFound:  # there is no such limit, or `ratchet up` has just removed it
         return None

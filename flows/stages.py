@@ -1,7 +1,7 @@
-"""The one place where a stage meets Prefect and DVC.
+"""Stages as Prefect tasks that use DVC.
 
-A stage becomes a Prefect task that asks DVC whether there is anything to do, does it in this process if there is, and
-records it in dvc.lock: after it `dvc repro` has nothing to do, and the other way round.
+A task asks DVC whether the stage is outdated, runs it in this process if it is, and records it in dvc.lock. Then `dvc
+repro` has nothing to do, and vice versa.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from prefect.states import Completed
 from flows import dvc_stage
 from flows.final_state import ended_by
 from flows.progress import PrefectProgress
-from flows.quotas import a_gpu
+from flows.quotas import gpu_slot
 from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, SettingsError
@@ -32,7 +32,7 @@ __all__ = ["evaluate_stage", "ingest_stage", "register_stage", "train_stage", "v
 
 
 class Result(Protocol):
-    """What a stage leaves, in small: it can be read back from its files."""
+    """Summary of a stage's result, which can be read back from its files."""
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Result": ...
@@ -53,11 +53,11 @@ def as_task(
     knows_flow: bool = False,
     holding: Callable[[Params], AbstractContextManager[None]] | None = None,
 ) -> Callable[..., R]:
-    """The stage as a Prefect task of its name; whatever else the task is given only says what it waits for.
+    """Make a Prefect task of a stage. Further arguments of the task only say which tasks it waits for.
 
     Args:
-        knows_flow: it is told the flow run's id.
-        holding: what it takes a place of while it runs.
+        knows_flow: the stage gets the flow run's id.
+        holding: a slot that the stage holds while it runs.
     """
     name = stage.__name__
 
@@ -95,7 +95,7 @@ def as_task(
     )(run_plainly)
 
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
-        # The state carries the words; whoever calls the stage wants what it made, or its error.
+        # The state carries the summary; the caller needs the result or the error.
         state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
         made: R = state.result()
         return made
@@ -104,34 +104,34 @@ def as_task(
 
 
 def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """A person's mistake stays one however often it is tried."""
+    """Do not retry user errors."""
     try:
         state.result()
     except RatchetError:
         return False
-    except Exception:  # whatever else it was may be gone the next time
+    except Exception:  # any other error may be temporary
         return True
     return True
 
 
 def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
-    """What is recorded next to the settings must have been made with them."""
+    """Refuse to record a result if the settings were edited while the stage ran."""
     now = settings.load(workspace.params)
     if now.model_dump(exclude=set(BESIDE)) != params.model_dump(exclude=set(BESIDE)):
         raise SettingsError(
-            f"{workspace.params}: was changed while the stage ran, so its result is not recorded: run the flow again"
+            f"{workspace.params}: was changed while the stage ran, so its result is not recorded. Fix: run it again"
         )
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")
-train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=a_gpu)
+train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=gpu_slot)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)
 register_stage = as_task(register, Registration, unit="steps", retries=1, knows_flow=True)
 
 
 @task(name="version", task_run_name="version", cache_policy=NO_CACHE, persist_result=False)
 def version_stage(workspace: Workspace, dataset: Dataset) -> DatasetVersion:
-    """The packed data's version as DVC recorded it, stored in the remote; under `dvc repro` DVC does this itself."""
+    """Return the version of the packed data, as DVC recorded it and stored it in the remote."""
     version = read_version(workspace.root)
     assert version is not None, "ingest was recorded just now"
     get_run_logger().info(

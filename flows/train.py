@@ -1,13 +1,13 @@
-"""train-flow: the product on one page."""
+"""train-flow: ingest, version, train, evaluate and register one model."""
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import production, quotas
+from flows import quotas, revisions
 from flows.artifacts import publish, publish_stop
 from flows.final_state import ended_by
-from flows.progress import tell_mistakes_plainly
+from flows.progress import log_errors_without_traceback
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -28,19 +28,19 @@ def train_flow(
     """Ingest, version, train, evaluate and register one model.
 
     Args:
-        overrides: Settings of this run; what is left empty is as params.yaml has it. They stay in params.yaml if the
-            run completes.
-        revision: A branch, tag or commit, to be trained as it is committed, in a folder of its own; empty: what lies in
-            the project folder now, uncommitted changes too.
+        overrides: Settings of this run. An empty field uses the value of params.yaml. If the run completes, they are
+            written to params.yaml.
+        revision: A branch, tag or commit, which is trained as committed, in a folder of its own. Empty: train the
+            project folder as it is now, with uncommitted changes.
     """
-    tell_mistakes_plainly()
+    log_errors_without_traceback()
     try:
-        workspace = production.find_workspace(revision)
+        workspace = revisions.find_workspace(revision)
         say = get_run_logger().info
-        with quotas.a_run(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
+        with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
             if restored:
                 say(restored)
-            production.prepare(workspace, revision)
+            revisions.prepare(workspace, revision)
             changes = settings.flatten(overrides)
             with overridden(workspace, changes, say=say) as run:
                 params = run.params
@@ -48,7 +48,7 @@ def train_flow(
                 try:
                     dataset = ingest_stage(params, workspace)
                 except RatchetError as error:
-                    return ended_by(error, failed="DataLoadFailed")  # by which an alert is called so
+                    return ended_by(error, failed="DataLoadFailed")  # triggers its own alert
                 version = version_stage(workspace, dataset)
                 model = train_stage(params, workspace, version)
                 evaluation = evaluate_stage(params, workspace, model)

@@ -53,7 +53,7 @@ def _kept(process: psutil.Process) -> bool:
 
 
 def _keeper(process: psutil.Process) -> bool:
-    return any(argument.endswith("ratchet/platform/guard.py") for argument in process.cmdline())
+    return any(argument.endswith("ratchet/servers/supervisor.py") for argument in process.cmdline())
 
 
 def main(pid: int, token: str) -> None:

@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,31 @@ def test_the_bar_bars(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
     with pytest.raises(AssertionError, match="is barred here"):
         python(f"{BARRED}\nimport {name}")
+
+
+# REST paths of Prefect's server, and what automations and blocks are written in.
+PREFECT = re.compile(
+    r"/(automations|block_(documents|types|schemas)|collections/views|concurrency_limits|deployments/|events\b(?!/in)"
+    r"|flow_runs|flows/|set_state|work_pools|work_queues)"
+    r"|base_job_template|block_document|block_schema|block_type|call-webhook|match_related|posture|send-notification"
+)
+
+
+def test_library_has_no_prefect_paths_automations_or_blocks() -> None:
+    """All that speaks to Prefect's server is in flows/."""
+    root = Path(__file__).parents[1]
+    hits = {
+        folder: [
+            f"{path.relative_to(root)}:{number}: {match[0]}"
+            for path in sorted((root / folder).rglob("*"))
+            if path.suffix in (".py", ".j2", ".yaml", ".toml", ".json")
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+            if (match := PREFECT.search(line))
+        ]
+        for folder in ("src", "tasks", "flows/server")
+    }
+    assert hits["flows/server"], "the pattern finds what it looks for where it is allowed"
+    assert hits["src"] + hits["tasks"] == []
 
 
 def test_help_imports_none_of_the_heavy_ones() -> None:

@@ -2,7 +2,7 @@
 
 A server that listens on loopback is still reached by every page that a browser on the same machine has open. Such a
 page can send a request from its own origin (cross-site request forgery), or let its own name resolve to 127.0.0.1 (DNS
-rebinding), so that the browser takes the server for the page's own. Neither can forge the headers that are checked
+rebinding), so that the browser treats the server as the page's own. Neither can forge the headers that are checked
 here: Host, Origin, Sec-Fetch-Site and Content-Type.
 """
 
@@ -91,8 +91,8 @@ class RequestFilter:
         if scope["method"] in _WRITES and _has_body(scope) and not scope["path"].startswith(self.uploads):
             kinds = _values(scope, b"content-type")
             if len(kinds) != 1 or not self._is_accepted(kinds[0]):
-                found = ", ".join(kinds) or "none"
-                return 415, f"Content-Type: found {found!r}; allowed: application/json."
+                given = ", ".join(kinds) or "none"
+                return 415, f"Content-Type: found {given!r}; allowed: application/json."
         return None
 
     def _is_own_host(self, header: str) -> bool:

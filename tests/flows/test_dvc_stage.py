@@ -1,6 +1,6 @@
-"""Asking and recording a stage here does what `dvc repro` does around a command.
+"""Checking and recording a stage equals `dvc repro`, by DVC's own `status`, dvc.lock and cache.
 
-The truth is DVC's own `status`, dvc.lock and cache, in a small pipeline of two real stages.
+The pipeline has two small real stages.
 """
 
 import random
@@ -31,7 +31,7 @@ stages:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    root = tmp_path / "ein Projekt für DVC"  # whose own Config.edit takes ASCII alone
+    root = tmp_path / "ein Projekt für DVC"  # whose own Config.edit accepts only ASCII
     root.mkdir()
     Repo.init(str(root), no_scm=True).close()
     (root / "dvc.yaml").write_text(PIPELINE)
@@ -59,7 +59,7 @@ def count(root: Path) -> None:
 
 
 def run(root: Path) -> dict[str, str]:
-    """What the flow does, stage by stage: how each was settled, "ran" if it had to run."""
+    """Run both stages as the flow does. Return how each was settled, "ran" if it had to run."""
     how = {}
     work: dict[str, Callable[[Path], None]] = {"double": double, "count": count}
     for name, stage in work.items():
@@ -78,37 +78,37 @@ def text(root: Path) -> str:
 RAN, UNCHANGED, RESTORED = "ran", "unchanged", "restored from DVC's cache"
 
 
-def test_what_was_recorded_is_unchanged_and_dvc_agrees(root: Path) -> None:
+def test_recorded_stages_are_unchanged_for_dvc_too(root: Path) -> None:
     assert not dvc_stage.all_unchanged(root)
     assert run(root) == {"double": RAN, "count": RAN}
     assert dvc_stage.all_unchanged(root)
     assert run(root) == {"double": UNCHANGED, "count": UNCHANGED}
 
 
-def test_after_an_edit_of_a_setting_the_stage_has_to_run(root: Path) -> None:
+def test_stage_runs_after_an_edited_setting(root: Path) -> None:
     run(root)
     choose(root, times=3)
     lock = (root / "dvc.lock").read_bytes()
     assert dvc_stage.settle(root, "double") is None
-    assert (root / "dvc.lock").read_bytes() == lock  # nothing is recorded of what was not made
+    assert (root / "dvc.lock").read_bytes() == lock  # nothing is recorded without a result
     assert run(root) == {"double": RAN, "count": RAN}
     assert text(root) == "abc" * 3
 
 
-def test_after_an_edit_of_the_data_the_stage_has_to_run(root: Path) -> None:
+def test_stage_runs_after_edited_data(root: Path) -> None:
     run(root)
     (root / "source.txt").write_text("xyz")
     assert run(root) == {"double": RAN, "count": RAN}
     assert text(root) == "xyzxyz"
 
 
-def test_after_an_edit_of_the_command_the_stage_has_to_run(root: Path) -> None:
+def test_stage_runs_after_an_edited_command(root: Path) -> None:
     run(root)
     (root / "dvc.yaml").write_text(PIPELINE.replace("cmd: exit 1  # only", "cmd: exit 2  # only"))
     assert run(root) == {"double": RAN, "count": UNCHANGED}
 
 
-def test_an_earlier_setting_brings_its_results_back(root: Path) -> None:
+def test_earlier_setting_restores_its_results(root: Path) -> None:
     run(root)
     choose(root, times=3)
     run(root)
@@ -118,14 +118,14 @@ def test_an_earlier_setting_brings_its_results_back(root: Path) -> None:
     assert dvc_stage.all_unchanged(root)
 
 
-def test_a_result_that_is_gone_comes_back_from_the_cache(root: Path) -> None:
+def test_missing_result_is_restored_from_the_cache(root: Path) -> None:
     run(root)
     shutil.rmtree(root / "doubled")
     assert run(root) == {"double": RESTORED, "count": UNCHANGED}
     assert text(root) == "abcabc"
 
 
-def test_a_result_that_was_altered_is_put_right(root: Path) -> None:
+def test_altered_result_is_restored(root: Path) -> None:
     run(root)
     shutil.rmtree(root / "doubled")
     (root / "doubled").mkdir()
@@ -134,19 +134,19 @@ def test_a_result_that_was_altered_is_put_right(root: Path) -> None:
     assert text(root) == "abcabc"
 
 
-def test_without_its_cache_a_lost_result_is_made_again(root: Path) -> None:
+def test_missing_result_without_cache_runs_again(root: Path) -> None:
     run(root)
     shutil.rmtree(root / "doubled")
     shutil.rmtree(root / ".dvc" / "cache")
     assert run(root)["double"] == RAN
 
 
-def test_a_missing_dependency_is_left_to_the_stage_to_name(root: Path) -> None:
+def test_missing_dependency_is_left_to_the_stage(root: Path) -> None:
     (root / "source.txt").unlink()
     assert dvc_stage.settle(root, "double") is None
 
 
-def test_what_is_recorded_is_stored_in_the_remote(root: Path) -> None:
+def test_recorded_results_are_stored_in_the_remote(root: Path) -> None:
     config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../../remote\n"
     (root / ".dvc" / "config").write_text(config)
     run(root)
@@ -185,35 +185,35 @@ def test_raw_data_that_cannot_be_stored_is_named(root: Path, tmp_path: Path) -> 
     (content,) = (root / ".dvc" / "cache" / "files" / "md5").glob("*/*")
     (tmp_path / "remote" / "files" / "md5").mkdir(parents=True)
     (tmp_path / "remote" / "files" / "md5" / content.parent.name).touch()  # a file where its folder belongs
-    told: list[str] = []
-    dvc_stage.record(root, "double", say=told.append)
-    assert len(told) == 1
-    assert told[0].startswith("source.txt.dvc: not stored in DVC's remote (")
-    assert told[0].endswith("so `dvc pull` fails in another clone. Fix: `dvc push`")
+    messages: list[str] = []
+    dvc_stage.record(root, "double", say=messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("source.txt.dvc: not stored in DVC's remote (")
+    assert messages[0].endswith("so `dvc pull` fails in another clone. Fix: `dvc push`")
     random.setstate(state)
 
 
-def test_a_remote_that_cannot_be_reached_is_told_and_the_record_stands(root: Path) -> None:
+def test_unreachable_remote_is_reported_and_the_record_stays(root: Path) -> None:
     (root / "file").touch()
     config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../file/inside\n"
     (root / ".dvc" / "config").write_text(config)
     double(root)
-    told: list[str] = []
-    dvc_stage.record(root, "double", say=told.append)
-    assert len(told) == 1
-    assert "`dvc push` stores it later" in told[0]
+    messages: list[str] = []
+    dvc_stage.record(root, "double", say=messages.append)
+    assert len(messages) == 1
+    assert "`dvc push` stores it later" in messages[0]
     assert dvc_stage.settle(root, "double") == UNCHANGED
 
 
-def test_a_broken_pipeline_file_is_told_in_words(root: Path) -> None:
+def test_broken_pipeline_file_is_named(root: Path) -> None:
     (root / "dvc.yaml").write_text("stages: [")
     with pytest.raises(WorkspaceError, match=r"dvc\.yaml"):
         dvc_stage.settle(root, "double")
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
-def test_what_dvc_add_tracks_is_recorded_as_it_is_now_when_a_stage_reads_it(root: Path) -> None:
-    """The truth is `dvc repro`, which brings an edited source's .dvc file up to date before it runs the stage."""
+def test_current_content_of_tracked_inputs_is_recorded(root: Path) -> None:
+    """As `dvc repro`, which updates an edited source's .dvc file before it runs the stage."""
     state = random.getstate()  # DVC draws from it
     with Repo(str(root)) as repo:
         repo.add(str(root / "source.txt"))
@@ -241,7 +241,7 @@ def other(root: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
-def test_what_one_folder_has_made_another_that_shares_its_cache_need_not_make(root: Path, other: Path) -> None:
+def test_shared_cache_restores_results_in_another_folder(root: Path, other: Path) -> None:
     run(root)
     dvc_stage.share(root, other)
     dvc_stage.bring(other)
@@ -252,8 +252,8 @@ def test_what_one_folder_has_made_another_that_shares_its_cache_need_not_make(ro
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
-def test_what_is_recorded_lies_there_before_the_first_stage(root: Path, other: Path) -> None:
-    """The run cache would not do: DVC has none for a stage whose outputs persist, as ingest's do."""
+def test_recorded_results_are_checked_out_before_the_first_stage(root: Path, other: Path) -> None:
+    """The run cache is not enough: DVC has none for a stage with persistent outputs, such as ingest."""
     run(root)
     dvc_stage.share(root, other)
     shutil.copy2(root / "dvc.lock", other / "dvc.lock")
@@ -263,7 +263,7 @@ def test_what_is_recorded_lies_there_before_the_first_stage(root: Path, other: P
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
-def test_a_source_that_the_cache_has_not_comes_from_the_projects_remote(root: Path, other: Path) -> None:
+def test_source_outside_the_cache_comes_from_the_remote(root: Path, other: Path) -> None:
     config = "[core]\n    no_scm = true\n    remote = r\n['remote \"r\"']\n    url = ../remote\n"
     (root / ".dvc" / "config").write_text(config)
     with Repo(str(root)) as repo:
@@ -275,13 +275,13 @@ def test_a_source_that_the_cache_has_not_comes_from_the_projects_remote(root: Pa
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")
-def test_a_source_that_is_nowhere_is_named(root: Path, other: Path) -> None:
+def test_missing_source_is_named(root: Path, other: Path) -> None:
     shutil.rmtree(root / ".dvc" / "cache")
     dvc_stage.share(root, other)
-    with pytest.raises(WorkspaceError, match=r"^source\.txt\.dvc: .*`dvc push` it from where it lies"):
+    with pytest.raises(WorkspaceError, match=r"^source\.txt\.dvc: .*`dvc push` it from the folder that has it"):
         dvc_stage.bring(other)
 
 
-def test_without_dvc_nothing_can_be_shared(root: Path, tmp_path: Path) -> None:
+def test_sharing_without_dvc_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"^DVC: "):
         dvc_stage.share(root, tmp_path)

@@ -9,7 +9,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, build_err
 
 from flows.train import train_flow
 from ratchet import settings
-from ratchet.settings.model import Overrides
+from ratchet.settings.model import Overrides, Params
 
 
 @pytest.fixture(scope="module")
@@ -47,31 +47,31 @@ def test_a_refusal_names_the_field_and_its_bound(
 
 def test_a_refusal_is_at_its_field(form: dict[str, Any]) -> None:
     """Prefect's other check, by which a page can mark the field."""
-    told = build_error_obj(validate({"overrides": {"training": {"epochs": 0}}}, form))
-    [overrides] = told["errors"]
+    errors = build_error_obj(validate({"overrides": {"training": {"epochs": 0}}}, form))
+    [overrides] = errors["errors"]
     [training] = overrides["errors"]
     assert training["errors"] == [{"property": "epochs", "errors": ["0 is less than the minimum of 1"]}]
 
 
 def test_no_field_of_the_form_is_null_or_a_switch(form: dict[str, Any]) -> None:
-    """Prefect's page sends false for a switch that nobody has touched."""
-    found = dict(fields(form))
-    assert len(found) > 80
-    for name, field in found.items():
+    """Prefect's page sends false for an untouched switch."""
+    known = dict(fields(form))
+    assert len(known) > 80
+    for name, field in known.items():
         alternatives = [field, *field.get("anyOf", [])]
-        assert not [one for one in alternatives if one.get("type") in ("null", "boolean")], name
+        assert not [each for each in alternatives if each.get("type") in ("null", "boolean")], name
         assert "default" not in field, name
         assert "enum" in field or "$ref" in field or "type" in field or "anyOf" in field, name
 
 
 def test_every_default_can_be_sent(form: dict[str, Any]) -> None:
-    usual = settings.Params().model_dump(mode="json")
+    usual = Params().model_dump(mode="json")
     allowed: dict[str, Any] = {}
     for group, model in Overrides.model_fields.items():
         value = usual[group]
         if isinstance(value, dict):
             known = form["definitions"][f"{group.capitalize()}Overrides"]["properties"]
-            value = {key: one for key, one in value.items() if key in known}
+            value = {key: default for key, default in value.items() if key in known}
         allowed[group] = value
         assert model.description
     assert validate({"overrides": allowed, "revision": "main"}, form, raise_on_error=True) == []

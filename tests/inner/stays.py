@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ratchet.platform.processes import free_port, spawn
-from ratchet.platform.record import Record
+from ratchet.servers.ports import free_port
+from ratchet.servers.processes import spawn
+from ratchet.servers.record import Record
 
 HOST = "127.0.0.1"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100_000)"]
@@ -51,7 +52,7 @@ def test_servers(project: Any, torn_down: None) -> None:
     project.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}")
     project.good("ratchet", "set", f"platform.mlflow_port={free_port(HOST)}")
     project.good("ratchet", "up")
-    parts = Record.read(project.workspace).parts.values()
+    parts = Record.read(project.workspace).services.values()
     commands = [command for part in parts if (command := part.command())]
     assert len(commands) == len(parts) == 3
     say([*(part.pid for part in parts), *(command.pid for command in commands)])

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.platform.processes import free_port
 from ratchet.registry import audit as auditing
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
+from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.training import ModelSpec
 from ratchet.workspace import Workspace
@@ -70,7 +70,7 @@ class Server:
 
     def start(self) -> None:
         program = [
-            *(sys.executable, "-m", "ratchet.platform.mlflow_server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *(sys.executable, "-m", "ratchet.servers.mlflow_server", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--backend", f"sqlite:///{self.root / 'mlflow.db'}", "--artifacts", (self.root / "artifacts").as_uri()),
             *("--origins", self.uri),
         ]

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import torch
 
-from ratchet.platform.processes import free_port
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
+from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
 from ratchet.training import ModelSpec, build, save_model
 from ratchet.workspace import Workspace

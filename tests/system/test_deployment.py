@@ -18,11 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.server.client import prefect_client
 from ratchet import files
 from ratchet.errors import PlatformError
-from ratchet.platform.guard import marked
-from ratchet.platform.processes import free_port, port_holder
-from ratchet.platform.servers import answers, call
+from ratchet.servers.http import answers, read_json
+from ratchet.servers.ports import free_port, port_holder
+from ratchet.servers.supervisor import marked
 
 HOST = "127.0.0.1"
 STAGES = ["ingest", "version", "train", "evaluate", "register"]
@@ -45,21 +46,19 @@ class Served:
         return root
 
     def prefect(self, path: str, body: object = None) -> Any:
-        return call(f"http://{HOST}:{self.prefect_port}/api", path, body)
+        return self.request("GET" if body is None else "POST", path, body)
 
     def change(self, path: str, body: object) -> None:
-        """The same for a change; the server's database may be busy with its own runs for a moment."""
-        while True:
-            try:
-                call(f"http://{HOST}:{self.prefect_port}/api", path, body, method="PATCH")
-                return
-            except PlatformError as error:
-                if "(503)" not in str(error):
-                    raise
-                time.sleep(1.0)
+        self.request("PATCH", path, body)
+
+    def request(self, method: str, path: str, body: object) -> Any:
+        """Send one request to Prefect's API. Its client retries while the server's database is busy."""
+        with prefect_client(f"http://{HOST}:{self.prefect_port}/api") as client:
+            answer = client.request(method, path, json=body)  # type: ignore[arg-type]
+            return answer.json() if answer.content else None
 
     def mlflow(self, path: str, body: object = None) -> Any:
-        return call(f"http://{HOST}:{self.mlflow_port}/api/2.0/mlflow", path, body)
+        return read_json(f"http://{HOST}:{self.mlflow_port}/api/2.0/mlflow{path}", body, timeout=30.0)
 
     def shell(self, *command: str) -> str:
         """One of Prefect's commands from a shell that knows nothing of us; what it printed."""
@@ -132,7 +131,7 @@ class Served:
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """What `up` has started, by name."""
-        return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["parts"]}
+        return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["services"]}
 
 
 @pytest.fixture(scope="session")

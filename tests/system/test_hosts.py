@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.platform.record import Record
+from ratchet.servers.record import Record
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,12 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "PREFECT_API_AUTH_STRING": PASSWORD,
 }
-ASK = "import json, sys; from ratchet.platform.servers import call; print(json.dumps(call(*json.loads(sys.argv[1]))))"
+ASK = """
+import json, sys
+from ratchet.servers.addresses import prefect_credentials
+from ratchet.servers.http import read_json
+print(json.dumps(read_json(*json.loads(sys.argv[1]), timeout=30.0, credentials=prefect_credentials())))
+"""
 SQL = """
 import json, sys
 from sqlalchemy import create_engine, text
@@ -76,7 +81,7 @@ class Host:
 
     def ask(self, path: str, body: object) -> Any:
         """Prefect's server."""
-        return json.loads(self.good(sys.executable, "-c", ASK, json.dumps([API, path, body])))
+        return json.loads(self.good(sys.executable, "-c", ASK, json.dumps([API + path, body])))
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +208,7 @@ def states(hosts: list[Host], ids: set[str]) -> list[str]:
 
 
 def test_up_starts_on_each_host_what_belongs_there(hosts: list[Host]) -> None:
-    parts = [set(Record.read(host.project.workspace).parts) for host in hosts]
+    parts = [set(Record.read(host.project.workspace).services) for host in hosts]
     assert parts == [{"prefect", "mlflow", "worker"}, {"worker"}, {"worker"}]
     said = hosts[1].good("ratchet", "status")
     assert f"Prefect server: elsewhere, {API}\n" in said
@@ -231,7 +236,7 @@ def test_each_host_does_one_of_the_runs_at_once_and_versions_are_registered_once
 def test_a_worker_that_is_killed_settles_its_own_run_and_leaves_the_others(hosts: list[Host]) -> None:
     ids = begin(hosts, epochs=60, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
-    killed = Record.read(hosts[1].project.workspace).parts["worker"].command()
+    killed = Record.read(hosts[1].project.workspace).services["worker"].command()
     assert killed is not None
     killed.kill()
     until(lambda: states(hosts, ids)[1] == "CRASHED")
@@ -245,7 +250,7 @@ def test_the_run_of_a_machine_that_is_gone_is_settled_and_a_stalled_one_is_left_
     hosts[0].good("ratchet", "set", "platform.lost_after=60")
     ids = begin(hosts, epochs=61, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
-    worker = Record.read(hosts[0].project.workspace).parts["worker"].command()
+    worker = Record.read(hosts[0].project.workspace).services["worker"].command()
     assert worker is not None
     stalled = worker.children(recursive=True)
     for process in stalled:  # by a debugger, say: it lives, so it is no zombie
@@ -276,7 +281,7 @@ def test_who_does_not_know_the_servers_password_is_told_how_to_give_it(hosts: li
     said = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
     wanted = f"ratchet: Prefect's server at {API} asks for a password: export the PREFECT_API_AUTH_STRING"
     assert said.splitlines()[-1].startswith(wanted)
-    assert not Record.read(hosts[2].project.workspace).parts
+    assert not Record.read(hosts[2].project.workspace).services
 
 
 def test_no_host_has_the_password_in_a_file(hosts: list[Host]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.platform.processes import free_port
+from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 

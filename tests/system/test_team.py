@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from ratchet.platform.processes import free_port
-from ratchet.platform.servers import call
+from ratchet.servers.http import read_json
+from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ class Team:
     def runs(self, state: str) -> list[Any]:
         """Flow runs in that state, as Prefect's server has them."""
         body = {"flow_runs": {"state": {"type": {"any_": [state]}}}}
-        found: list[Any] = call(f"http://{HOST}:{self.ports[0]}/api", "/flow_runs/filter", body)
+        found: list[Any] = read_json(f"http://{HOST}:{self.ports[0]}/api/flow_runs/filter", body, timeout=30.0)
         return found
 
     @property

@@ -1,0 +1,1 @@
+"""Prefect's server: its process, and every use of its API by the project."""

@@ -1,0 +1,159 @@
+"""Alert rules: the kinds of alerts, the events that trigger them, and the Jinja templates of their messages.
+
+Prefect's server renders the templates with the event and the run that it is about.
+"""
+
+from dataclasses import dataclass
+
+from prefect.events.schemas.automations import EventTrigger, Posture
+
+from flows.server.pressure_events import PRESSURE
+
+__all__ = ["ALERT_RULES", "AlertRule"]
+
+_DRIFT = "ratchet.drift.detected"
+_COOL_DOWN = 3600  # seconds in which the same alert for the same machine or model is sent once
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """One kind of alert.
+
+    Attributes:
+        kind: for programs that receive it.
+        name: of the automation on Prefect's page.
+        variables: Jinja that sets subject, message, what (it is about), page and todo (what to do next).
+    """
+
+    kind: str
+    name: str
+    description: str
+    trigger: EventTrigger
+    variables: str
+
+    @property
+    def payload(self) -> str:
+        """Return the template of a webhook's JSON."""
+        return self._variables + _PAYLOAD.replace("KIND", self.kind)
+
+    @property
+    def subject(self) -> str:
+        """Return the template of an e-mail's subject."""
+        return self._variables + "Ratchet: {{ subject }}"
+
+    @property
+    def body(self) -> str:
+        """Return the template of an e-mail's text."""
+        return self._variables + _BODY
+
+    @property
+    def _variables(self) -> str:
+        return self.variables.replace("%}\n", "%}")  # the template's line breaks must not appear in the message
+
+
+def _on_runs(*states: str) -> EventTrigger:
+    return EventTrigger(
+        posture=Posture.Reactive,
+        expect={f"prefect.flow-run.{state}" for state in states},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.id": "prefect.tag.ratchet", "prefect.resource.role": "tag"},
+        threshold=1,
+        within=0,
+    )
+
+
+def _on_events(name: str, resource: str) -> EventTrigger:
+    return EventTrigger(
+        posture=Posture.Reactive,
+        expect={name},
+        match={"prefect.resource.id": resource},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+        within=_COOL_DOWN,
+    )
+
+
+_RUN = """\
+{% set place = flow.name ~ ("/" ~ deployment.name if deployment else "") %}
+{% set what = "run " ~ event.resource["prefect.resource.name"] ~ " of " ~ place %}
+{% set message = event.resource["prefect.state-message"] or event.resource["prefect.state-name"] %}
+{% set page = (flow_run | ui_url) or "" %}
+{% set again = "`prefect deployment run " ~ place ~ "`" if deployment else "start it again" %}
+"""
+
+ALERT_RULES = (
+    AlertRule(
+        "failed-run",
+        "Ratchet: a run failed",
+        "A run of train-flow or another of Ratchet's flows failed, crashed or timed out. Created by `ratchet up`.",
+        _on_runs("Failed", "Crashed", "TimedOut"),
+        _RUN
+        + """\
+{% set subject = event.resource["prefect.state-name"] ~ ": " ~ what %}
+{% set todo = "read the run's log on that page and fix what the message names, then " ~ again ~ ". Finished stages are \
+not repeated, and a training continues at its last checkpoint" %}
+""",
+    ),
+    AlertRule(
+        "failed-data-load",
+        "Ratchet: the data could not be loaded",
+        "The ingest stage of train-flow failed: its source cannot be read, or too much of it is bad. Nothing was "
+        "trained. Created by `ratchet up`.",
+        _on_runs("DataLoadFailed"),
+        _RUN
+        + """\
+{% set subject = "Data load failed: " ~ what %}
+{% set todo = "fix the source or the data settings as the message says (`ratchet data quarantine` lists samples that \
+were refused), then " ~ again %}
+""",
+    ),
+    AlertRule(
+        "machine-pressure",
+        "Ratchet: the machine runs short",
+        f"Free disk, memory or GPU memory passed the limit in params.yaml (event {PRESSURE}). Sent at most once an "
+        "hour for the same resource. Created by `ratchet up`.",
+        _on_events(PRESSURE, "ratchet.machine.*"),
+        """\
+{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
+{% set subject = "Running short: " ~ what %}
+{% set message = event.payload.message or (what ~ " runs short") %}
+{% set page = (event | ui_url) or "" %}
+{% set todo = event.payload.next or "look at that machine" %}
+""",
+    ),
+    AlertRule(
+        "drift",
+        "Ratchet: the data drifted",
+        f"The data that a model sees differs from its training data (event {_DRIFT}). Sent at most once an hour for "
+        "the same model. Created by `ratchet up`.",
+        _on_events(_DRIFT, "ratchet.model.*"),
+        """\
+{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
+{% set subject = "Drift: " ~ what %}
+{% set message = event.payload.message or ("The data that " ~ what ~ " sees differs from its training data") %}
+{% set page = (event | ui_url) or "" %}
+{% set todo = event.payload.next or "do not rely on its predictions without checking them. The same event starts \
+train-flow/on-drift, which trains what is committed: make sure that the new data is there for it" %}
+""",
+    ),
+)
+
+_BODY = """\
+{{ message }}
+
+What:       {{ what }}
+Page:       {{ page }}
+What to do: {{ todo }}
+"""
+
+_PAYLOAD = """\
+{
+  "text": {{ (subject ~ "\\n" ~ message ~ "\\n" ~ page ~ "\\nWhat to do: " ~ todo) | tojson }},
+  "kind": "KIND",
+  "subject": {{ subject | tojson }},
+  "message": {{ message | tojson }},
+  "what": {{ what | tojson }},
+  "page": {{ page | tojson }},
+  "next": {{ todo | tojson }},
+  "occurred": {{ event.occurred.isoformat() | tojson }}
+}"""

@@ -1,0 +1,86 @@
+"""`ratchet up --foreground`: start, stay, and stop on a signal, as a service manager expects of a program."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flows.server.lifecycle import NO_ALERTS, down, exclusive, up
+from ratchet.servers.record import Record
+from ratchet.settings.model import AlertSettings, PlatformSettings
+from ratchet.workspace import Workspace
+
+__all__ = ["stay"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_INTERVAL = 1.0  # seconds between two checks of the supervisors
+
+
+class _Signalled(BaseException):
+    """Raised when a signal asks this process to stop."""
+
+
+def stay(
+    workspace: Workspace,
+    settings: PlatformSettings,
+    *,
+    tracking_uri: str,
+    artifacts: str,
+    alerts: AlertSettings = NO_ALERTS,
+    say: Callable[[str], None],
+) -> None:
+    """Run `up`, wait for SIGTERM, SIGINT, SIGHUP or another process's `ratchet down`, then run `down`.
+
+    The supervisors watch the services; this function watches the supervisors. Arguments as for `up`.
+
+    Raises:
+        PlatformError: as `up`. If all services were up before, they are stopped.
+    """
+    was_up = False
+    with _raise_on_signals():
+        try:
+            while not was_up or _supervisor_died(workspace, say):
+                up(workspace, settings, tracking_uri=tracking_uri, artifacts=artifacts, alerts=alerts, say=say)
+                say("staying in the foreground: SIGTERM, Ctrl-C or `ratchet down` ends it")
+                was_up = True
+        except _Signalled as signalled:
+            say(f"{signalled}: stopping")
+        except Exception:
+            _ignore_signals()
+            if was_up:
+                down(workspace, say=say)
+            raise
+        _ignore_signals()
+        down(workspace, say=say)
+
+
+def _supervisor_died(workspace: Workspace, say: Callable[[str], None]) -> bool:
+    """Wait. Returns True when a supervisor has died, False when everything was stopped by `ratchet down`."""
+    while services := Record.read(workspace).services:
+        if not all(service.alive() for service in services.values()):
+            with exclusive(workspace, say):  # another `up` or `down` may be replacing it
+                services = Record.read(workspace).services
+            if any(not service.alive() for service in services.values()):
+                return True
+        time.sleep(_INTERVAL)
+    return False
+
+
+@contextmanager
+def _raise_on_signals() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        _ignore_signals()
+        raise _Signalled(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """Ignore further signals, so that stopping is not interrupted."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

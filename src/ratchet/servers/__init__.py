@@ -1,0 +1,8 @@
+"""The local servers as processes: start, watch and stop Prefect's server, MLflow's server and a worker."""
+
+from ratchet.servers.environment import client_environment
+from ratchet.servers.logs import Line, read_logs
+from ratchet.servers.private import PrefectServer, prefect_server
+from ratchet.servers.status import ServerStatus, status
+
+__all__ = ["Line", "PrefectServer", "ServerStatus", "client_environment", "prefect_server", "read_logs", "status"]

@@ -1,0 +1,102 @@
+"""Environment variables of the servers, the worker and everything that talks to Prefect's server."""
+
+import os
+from collections.abc import Collection, Mapping
+
+from ratchet.errors import PlatformError, WorkspaceError
+from ratchet.servers.addresses import PREFECT_PASSWORD
+from ratchet.settings.model import AlertSettings
+from ratchet.workspace import Workspace
+
+__all__ = [
+    "ALERT_SECRETS",
+    "FROM_ENVIRONMENT",
+    "MAIL_PASSWORD",
+    "WEBHOOK",
+    "adopt",
+    "client_environment",
+    "require_secrets",
+    "service_environment",
+]
+
+WEBHOOK, MAIL_PASSWORD = "RATCHET_ALERTS_WEBHOOK", "RATCHET_ALERTS_SMTP_PASSWORD"
+ALERT_SECRETS = (WEBHOOK, MAIL_PASSWORD)
+FROM_ENVIRONMENT = "environment"  # as alerts.webhook: the address is in WEBHOOK
+
+# The user's own Prefect settings that are kept: credentials, certificates, timeouts and log level. Others could name
+# another server, database or home folder.
+_KEPT = frozenset(
+    {
+        PREFECT_PASSWORD, "PREFECT_API_SSL_CERT_FILE", "PREFECT_API_TLS_INSECURE_SKIP_VERIFY",
+        "PREFECT_API_REQUEST_TIMEOUT", "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_LOGGING_LEVEL",
+    }
+)  # fmt: skip
+_NO_TELEMETRY = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def client_environment(workspace: Workspace, api_url: str | None = None) -> dict[str, str]:
+    """Return the variables that must be set *before* prefect is imported, to use this workspace's server.
+
+    Prefect then keeps its files in .ratchet/prefect and neither reads nor writes ~/.prefect.
+    """
+    home = workspace.state / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    own = {**_NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    return {**own, "PREFECT_API_URL": api_url} if api_url else own
+
+
+def service_environment(
+    workspace: Workspace, api_url: str | None = None, *, secrets: Collection[str] = ()
+) -> dict[str, str]:
+    """Return this process's environment without the user's own Prefect settings, and with ours.
+
+    Args:
+        secrets: the alerts' secrets that the service needs; it gets no other.
+    """
+    # RATCHET_HOLDER: a server outlives the run that holds the workspace.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not _is_foreign(name) and name != "RATCHET_HOLDER" and (name not in ALERT_SECRETS or name in secrets)
+    }
+    kept |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
+    return kept | client_environment(workspace, api_url)
+
+
+def adopt(workspace: Workspace) -> None:
+    """Set this process's environment up for this workspace's Prefect. Call it before prefect is imported.
+
+    Raises:
+        WorkspaceError: the folder cannot be written.
+    """
+    try:
+        own = client_environment(workspace)
+    except OSError as error:
+        raise WorkspaceError(
+            f"{workspace.state}: cannot be written ({error.strerror}). Fix: make it writable for this user"
+        ) from error
+    for name in filter(_is_foreign, list(os.environ)):
+        del os.environ[name]
+    os.environ.update(own)
+
+
+def require_secrets(settings: AlertSettings, environment: Mapping[str, str]) -> None:
+    """Check that the environment of Prefect's server has the secrets that the settings need.
+
+    Raises:
+        PlatformError: one is missing; names the variable.
+    """
+    needed = [(WEBHOOK, "alerts.webhook", settings.webhook)] if settings.webhook == FROM_ENVIRONMENT else []
+    if settings.email_to and settings.smtp_user != "none":
+        needed.append((MAIL_PASSWORD, "alerts.smtp_user", settings.smtp_user))
+    for name, key, value in needed:
+        if not environment.get(name):
+            raise PlatformError(
+                f"{name}: not in the environment that Prefect's server is started in, and {key} is {value}. Fix: "
+                f"`ratchet down`, `export {name}=...`, then `ratchet up`; or `ratchet set {key}=none`"
+            )
+
+
+def _is_foreign(name: str) -> bool:
+    """Return whether a variable is the user's own setting of Prefect (PREFECT__... is set inside a run) or MLflow."""
+    return name.startswith(("PREFECT_", "_MLFLOW_")) and name not in _KEPT

@@ -1,0 +1,85 @@
+"""Drive a real Chromium through chromedriver's HTTP interface (W3C WebDriver)."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.servers.ports import free_port
+
+CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
+
+
+class Browser:
+    """One headless browser window."""
+
+    def __init__(self, driver: str, names: dict[str, str]) -> None:
+        """Start a window in which each of `names` resolves to an address."""
+        rules = ", ".join(f"MAP {name} {address}" for name, address in names.items())
+        arguments = [
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--disable-background-networking", f"--host-resolver-rules={rules}",
+        ]  # fmt: skip
+        options = {"binary": CHROMIUM, "args": arguments}
+        wanted = {"browserName": "chrome", "timeouts": {"script": 60_000}, "goog:chromeOptions": options}
+        session = _post(f"{driver}/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._session = f"{driver}/session/{session['sessionId']}"
+
+    def open(self, url: str) -> None:
+        _post(f"{self._session}/url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run the body of an async JavaScript function in the page and return its result."""
+        # The last argument is WebDriver's callback.
+        body = f"const done = arguments[arguments.length - 1]; const given = [...arguments].slice(0, -1);\
+            (async (...args) => {{ {script} }})(...given).then(done, error => done(`error: ${{error}}`));"
+        return _post(f"{self._session}/execute/async", {"script": body, "args": list(arguments)})
+
+    def close(self) -> None:
+        request = urllib.request.Request(self._session, method="DELETE")
+        urllib.request.urlopen(request, timeout=120).close()
+
+
+@contextmanager
+def chromium(folder: Path, names: dict[str, str]) -> Iterator[Browser]:
+    """Yield a browser that ends on leaving; its profile is in `folder`."""
+    port = free_port("127.0.0.1")
+    assert DRIVER
+    with (folder / "chromedriver.log").open("wb") as log:
+        process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=log, stderr=log, env=_environment(folder))
+    try:
+        driver = f"http://127.0.0.1:{port}"
+        while True:
+            assert process.poll() is None, (folder / "chromedriver.log").read_text()
+            try:
+                urllib.request.urlopen(f"{driver}/status", timeout=30).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        browser = Browser(driver, names)
+        try:
+            yield browser
+        finally:
+            browser.close()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder)}
+
+
+def _post(url: str, body: object) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as response:
+        return json.load(response)["value"]

@@ -1,0 +1,290 @@
+"""Alerts, from events of a real Prefect server to a web server and a mail server that keep what they receive."""
+
+import json
+import re
+import time
+import uuid
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+from flows.server.client import prefect_client
+from ratchet.servers.ports import free_port
+from ratchet.servers.record import Record
+
+pytestmark = pytest.mark.slow
+
+HOST = "127.0.0.1"
+HOOK, WORD = (
+    f"hooks/{uuid.uuid4().hex}",
+    uuid.uuid4().hex,
+)  # random: this file itself is copied
+KINDS = {
+    "Ratchet: a run failed",
+    "Ratchet: the data could not be loaded",
+    "Ratchet: the data drifted",
+    "Ratchet: the machine runs short",
+}
+
+
+def call(api: str, path: str, body: object = None, *, method: str | None = None) -> Any:
+    """Send one request to Prefect's API."""
+    with prefect_client(api) as client:
+        answer = client.request(method or ("GET" if body is None else "POST"), path, json=body)  # type: ignore[arg-type]
+        return answer.json() if answer.content else None
+
+
+@dataclass(frozen=True)
+class Alerted:
+    """A project whose servers are up, and whose alerts go to these two receivers."""
+
+    project: Any
+    secrets: dict[str, str]
+    webhook: Any
+    post: Any
+    api: str
+
+    def run(self, *parameters: str) -> dict[str, Any]:
+        """Start a run of train-flow/local, and return it when it has failed."""
+        given = [argument for parameter in parameters for argument in ("--param", parameter)]
+        output = self.project.run("prefect", "deployment", "run", "train-flow/local", *given, "--watch").stdout
+        identity = re.search(r"UUID: (\S+)", output)
+        assert identity, output
+        run: dict[str, Any] = call(self.api, f"/flow_runs/{identity[1]}")
+        return run
+
+    def up(self) -> str:
+        output: str = self.project.good("ratchet", "up", **self.secrets)
+        return output
+
+    def automations(self) -> dict[str, dict[str, Any]]:
+        return {automation["name"]: automation for automation in call(self.api, "/automations/filter", {})}
+
+    def emit(self, event: str, resource: str) -> None:
+        self.project.good("prefect", "event", "emit", event, "--resource-id", resource)
+
+    def drift(self, model: str) -> None:
+        """Cause another alert and wait until it arrives: by then all earlier alerts have arrived."""
+        self.emit("ratchet.drift.detected", f"ratchet.model.{model}")
+        until(lambda: self.alerts("drift", f"ratchet.model.{model}"))
+        until(lambda: self.post.about(f"Drift: ratchet.model.{model}"))
+
+    def alerts(self, kind: str, subject: str) -> list[dict[str, Any]]:
+        """Return the alerts of a kind that the webhook received about `subject`."""
+        return [content for content in self.webhook.alerts(kind) if subject in content["what"]]
+
+
+@pytest.fixture(scope="module")
+def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -> Iterator[Alerted]:
+    project = new_project("alerted")
+    port = free_port(HOST)
+    secrets = {
+        "RATCHET_ALERTS_WEBHOOK": f"http://{HOST}:{webhook.port}/{HOOK}",
+        "RATCHET_ALERTS_SMTP_PASSWORD": WORD,
+    }
+    project.good(
+        "ratchet", "set", f"platform.prefect_port={port}", f"platform.mlflow_port={free_port(HOST)}",
+        "alerts.webhook=environment", "alerts.email_to=[ann@example.org, bob@example.org]",
+        f"alerts.smtp={HOST}:{post_office.port}", "alerts.smtp_user=ratchet",
+        "alerts.free_disk_gib=1.0e9",  # more than any machine has
+    )  # fmt: skip
+    output = project.good("ratchet", "up", **secrets)
+    assert "alerts: to the webhook, ann@example.org, bob@example.org" in output
+    try:
+        servers = Alerted(project, secrets, webhook, post_office, f"http://{HOST}:{port}/api")
+        on_drift = servers.automations()["on-drift__automation_1"]["id"]  # else an event here would start a training
+        call(servers.api, f"/automations/{on_drift}", {"enabled": False}, method="PATCH")
+        yield servers
+    finally:
+        project.good("ratchet", "down")
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.1)
+
+
+def test_prefect_has_an_automation_for_each_alert_rule(alerted: Alerted) -> None:
+    automations = alerted.automations()
+    assert automations.keys() >= KINDS
+    for name in KINDS:
+        assert [action["type"] for action in automations[name]["actions"]] == ["call-webhook", "send-notification"]
+        assert automations[name]["enabled"]
+        assert "Created by `ratchet up`" in automations[name]["description"]
+
+
+def test_low_disk_space_is_reported_to_both(alerted: Alerted) -> None:
+    until(lambda: alerted.webhook.alerts("machine-pressure"))
+    until(lambda: alerted.post.about("Running short: disk"))
+    alert = alerted.webhook.alerts("machine-pressure")[0]
+    assert "GiB are free on the disk of " in alert["message"]
+    assert alert["message"].endswith("; the limit is 1e+09 GiB")
+    assert alert["next"].startswith("free some space: ")
+    assert alert["message"] in alert["text"]
+    assert alert["message"].split(";")[0] in alerted.post.about("Running short: disk")[0]
+
+
+def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
+    run = alerted.run("revision=none-such")
+    until(lambda: alerted.alerts("failed-run", run["name"]))
+    until(lambda: alerted.post.about(run["name"]))
+    [alert], [message] = alerted.alerts("failed-run", run["name"]), alerted.post.about(run["name"])
+    assert run["state"]["message"].startswith("revision: ")
+    assert alert["message"] == run["state"]["message"]
+    assert alert["page"] == f"{alerted.api.removesuffix('/api')}/runs/flow-run/{run['id']}"
+    assert alert["subject"] == f"Failed: run {run['name']} of train-flow/local"
+    assert "`prefect deployment run train-flow/local`" in alert["next"]
+    for text in (alert["text"], message):
+        for expected in (alert["message"], alert["page"], alert["next"]):
+            assert expected in text
+    assert alerted.post.messages[-1]["To"] == "ann@example.org, bob@example.org"
+
+
+def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
+    data = json.dumps({"data": {"source": "image-folder", "path": 'data/"<none> & {{ such }}'}})
+    run = alerted.run(f"overrides={data}")
+    assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
+    until(lambda: alerted.alerts("failed-data-load", run["name"]))
+    until(lambda: alerted.post.about(run["name"]))
+    alerted.drift("after-the-data-load")
+    [alert], [message] = alerted.alerts("failed-data-load", run["name"]), alerted.post.about(run["name"])
+    assert alert["message"] == run["state"]["message"]
+    assert alert["message"] in message
+    assert 'data/"<none> & {{ such }} is not there' in alert["message"]
+    assert not alerted.alerts("failed-run", run["name"])
+
+
+def test_crashed_run_is_reported(alerted: Alerted) -> None:
+    deployment = call(alerted.api, "/deployments/name/train-flow/local")
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    waiting = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}}
+    run = call(alerted.api, f"/deployments/{deployment['id']}/create_flow_run", waiting)
+    crashed = {"type": "CRASHED", "name": "Crashed", "message": "The machine lost its power."}
+    call(alerted.api, f"/flow_runs/{run['id']}/set_state", {"state": crashed, "force": True})
+    until(lambda: alerted.alerts("failed-run", run["name"]))
+    until(lambda: alerted.post.about(f"Crashed: run {run['name']}"))
+    [alert] = alerted.alerts("failed-run", run["name"])
+    assert alert["message"] == "The machine lost its power."
+
+
+def test_drift_is_reported_once_an_hour_for_each_model(alerted: Alerted) -> None:
+    for model in ("digits", "digits", "photos"):
+        alerted.emit("ratchet.drift.detected", f"ratchet.model.{model}")
+    until(lambda: alerted.alerts("drift", "ratchet.model.photos"))
+    until(lambda: alerted.post.about("Drift: ratchet.model.photos"))
+    until(lambda: alerted.post.about("Drift: ratchet.model.digits"))
+    assert len(alerted.alerts("drift", "ratchet.model.digits")) == 1
+
+
+def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> None:
+    alerted.webhook.end()
+    try:
+        run = alerted.run("revision=none-such-either")
+        until(lambda: alerted.post.about(run["name"]))
+        log = Record.read(alerted.project.workspace).services["prefect"].log
+        line = f"an alert was not delivered: the webhook at http://{HOST} cannot be reached ("
+        until(lambda: line in log.read_text())
+        assert run["state"]["message"].startswith("revision: ")
+        wanted = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
+        until(lambda: call(alerted.api, "/events/filter", wanted)["events"])
+        failed = call(alerted.api, "/events/filter", wanted)["events"]
+        assert {event["resource"]["prefect.resource.name"] for event in failed} == {"Ratchet: a run failed"}
+        assert "cannot be reached" in failed[0]["payload"]["reason"]
+    finally:
+        alerted.webhook.begin()
+    alerted.drift("after-the-receiver-was-down")
+
+
+def test_no_secret_is_in_a_file_or_in_prefects_api(alerted: Alerted) -> None:
+    """Checked after everything above was sent with the secrets."""
+    assert {path for path, _ in alerted.webhook.got} == {f"/{HOOK}"}
+    login = b64encode(f"\0ratchet\0{WORD}".encode()).decode()
+    assert set(alerted.post.signed_in) == {f"PLAIN {login}"}
+    for path in Path(alerted.project.root).rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            assert not any(secret.encode() in content for secret in (HOOK, WORD, login)), path
+    given = json.dumps(
+        [
+            call(alerted.api, "/block_documents/filter", {"include_secrets": True}),
+            call(alerted.api, "/automations/filter", {}),
+            call(alerted.api, "/events/filter", {"limit": 50}),
+            call(alerted.api, "/logs/filter", {}),
+        ]
+    )
+    assert "ratchet-e-mail" in given
+    assert not any(secret in given for secret in (HOOK, WORD, login))
+
+
+def test_prefects_api_returns_the_secrets_of_its_own_blocks(alerted: Alerted) -> None:
+    """The reason for blocks of our own, which hold no secret: every client of the API could read them."""
+    word = uuid.uuid4().hex
+    block = CustomWebhookNotificationBlock(name="own", url="http://127.0.0.1:9/{{ word }}", secrets={"word": word})
+    with prefect_client(alerted.api):
+        block.save("own")
+    named = {"include_secrets": True, "block_documents": {"name": {"any_": ["own"]}}}
+    [document] = call(alerted.api, "/block_documents/filter", named)
+    assert document["data"]["secrets"] == {"word": word}
+
+
+def test_only_prefects_server_gets_the_secrets(alerted: Alerted) -> None:
+    having = set()
+    for name, service in Record.read(alerted.project.workspace).services.items():
+        command = service.command()
+        assert command is not None
+        if alerted.secrets.keys() & psutil.Process(command.pid).environ().keys():
+            having.add(name)
+    assert having == {"prefect"}
+
+
+def test_up_keeps_unchanged_and_disabled_automations(alerted: Alerted) -> None:
+    before = alerted.automations()
+    off = before["Ratchet: a run failed"]["id"]
+    call(alerted.api, f"/automations/{off}", {"enabled": False}, method="PATCH")
+    paused = alerted.automations()
+    alerted.up()
+    assert alerted.automations() == paused
+    alerted.project.good("ratchet", "set", "alerts.email_to=[ann@example.org]", "alerts.smtp_user=none")
+    alerted.up()
+    assert alerted.automations() == paused  # only the block changed
+    alerted.project.good("ratchet", "set", "alerts.webhook=none")
+    alerted.up()
+    after = alerted.automations()
+    for name in KINDS:
+        assert [action["type"] for action in after[name]["actions"]] == ["send-notification"]
+        assert after[name]["id"] == before[name]["id"]
+    assert not after["Ratchet: a run failed"]["enabled"]
+    [block] = call(alerted.api, "/block_documents/filter", {"block_documents": {"name": {"any_": ["ratchet-alerts"]}}})
+    assert block["data"]["recipients"] == ["ann@example.org"]
+
+
+def test_zz_disabled_alerts_are_removed_and_users_automations_stay(alerted: Alerted) -> None:
+    """Last on purpose: it removes the alerts that the tests above share."""
+    theirs = {
+        "name": "Ratchet: a run failed",  # even one of the same name
+        "trigger": {"type": "event", "posture": "Reactive", "expect": ["prefect.flow-run.Failed"]},
+        "actions": [{"type": "do-nothing"}],
+    }
+    own = call(alerted.api, "/automations/", theirs)
+    alerted.project.good("ratchet", "set", "alerts.email_to=[]")
+    assert "alerts:" not in alerted.up()
+    remaining = alerted.automations()
+    assert remaining.keys() & KINDS == {own["name"]}
+    assert remaining[own["name"]]["id"] == own["id"]
+    assert "on-drift__automation_1" in remaining
+    assert not call(alerted.api, "/block_documents/filter", {"block_documents": {"name": {"any_": ["ratchet-alerts"]}}})
+
+
+def test_missing_secret_is_named_before_anything_starts(project: Any) -> None:
+    project.good("ratchet", "set", "alerts.webhook=environment")
+    output = project.refused("ratchet", "up")
+    assert "RATCHET_ALERTS_WEBHOOK: not in the environment" in output
+    assert "`ratchet set alerts.webhook=none`" in output
+    assert not (project.root / ".ratchet" / "servers.json").exists()

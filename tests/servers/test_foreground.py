@@ -1,0 +1,102 @@
+"""`ratchet up --foreground` as a service manager uses it: a real process that is ended by signals."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from ratchet import settings
+from ratchet.servers.ports import free_port
+from ratchet.servers.processes import Service
+from ratchet.servers.record import Record
+from ratchet.servers.supervisor import marked
+
+pytestmark = pytest.mark.slow
+
+HOST = "127.0.0.1"
+Begin = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin(project: Any) -> Iterator[Begin]:
+    """Start it in a project of its own, for a user whose home folder is not writable."""
+    ports = {"platform.prefect_port": free_port(HOST), "platform.mlflow_port": free_port(HOST)}
+    settings.override(project.workspace.params, ports)
+    home = project.home / "a file" / "none"
+    home.parent.touch()
+    processes: list[subprocess.Popen[str]] = []
+
+    def start() -> "subprocess.Popen[str]":
+        command = ["ratchet", "up", "--foreground"]
+        environment = project.environment | {"HOME": str(home)}
+        processes.append(
+            subprocess.Popen(command, cwd=project.root, env=environment, stdout=subprocess.PIPE, text=True, bufsize=1)
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+    project.good("ratchet", "down")
+
+
+def services(project: Any) -> dict[str, Service]:
+    return Record.read(project.workspace).services
+
+
+def read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    """Return its output up to a line that contains `text`."""
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if text in line:
+            return output
+    raise AssertionError(f"{text!r} was not printed:\n{output}")
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.05)
+
+
+def test_it_replaces_dead_supervisors_and_stops_all_on_sigterm(project: Any, begin: Begin) -> None:
+    process = begin()
+    read_until(process, "staying in the foreground")
+    before = services(project)
+    assert list(before) == ["prefect", "mlflow", "worker"]
+    psutil.Process(before["mlflow"].pid).kill()
+    output = read_until(process, "staying in the foreground")
+    assert f"MLflow server: process {before['mlflow'].pid} is gone" in output
+    after = services(project)
+    assert {name for name in after if after[name] != before[name]} == {"mlflow"}
+    assert project.run("ratchet", "status").returncode == 0
+    process.send_signal(signal.SIGTERM)
+    output = read_until(process, "Prefect server: stopped")
+    assert "SIGTERM: stopping" in output
+    assert process.wait() == 0
+    assert not [pid for service in (*before.values(), *after.values()) for pid in marked(service.token)]
+    assert project.run("ratchet", "status").returncode == 3
+
+
+def test_it_ends_after_ratchet_down(project: Any, begin: Begin) -> None:
+    process = begin()
+    read_until(process, "staying in the foreground")
+    project.good("ratchet", "down")
+    assert process.wait() == 0
+    assert not services(project)
+
+
+def test_signal_during_startup_leaves_no_process(project: Any, begin: Begin) -> None:
+    process = begin()
+    until(lambda: services(project))
+    started = services(project)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert not services(project)
+    assert not [pid for service in started.values() for pid in marked(service.token)]

@@ -1,0 +1,439 @@
+"""`up`, `down` and `status` with the real Prefect server, MLflow server and worker.
+
+The servers are started once, over a project folder whose path has a space and a letter outside ASCII.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.server.client import prefect_client
+from flows.server.heartbeat import status
+from flows.server.lifecycle import Addresses, down, up
+from ratchet import files
+from ratchet.errors import PlatformError
+from ratchet.servers import PrefectServer, client_environment
+from ratchet.servers.ports import free_port, port_holder
+from ratchet.servers.processes import Service
+from ratchet.servers.record import Record
+from ratchet.servers.start import worker_name
+from ratchet.servers.status import TITLES
+from ratchet.servers.supervisor import marked
+from ratchet.settings import override
+from ratchet.settings.model import PlatformSettings
+from ratchet.workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+TRACKING = "sqlite:///mlruns/mlflow.db"
+
+FLOW = '''
+"""A flow with the real one's name and parameters: it returns at once, or runs until it is ended."""
+import os
+import time
+
+from prefect import flow, task
+
+import tasks.place
+
+
+@task
+def ingest() -> str:
+    return tasks.place.here()
+
+
+@flow(name="train-flow")
+def train_flow(overrides: dict[str, str] | None = None, revision: str | None = None) -> str:
+    folder = ingest()
+    with open("ran.txt", "w", encoding="utf-8") as file:
+        file.write(folder)
+    if overrides:
+        try:
+            open("waiting.txt", "w").close()
+            while True:
+                time.sleep(0.1)
+        finally:
+            with open("left.txt", "w", encoding="utf-8") as file:
+                file.write("checkpoint")
+    return folder
+'''
+
+
+def make_project(root: Path) -> Workspace:
+    (root / "flows").mkdir(parents=True)
+    (root / "tasks").mkdir()
+    (root / "flows" / "__init__.py").touch()
+    (root / "tasks" / "__init__.py").touch()
+    (root / "flows" / "train.py").write_text(FLOW)
+    (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
+    for name in ("params.yaml", "prefect.yaml", "tasks/progress.py"):
+        shutil.copy(REPOSITORY / name, root / name)
+    for name in ("approve", "dvc_stage", "revisions"):
+        shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
+    shutil.copytree(REPOSITORY / "flows" / "server", root / "flows" / "server")
+    return Workspace(root)
+
+
+def free_settings() -> PlatformSettings:
+    prefect, mlflow = free_port(HOST), free_port(HOST)
+    return PlatformSettings(host=HOST, prefect_port=prefect, mlflow_port=mlflow)
+
+
+def begin(
+    workspace: Workspace, settings: PlatformSettings, say: Callable[[str], None] = lambda line: None
+) -> Addresses:
+    """Call `up` with the default folders of runs and files."""
+    artifacts = (workspace.mlruns / "artifacts").as_uri()
+    return up(workspace, settings, tracking_uri=TRACKING, artifacts=artifacts, say=say)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    return make_project(tmp_path.resolve() / "my prøject")
+
+
+@dataclass(frozen=True)
+class Running:
+    """The servers as `up` left them, and its output."""
+
+    workspace: Workspace
+    settings: PlatformSettings
+    addresses: Addresses
+    output: list[str]
+    home: Path
+
+    def services(self) -> dict[str, Service]:
+        return Record.read(self.workspace).services
+
+    def up_again(self, say: Callable[[str], None]) -> Addresses:
+        return begin(self.workspace, self.settings, say)
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("platform").resolve()
+    workspace, settings, output = make_project(folder / "my prøject"), free_settings(), list[str]()
+    override(workspace.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
+    home = folder / "home"
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setenv("PREFECT_HOME", str(workspace.state / "prefect"))  # as `ratchet up` sets it for itself
+        patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # the user's own, which `up` must not use
+        addresses = begin(workspace, settings, output.append)
+        try:
+            yield Running(workspace, settings, addresses, output, home)
+        finally:
+            down(workspace, say=output.append)
+
+
+def ask(url: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def prefect(running: Running, *arguments: str) -> str:
+    """Run Prefect's own command as another shell in the project folder would, with nothing exported."""
+    command = [str(Path(sys.executable).with_name("prefect")), *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(running.home), "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        command, cwd=running.workspace.root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def flow_runs(running: Running) -> list[dict[str, Any]]:
+    body = {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}, "sort": "START_TIME_DESC"}
+    runs: list[dict[str, Any]] = ask(f"{running.addresses.prefect_api}/flow_runs/filter", body)
+    return runs
+
+
+def ratchet(running: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "commands", *arguments]
+    return subprocess.run(command, cwd=running.workspace.root, capture_output=True, text=True, check=False)
+
+
+def states(running: Running) -> list[str]:
+    return [server.state for server in status(running.workspace)]
+
+
+def kill_command(service: Service) -> None:
+    """Kill the server or the worker itself; its supervisor lives."""
+    command = service.command()
+    assert command is not None
+    command.kill()
+
+
+def ours(workspace: Workspace) -> list[psutil.Process]:
+    """Return every process whose working folder is the project."""
+    return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(workspace.root)]
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.1)
+
+
+def tokens(workspace: Workspace) -> list[str]:
+    return [service["token"] for service in files.read_json(workspace.state / "servers.json")["services"]]
+
+
+def test_servers_answer_at_the_addresses_of_up(running: Running) -> None:
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+    answer = ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
+    place = (running.workspace.mlruns / "artifacts").as_uri()
+    assert [experiment["artifact_location"].startswith(place) for experiment in answer["experiments"]] == [True]
+    assert (running.workspace.mlruns / "mlflow.db").is_file()
+    assert [server.state for server in status(running.workspace)] == ["up", "up", "up"]
+    for port in (running.settings.prefect_port, running.settings.mlflow_port):
+        assert any(f":{port} (" in line for line in running.output)
+
+
+def test_deployments_match_prefect_yaml(running: Running) -> None:
+    assert running.addresses.deployments == (
+        "approve-flow/local", "train-flow/local", "train-flow/nightly", "train-flow/on-drift",
+    )  # fmt: skip
+    wanted = {"flows": {"name": {"any_": ["train-flow"]}}}
+    deployments = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", wanted)}
+    assert deployments["local"]["schedules"] == []
+    [nightly] = deployments["nightly"]["schedules"]
+    assert nightly["active"]
+    assert (nightly["schedule"]["cron"], nightly["schedule"]["timezone"]) == ("0 2 * * *", "UTC")
+    assert deployments["nightly"]["global_concurrency_limit"]["limit"] == 1
+    assert [deployments[name]["parameters"].get("revision") for name in ("local", "nightly", "on-drift")] == [
+        None,
+        "HEAD",
+        "HEAD",
+    ]
+    step = deployments["local"]["pull_steps"][0]["flows.revisions.project_or_revision"]
+    assert step["project"] == str(running.workspace.root)
+    assert "overrides" in deployments["local"]["parameter_openapi_schema"]["properties"]
+
+
+def test_nightly_runs_are_scheduled(running: Running) -> None:
+    """A cron line that the server stores but cannot use looks the same on every page. Only its runs show it."""
+    wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+    deadline = time.monotonic() + 90.0  # the scheduler runs once a minute
+    while not (count := ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted)):
+        assert time.monotonic() < deadline, (running.workspace.state / "logs" / "prefect.log").read_text()[-3000:]
+        time.sleep(1.0)
+    assert count >= 1
+
+
+def test_deployment_run_completes_in_the_project_folder(running: Running) -> None:
+    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+    assert (running.workspace.root / "ran.txt").read_text(encoding="utf-8") == str(running.workspace.root)
+
+
+def test_container_works_in_the_folder_that_its_image_names(running: Running, tmp_path: Path) -> None:
+    """Run the container's command with only its variables; no container is started."""
+    text = (REPOSITORY / "deploy" / "Containerfile").read_text().partition("\nENV ")[2].partition("\n\n")[0]
+    variables = dict(
+        pair.split("=") for pair in text.replace("/project", str(running.workspace.root)).split(" \\\n    ")
+    )
+    api, root = running.addresses.prefect_api, running.workspace.root
+    known = ask(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
+    (deployment,) = [each["id"] for each in known if each["entrypoint"] == "flows/train.py:train_flow"]
+    created = ask(
+        f"{api}/deployments/{deployment}/create_flow_run", {"state": {"type": "PENDING"}}
+    )  # so that no worker takes it
+    (root / "ran.txt").unlink(missing_ok=True)
+    variables |= {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PREFECT_API_URL": api, "LC_ALL": "C.UTF-8"}
+    variables |= {"PREFECT__FLOW_RUN_ID": created["id"]}
+    command = [str(Path(sys.executable).with_name("prefect")), "flow-run", "execute"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ask(f"{api}/flow_runs/{created['id']}")["state"]["type"] == "COMPLETED"
+    assert (root / "ran.txt").read_text(encoding="utf-8") == str(root)
+
+
+def test_nothing_is_written_to_the_home_folder(running: Running) -> None:
+    assert list(running.home.iterdir()) == []
+
+
+def test_up_twice_starts_nothing_twice(running: Running) -> None:
+    before, output = tokens(running.workspace), list[str]()
+    again = running.up_again(output.append)
+    assert tokens(running.workspace) == before
+    assert again.prefect == running.addresses.prefect
+    assert sum("already up" in line for line in output) == 3
+
+
+def test_killed_worker_restarts_and_its_run_frees_its_slot(running: Running) -> None:
+    left = running.workspace.root / "left.txt"
+    prefect(running, "deployment", "run", "train-flow/nightly", "--param", 'overrides={"wait": "yes"}')
+    until((running.workspace.root / "waiting.txt").exists)
+    before = running.services()
+    kill_command(before["worker"])
+    until(lambda: states(running) == ["up", "up", "restarting"])
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert running.services() == before
+    assert [server.restarts for server in status(running.workspace)] == [0, 0, 1]
+    assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
+    assert left.read_text() == "checkpoint"
+    assert " was killed by signal 9: restart in 1 s" in before["worker"].log.read_text()
+    prefect(running, "deployment", "run", "train-flow/nightly", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+
+
+def test_killed_servers_restart_at_their_addresses(running: Running) -> None:
+    before = running.services()
+    for name in ("prefect", "mlflow"):
+        kill_command(before[name])
+    until(lambda: states(running)[:2] == ["restarting", "restarting"])
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert running.services() == before
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+    assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
+    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
+    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+
+
+def test_worker_without_heartbeats_is_silent(running: Running) -> None:
+    worker = running.services()["worker"].command()
+    assert worker is not None
+    worker.suspend()
+    try:
+        # A heartbeat of a worker that promises one every second: some seconds later it is late.
+        api, name = running.addresses.prefect_api, worker_name(running.workspace)
+        with prefect_client(api) as client:
+            client.send_worker_heartbeat("local", name, heartbeat_interval_seconds=1)
+        until(lambda: states(running) == ["up", "up", "silent"])
+        done = ratchet(running, "status")
+        assert done.returncode == 1
+        assert "worker: silent at " in done.stdout
+    finally:
+        worker.resume()
+    until(lambda: states(running) == ["up", "up", "up"])
+    done = ratchet(running, "status")
+    assert done.returncode == 0
+    assert re.search(r"worker: up for .* at http://.*, restarted 1 time$", done.stdout, re.MULTILINE)
+
+
+def test_server_waits_until_its_port_is_free_again(running: Running) -> None:
+    service, port = running.services()["mlflow"], running.settings.mlflow_port
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kill_command(service)
+        until(lambda: port_holder(HOST, port) is None)
+        thief.bind((HOST, port))
+        thief.listen()
+        until(lambda: "ended by itself, exit status" in service.log.read_text())
+        assert states(running)[1] == "restarting"
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert "address already in use" in service.log.read_text()
+    assert running.services()["mlflow"] == service
+
+
+def test_concurrent_ups_replace_a_killed_supervisor_once(running: Running) -> None:
+    before = running.services()
+    psutil.Process(before["mlflow"].pid).kill()
+    until(lambda: states(running) == ["up", "down", "up"])
+    assert marked(before["mlflow"].token)  # the server itself, without a supervisor now
+    environment = os.environ | {"RATCHET_ROOT": str(running.workspace.root)}
+    command = [sys.executable, "-m", "commands", "up"]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    after = running.services()
+    assert states(running) == ["up", "up", "up"]
+    assert not marked(before["mlflow"].token)
+    assert {name for name in TITLES if after[name] != before[name]} == {"mlflow"}
+    marks = [process.environ().get("RATCHET_SERVICE") for process in ours(running.workspace)]
+    assert set(marks) == {service.token for service in after.values()}
+
+
+def test_run_uses_the_server_that_is_up(running: Running) -> None:
+    server = PrefectServer.begin(running.workspace)
+    assert not server.private
+    assert server.wait() == running.addresses.prefect_api
+    server.stop()
+    assert ask(f"{running.addresses.prefect_api}/health") is True
+
+
+def test_run_uses_the_server_that_the_settings_name(running: Running, project: Workspace) -> None:
+    server = PrefectServer.begin(project, api=running.addresses.prefect_api)
+    assert not server.private
+    assert server.wait() == running.addresses.prefect_api
+
+
+def test_private_server_lives_as_long_as_the_run(project: Workspace) -> None:
+    server = PrefectServer.begin(project)
+    try:
+        assert server.private
+        api = server.wait()
+        assert ask(f"{api}/health") is True
+        assert client_environment(project, api)["PREFECT_HOME"].startswith(str(project.state))
+    finally:
+        server.stop()
+    with pytest.raises(OSError, match="refused"):
+        ask(f"{api}/health")
+    assert (project.state / "prefect" / "prefect.db").is_file()
+
+
+def test_failed_start_shows_the_log_and_stops_the_others(project: Workspace) -> None:
+    (project.root / "mlruns").mkdir()
+    (project.root / "mlruns" / "mlflow.db").write_text("this is not a database, whatever its name may say")
+    with pytest.raises(PlatformError, match="mlflow: ended while starting") as caught:
+        begin(project, free_settings())
+    assert "file is not a database" in str(caught.value)
+    assert str(project.state / "logs" / "mlflow.log") in str(caught.value)
+    assert not (project.state / "servers.json").exists()
+    assert not ours(project)
+
+
+def test_second_folder_joins_the_server_that_its_settings_name(running: Running, project: Workspace) -> None:
+    """Two clones on one machine with the same platform.prefect_api and the same port."""
+    api, output = running.addresses.prefect_api, list[str]()
+    settings = running.settings.model_copy(update={"prefect_api": api})
+    override(project.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
+    addresses = up(project, settings, tracking_uri="http://127.0.0.1:9", artifacts="", say=output.append)
+    try:
+        assert addresses.prefect_api == api
+        assert f"Prefect server: {api} (platform.prefect_api; not ours to start)" in output
+        assert list(Record.read(project).services) == ["worker"]
+        known = {worker["name"] for worker in ask(f"{api}/work_pools/local/workers/filter", {})}
+        assert {worker_name(project), worker_name(running.workspace)} <= known
+    finally:
+        down(project, say=output.append)
+    assert ask(f"{api}/health") is True
+
+
+def test_second_folder_learns_how_to_share_the_server(running: Running, project: Workspace) -> None:
+    with pytest.raises(PlatformError, match=r"platform\.prefect_port: \d+ is taken by") as caught:
+        begin(project, running.settings)
+    assert str(caught.value).endswith(
+        f"or share that server: `ratchet set platform.prefect_api={running.addresses.prefect_api}`"
+    )
+    assert not (project.state / "servers.json").exists()
+
+
+def test_zz_down_leaves_no_process_and_no_settings_file(running: Running) -> None:
+    """Last on purpose: it stops the servers that the tests above share."""
+    belonging, output = tokens(running.workspace), list[str]()
+    assert all(marked(token) for token in belonging)
+    assert (running.workspace.root / "prefect.toml").exists()
+    down(running.workspace, say=output.append)
+    assert not [pid for token in belonging for pid in marked(token)]
+    assert not (running.workspace.root / "prefect.toml").exists()
+    assert [server.state for server in status(running.workspace)] == ["down", "down", "down"]
+    down(running.workspace, say=output.append)
+    assert output[-1] == "nothing is up"

@@ -1,0 +1,149 @@
+"""`ratchet up`, `status` and `down`: one short run from the shell, and refusals that start no server."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.server.heartbeat import status
+from flows.server.lifecycle import Addresses, down, up
+from ratchet import files
+from ratchet.errors import PlatformError
+from ratchet.servers.ports import free_port
+from ratchet.servers.start import own_host
+from ratchet.settings.model import PlatformSettings
+from ratchet.workspace import Workspace
+
+REPOSITORY = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    shutil.copy(REPOSITORY / "params.yaml", tmp_path / "params.yaml")
+    return Workspace(tmp_path.resolve())
+
+
+def free_settings() -> PlatformSettings:
+    return PlatformSettings(host=HOST, prefect_port=free_port(HOST), mlflow_port=free_port(HOST))
+
+
+def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
+    return up(workspace, settings, tracking_uri="sqlite:///mlruns/mlflow.db", artifacts="", say=print)
+
+
+def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
+    copy = new_project("shell")
+    copy.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}", f"platform.mlflow_port={free_port(HOST)}")
+    assert copy.run("ratchet", "status").returncode == 3
+    try:
+        output = copy.good("ratchet", "up", PREFECT_API_URL="http://127.0.0.1:9/api")
+        assert "deployments: approve-flow/local, train-flow/local, train-flow/nightly, train-flow/on-drift" in output
+        lines = copy.good("ratchet", "status").splitlines()
+        assert [line.partition(": up for ")[0] for line in lines] == ["Prefect server", "MLflow server", "worker"]
+        assert "Prefect server: up" in copy.good("ratchet", "status")
+    finally:
+        output = copy.good("ratchet", "down")
+    assert all(f"{title}: stopped (" in output for title in ("Prefect server", "MLflow server", "worker"))
+    assert copy.run("ratchet", "status").returncode == 3
+    assert not [path for path in copy.home.rglob("*") if "prefect" in path.name]
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "down"])
+def test_help_and_status_do_not_import_prefect(command: str, project: Workspace) -> None:
+    """Importing prefect takes seconds."""
+    program = f"""
+import sys
+sys.argv = ["ratchet", {command!r}, *sys.argv[1:]]
+from commands.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print("prefect" in sys.modules)
+"""
+    for arguments in (["--help"], []):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], cwd=project.root, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_taken_port_is_reported_with_its_process(project: Workspace) -> None:
+    settings = free_settings()
+    with socket.socket() as holder:
+        holder.bind((HOST, settings.mlflow_port))
+        holder.listen()
+        with pytest.raises(PlatformError, match=r"platform\.mlflow_port: \d+ is taken by process") as caught:
+            begin(project, settings)
+    assert f"process {os.getpid()} (" in str(caught.value)
+    assert "`ratchet set platform.mlflow_port=" in str(caught.value)
+    assert not (project.state / "servers.json").exists()
+    assert not (project.root / "prefect.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("api", "host"),
+    [
+        ("auto", "127.0.0.9"),
+        ("http://127.0.0.1:4200/api", "127.0.0.1"),
+        ("http://127.0.0.1:4201/api", None),  # another server on this machine
+        ("https://127.0.0.1:4200/api", None),  # a proxy before it
+        ("http://192.0.2.1:4200/api", None),
+        ("http://unknown.invalid:4200/api", None),
+    ],
+)
+def test_machine_with_the_named_address_starts_the_server(api: str, host: str | None) -> None:
+    assert own_host(PlatformSettings(host="127.0.0.9", prefect_api=api)) == host
+
+
+def test_silent_server_elsewhere_is_named_and_nothing_starts(project: Workspace) -> None:
+    settings = free_settings().model_copy(update={"prefect_api": f"http://{HOST}:{free_port(HOST)}/api"})
+    with pytest.raises(
+        PlatformError, match=r"^platform\.prefect_api: http://127.* does not answer, .* Fix: start it there"
+    ):
+        begin(project, settings)
+    assert not (project.state / "servers.json").exists()
+    assert not (project.root / "prefect.toml").exists()
+
+
+def test_same_port_for_both_servers_is_refused(project: Workspace) -> None:
+    settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_000)
+    with pytest.raises(PlatformError, match="are both 45000"):
+        begin(project, settings)
+
+
+def test_down_spares_a_process_with_a_reused_pid(project: Workspace) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
+        try:
+            service = {"name": "prefect", "pid": foreign.pid, "created": 1.0, "token": "t", "address": "", "log": "x"}
+            files.write_json(project.state / "servers.json", {"services": [service], "deployed": ""})
+            assert {server.state for server in status(project)} == {"down"}
+            output: list[str] = []
+            down(project, say=output.append)
+            assert output == ["Prefect server: was gone"]
+            assert foreign.poll() is None
+        finally:
+            foreign.kill()
+    assert not (project.state / "servers.json").exists()
+
+
+def test_damaged_record_is_named(project: Workspace) -> None:
+    project.state.mkdir()
+    (project.state / "servers.json").write_text('{"services": [{"name": "prefect"}]')
+    with pytest.raises(PlatformError, match=r"servers\.json: damaged"):
+        down(project, say=lambda line: None)
+
+
+def test_users_own_prefect_toml_stays(project: Workspace) -> None:
+    own = project.root / "prefect.toml"
+    own.write_text('[api]\nurl = "http://elsewhere/api"\n')
+    output: list[str] = []
+    down(project, say=output.append)
+    assert output == ["nothing is up"]
+    assert "elsewhere" in own.read_text()

@@ -26,7 +26,9 @@ def run_here(run: RunSettings) -> str | None:
     workspace, params = run.workspace, run.params
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root):
         run.keep()
-        _tell(summary(params, workspace), "Nothing to do: code, data and settings are those of the last run.")
+        _tell(
+            workspace, summary(params, workspace), "Nothing to do: code, data and settings are those of the last run."
+        )
         return None
 
     from ratchet.platform import PrefectServer, client_environment
@@ -44,7 +46,7 @@ def run_here(run: RunSettings) -> str | None:
     if not state.is_completed():
         return _failure(state)
     run.keep()
-    _tell(summary(settings.load(workspace.params), workspace), None)
+    _tell(workspace, summary(settings.load(workspace.params), workspace), None)
     return None
 
 
@@ -62,8 +64,11 @@ def _failure(state: "State") -> str:
     return str(state.message)
 
 
-def _tell(lines: dict[str, str], first: str | None) -> None:
+def _tell(workspace: Workspace, lines: dict[str, str], first: str | None) -> None:
     from rich.console import Console
+
+    from ratchet.gate.text import verdict_table
+    from tasks.register import Registration
 
     console = Console(highlight=False, soft_wrap=True)
     console.print()
@@ -73,6 +78,8 @@ def _tell(lines: dict[str, str], first: str | None) -> None:
     for caption, text in lines.items():
         console.print(f"  [bold]{caption:<{width}}[/]  ", end="")
         console.print(text, markup=False)
+    console.print()
+    console.print(verdict_table(Registration.load(workspace).verdict), markup=False)
     console.print()
     console.print("Next: [bold]ratchet up[/] starts the servers (MLflow's page compares runs);", markup=True)
     console.print(

@@ -15,14 +15,14 @@ from prefect.runtime import flow_run
 
 from ratchet import platform, settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.figures import Figures, read_figures
+from ratchet.gate.text import verdict_table
 from ratchet.platform.addresses import mlflow_credentials
 from ratchet.platform.servers import read_json
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.markdown import escaped
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.evaluate import read_figures
 from tasks.register import Registration
 from tasks.summary import summary
 
@@ -34,7 +34,7 @@ _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for 
 
 def publish(params: Params, workspace: Workspace) -> None:
     """The verdict and what was made; the figures, as tables and a picture; where the whole report is."""
-    registration, figures = Registration.load(workspace), read_figures(workspace)
+    registration, figures = Registration.load(workspace), read_figures(workspace.reports)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
         _report(params, workspace, registration, figures, page),
@@ -71,12 +71,13 @@ def publish_stop(message: str) -> None:
 def _report(
     params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
 ) -> str:
-    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.words), ""]
+    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
+    lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
     lines += ["## Test figures", "", f"| figure | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
     lines += [f"| {name} | {one.value:.4f} | {one.low:.4f} to {one.high:.4f} |" for name, one in intervals.items()]
     lines += ["", "## What was made, and where it is", "", "| what | which |", "|---|---|"]
-    made = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
+    made = {caption: escaped(text) for caption, text in summary(params, workspace).items()}
     if page:
         made["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
         runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"

@@ -28,7 +28,7 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
             if restored:  # DVC has read the file as it was before
                 raise SettingsError(f"{restored}. Fix: run the same command again")
             result = stage(params, workspace, watch=watch)
-            watch.say(result.words)
+            watch.say(result.summary)
     except RatchetError as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:

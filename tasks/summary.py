@@ -10,7 +10,7 @@ from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
 from tasks.register import Registration
-from tasks.train import TrainedModel
+from tasks.trained_model import TrainedModel
 
 __all__ = ["model_line", "newest_checkpoint", "summary"]
 
@@ -25,11 +25,10 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         model = model_line(params, workspace, registration.model, registration.version)
     return {
         "model": model,
-        "data": dataset.words,
-        "training": trained.words,
-        "test": evaluation.words,
+        "data": dataset.summary,
+        "training": trained.summary,
+        "test": evaluation.summary,
         **_cost(workspace, trained),
-        "gate": registration.words,
         "report": str(workspace.report),
         **({"card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
         "checkpoint": newest_checkpoint(workspace),

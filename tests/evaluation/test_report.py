@@ -15,8 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
-from ratchet.gate import CandidateFigures, answers_rule, judge
-from ratchet.gate.verdict import Verdict
+from ratchet.gate import Candidate, judge, reload_rule
+from ratchet.gate.text import message, rule_text
+from ratchet.gate.verdict import AccuracyResult, ExportResult, Verdict
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 
@@ -65,11 +66,11 @@ def predictions() -> Predictions:
 @pytest.fixture(scope="module")
 def content(predictions: Predictions) -> ReportContent:
     figures = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
-    asking = CandidateFigures(
+    asking = Candidate(
         figures.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
         figures.ece,
     )  # fmt: skip
-    answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
+    reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
     epochs = [
         {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "train/learning_rate": 1e-3 / n}
@@ -77,7 +78,7 @@ def content(predictions: Predictions) -> ReportContent:
     ]
     return ReportContent(
         title="digits",
-        verdict=judge(asking, None, GateSettings(calibration_error=0.6), FEW, answers=answers),
+        verdict=judge(asking, None, GateSettings(calibration_error=0.6), FEW, reloaded=reloaded),
         figures=figures,
         history=epochs,
         examples=[
@@ -100,10 +101,9 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     words = Reader(render(content)).words
     assert words[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
-    ending = content.verdict.words.partition(". ")[0]
     (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
-    assert words[2] == f"{ending}. {champion.words}"
-    assert all(rule.words in words for rule in content.verdict.rules)  # folded, but there
+    assert words[2] == f"{content.verdict.summary}. {rule_text(champion).details}"
+    assert all(rule_text(rule).details in words for rule in content.verdict.rules)  # folded, but there
     places = [words.index(heading) for heading in ("Figures", "How it learned", "What it mixes up", "Class by class")]
     places += [words.index(heading) for heading in ("Worst errors", "Data", "Settings", "Lineage")]
     assert places == sorted(places)
@@ -112,15 +112,16 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
 def test_refusal_shows_each_rule_with_its_figures(content: ReportContent) -> None:
     assert content.verdict is not None
     first, *rest = content.verdict.rules
-    failed = replace(first, passed=False, words="It is right too seldom.")
-    refused = Verdict(passed=False, rules=(failed, *rest), words="Refused: too few. It is right too seldom. And so on.")
+    assert isinstance(first, AccuracyResult)
+    refused = Verdict(passed=False, rules=(replace(first, passed=False, minimum=0.99), *rest))
     page = render(replace(content, verdict=refused))
     words = Reader(page).words
-    assert words[1:3] == ["Refused by the gate", "Refused: too few. It is right too seldom."]
+    assert words[1:3] == ["Refused by the gate", message(refused)]
     for rule in refused.rules:
-        assert rule.words in words
-        assert rule.found in words
-        assert f"needed: {rule.needed}" in words
+        text = rule_text(rule)
+        assert text.details in words
+        assert text.found in words
+        assert f"needed: {text.needed}" in words
 
 
 def test_page_without_verdict_says_so(content: ReportContent) -> None:
@@ -143,11 +144,11 @@ def test_nothing_from_data_becomes_markup(predictions: Predictions, content: Rep
     picture = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
     nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
     assert content.verdict is not None
-    rules = tuple(replace(rule, found=NASTY, needed=NASTY, name=NASTY) for rule in content.verdict.rules)
+    rules = (*content.verdict.rules, ExportResult(False, 1e-4, missing=NASTY))
     page = render(
         ReportContent(
             title=NASTY,
-            verdict=replace(content.verdict, words=NASTY, rules=rules),
+            verdict=replace(content.verdict, rules=rules),
             figures=figures,
             examples=[picture],
             manifest=nested,
@@ -322,7 +323,7 @@ def test_accuracy_by_strength_is_drawn_and_told(content: ReportContent) -> None:
     assert 'aria-label="Accuracy by strength"' in page
     assert words.index("When pictures are spoilt") < words.index("Class by class")
     place = words.index("brightness", words.index("as they are"))
-    shares = [f"{100 * one.value:.1f}" for one in found.spoilt["brightness"]]
+    shares = [f"{100 * one.value:.1f}" for one in found.corrupted["brightness"]]
     assert words[place : place + 7] == ["brightness", f"{100 * found.mean('brightness'):.1f}", *shares]
     without = replace(content.figures, robustness=NotMeasured("it was Sunday"))
     assert "Not measured: it was Sunday." in Reader(render(replace(content, figures=without))).words

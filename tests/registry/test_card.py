@@ -12,7 +12,7 @@ from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.robustness import Robustness
-from ratchet.gate.verdict import RuleResult, Unused, Verdict
+from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings
 
@@ -30,12 +30,12 @@ def content() -> CardContent:
     figures = measure(
         logits, labels, classes=CLASSES, settings=EvaluationSettings(resamples=100), columns={"light": parts}
     )
-    rules = (RuleResult("minimum accuracy", True, "80%", "at least 50%", "It is right."),)
+    rules = (AccuracyResult(True, Interval(0.75, 0.8, 0.84), confidence=0.95, minimum=0.5, images=300),)
     return CardContent(
         name=NASTY,
         number="3",
         purpose="",
-        verdict=Verdict(True, rules, "Passed: all 1 rules hold."),
+        verdict=Verdict(True, rules),
         figures=figures,
         input=(8, 8, 1),
         dtype="uint8",
@@ -81,7 +81,7 @@ def test_it_says_what_a_person_decides_by(content: CardContent) -> None:
     accuracy = content.figures.accuracy
     for wanted in (
         f"right for {accuracy.value:.2%} (95% interval {accuracy.low:.2%} to {accuracy.high:.2%})",
-        "Passed: all 1 rules hold.",
+        "Gate: Passed, 1 of 1 rules",
         "It answers with one of its classes whatever a picture shows",
         "4 samples were kept out of the data (truncated)",
         "It takes pictures of 8 x 8 x 1 (height x width x channels), uint8",

@@ -12,10 +12,11 @@ from ratchet import urls
 from ratchet.cost import Cost
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import Interval, share_interval
-from ratchet.evaluation.limits import limits
 from ratchet.evaluation.robustness import NotMeasured
+from ratchet.gate import text as gate_text
 from ratchet.gate.verdict import Verdict
 from ratchet.reports import markdown, page
+from ratchet.reports.limits_text import limit_sentences
 from ratchet.serving.program import INPUT, PROGRAM
 
 __all__ = ["CardContent", "description", "render_html", "render_markdown"]
@@ -99,7 +100,8 @@ def _opening(content: CardContent) -> list[str]:
         f"On {figures.rows:,} test rows it is right for {figures.accuracy.value:.2%} "
         f"({figures.confidence:.0%} interval {figures.accuracy.low:.2%} to {figures.accuracy.high:.2%})."
     )
-    return [content.purpose or task, *([task] if content.purpose else []), measured, content.verdict.words]
+    gate = f"Gate: {gate_text.message(content.verdict)}"
+    return [content.purpose or task, *([task] if content.purpose else []), measured, gate]
 
 
 def _named(classes: Sequence[str]) -> str:
@@ -124,7 +126,7 @@ def _sections(content: CardContent) -> list[_Section]:
 
 def _warnings(content: CardContent) -> list[str]:
     """What the figures warn of, as sentences."""
-    return [f"{one[0].upper()}{one[1:]}." for one in limits(content.figures)]
+    return limit_sentences(content.figures)
 
 
 def _always(content: CardContent) -> list[str]:
@@ -202,13 +204,14 @@ def _spoilt(figures: Figures) -> list[_Piece]:
         return []
     rows = [
         (kind, f"{found.mean(kind):.1%}", f"{shares[0].value:.1%}", f"{shares[-1].value:.1%}")
-        for kind, shares in found.spoilt.items()
+        for kind, shares in found.corrupted.items()
     ]
     return [_table((f"accuracy on {found.rows:,} rows, spoilt by", "mean", "a little", "much"), rows)]
 
 
 def _rules(verdict: Verdict) -> _Piece:
-    rows = [(rule.name, "yes" if rule.passed else "no", rule.found, rule.needed) for rule in verdict.rules]
+    texts = [(rule, gate_text.rule_text(rule)) for rule in verdict.rules]
+    rows = [(rule.name, "yes" if rule.passed else "no", text.found, text.needed) for rule, text in texts]
     return _table(("rule", "holds", "found", "needed"), rows, kind="words")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ratchet.evaluation.figures import Figures
+from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
 from ratchet.reports import charts
 from ratchet.reports.page import Cell, bars, document, figure, folded, pairs, points, section, text
@@ -68,25 +69,24 @@ def _verdict(content: ReportContent) -> str:
     if verdict is None:
         words = "These are the figures; no gate has been held against them yet."
         return f'<header class="verdict">{over}<h1>Not judged yet</h1><p class="words">{words}</p></header>'
+    texts = [rule_text(rule) for rule in verdict.rules]
     rules = "".join(
         f'<li class="{"good" if rule.passed else "bad"}">{_mark(rule.passed)}<b>{text(rule.name)}</b>'
-        f"<span>{text(rule.found)}</span><small>needed: {text(rule.needed)}</small></li>"
-        for rule in verdict.rules
+        f"<span>{text(found.found)}</span><small>needed: {text(found.needed)}</small></li>"
+        for rule, found in zip(verdict.rules, texts, strict=True)
     )
     return (
         f'<header class="verdict {"good" if verdict.passed else "bad"}">{over}'
         f"<h1>{'Passed the gate' if verdict.passed else 'Refused by the gate'}</h1>"
         f'<p class="words">{text(_gist(verdict))}</p><ul class="rules">{rules}</ul>'
-        f"{folded('every rule in words', points(rule.words for rule in verdict.rules))}</header>"
+        f"{folded('details of every rule', points(found.details for found in texts))}</header>"
     )
 
 
 def _gist(verdict: Verdict) -> str:
-    """How it ended, and what decided that: the rules that do not hold, or else the comparison with the champion."""
-    ending = verdict.words.partition(". ")[0].removesuffix(".") + "."
-    failed = [rule for rule in verdict.rules if not rule.passed]
-    told = failed or [rule for rule in verdict.rules if rule.name == "champion"]
-    return " ".join([ending, *(rule.words for rule in told)])
+    """Return the summary with what decided it: the failed rules, or the comparison with the champion."""
+    champion = [rule_text(rule).details for rule in verdict.rules if rule.name == "champion"]
+    return message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
 
 
 def _mark(passed: bool) -> str:

@@ -166,7 +166,7 @@ def robustness_section(figures: Figures) -> str:
     """Accuracy by the strength of each corruption, beside that on the same rows as they are."""
     found = figures.robustness
     if isinstance(found, NotMeasured):
-        return section("When pictures are spoilt", f'<p class="none">Not measured: {text(found.why)}.</p>')
+        return section("When pictures are spoilt", f'<p class="none">Not measured: {text(found.reason)}.</p>')
     clean = found.clean
     note = (
         f"{found.rows:,} test rows spread evenly, answered again in five strengths of each corruption (those of "
@@ -175,7 +175,7 @@ def robustness_section(figures: Figures) -> str:
     )
     lines = [
         (kind, colour, [(float(strength), one.value) for strength, one in enumerate([clean, *shares])])
-        for (kind, shares), colour in zip(found.spoilt.items(), _KIND_COLOURS, strict=True)
+        for (kind, shares), colour in zip(found.corrupted.items(), _KIND_COLOURS, strict=True)
     ]
     drawing = charts.line_chart(lines, name="Accuracy by strength", across="strength; 0: as they are", share=True)
     chart = figure("Accuracy by strength", drawing, charts.key(lines))
@@ -185,13 +185,13 @@ def robustness_section(figures: Figures) -> str:
 
 
 def _robustness_tables(found: Robustness) -> str:
-    strengths = [str(number) for number in range(1, 1 + len(next(iter(found.spoilt.values()))))]
+    strengths = [str(number) for number in range(1, 1 + len(next(iter(found.corrupted.values()))))]
     rows: list[tuple[object, ...]] = [("as they are", f"{100 * found.clean.value:.1f}", *("" for _ in strengths))]
     rows += [
         (kind, f"{100 * found.mean(kind):.1f}", *(f"{100 * one.value:.1f}" for one in shares))
-        for kind, shares in found.spoilt.items()
+        for kind, shares in found.corrupted.items()
     ]
-    bounds = [(kind, *(_range(one) for one in shares)) for kind, shares in found.spoilt.items()]
+    bounds = [(kind, *(_range(one) for one in shares)) for kind, shares in found.corrupted.items()]
     listed = figure("Right, per cent, by strength", table(("", "mean", *strengths), rows, kind="tight"))
     return f"<div>{listed}{folded('the intervals', table(('', *strengths), bounds, kind='tight'))}</div>"
 

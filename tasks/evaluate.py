@@ -101,17 +101,15 @@ def _robustness(
     from ratchet.evaluation.robustness import NotMeasured, automatic_rows, evenly_spaced, measure_robustness
     from ratchet.training import Split, predict_logits
 
-    if not settings.robustness_rows:
+    wanted = settings.robustness_rows
+    if not wanted:
         return NotMeasured("evaluation.robustness_rows is 0")
     if spec.dtype != "uint8" or spec.channels not in (1, 3):
         return NotMeasured(
             f"the images are {spec.dtype} with {spec.channels} channels, and corruptions are defined only for uint8 "
             "images with 1 or 3 channels"
         )
-    wanted = settings.robustness_rows
-    if wanted == "auto":
-        wanted = automatic_rows(spec.height, spec.width)
-    rows = evenly_spaced(len(test), wanted)
+    rows = evenly_spaced(len(test), automatic_rows(spec.height, spec.width) if wanted == "auto" else wanted)
     labels, keys = np.asarray(test.labels)[rows], np.asarray(test.keys)[rows]
     images, _ = test.batch(rows, torch.device("cpu"))
 

@@ -13,7 +13,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from ratchet.evaluation.latency import Costs
     from ratchet.evaluation.predictions import Predictions
-    from ratchet.gate import Champion
+    from ratchet.gate import Candidate, Champion
     from ratchet.gate.verdict import ReloadResult, Verdict
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.promotion import Promotions
@@ -51,31 +51,15 @@ def judge_model(
 
     import numpy as np
 
-    from ratchet.evaluation.figures import read_figures
     from ratchet.evaluation.predictions import read_predictions
-    from ratchet.evaluation.slices import slice_columns
-    from ratchet.gate import Candidate, Case, judge
+    from ratchet.gate import Case, judge
     from ratchet.registry.samples import split_samples
     from ratchet.registry.tries import Question
 
     predictions = read_predictions(workspace.reports / "predictions.parquet")
-    manifest = Manifest.read(workspace.packed)
-    figures = read_figures(workspace.reports)
     reloaded, exported = _reload(promotions.registry, model_uri, predictions, workspace)
     rows = split_samples(workspace.packed, "test")
-    candidate = Candidate(
-        accuracy=figures.accuracy,
-        ids=predictions.ids,
-        labels=predictions.labels,
-        correct=predictions.correct,
-        classes=predictions.classes,
-        input_shape=(manifest.height, manifest.width, manifest.channels),
-        calibration_error=figures.ece,
-        slices=slice_columns(workspace.packed, params.evaluation),
-        exported=exported,
-        saw=rows.are_in(split_samples(workspace.packed, "train", "validation")),
-        uniform=rows.uniform,
-    )
+    candidate = _candidate(predictions, rows, exported, params, workspace)
     champion = _measure_champion(promotions, predictions, rows, params, workspace, over)
     gate, evaluation = params.gate, params.evaluation
     question = Question(
@@ -92,6 +76,35 @@ def judge_model(
         compared,
         lambda tries: judge(candidate, champion, gate, evaluation, reloaded=reloaded, tries=tries, seed=params.seed),
         reserved=gate.reserved_fraction,
+    )
+
+
+def _candidate(
+    predictions: "Predictions",
+    rows: "Samples",
+    exported: "Parity | NotExported | None",
+    params: Params,
+    workspace: Workspace,
+) -> "Candidate":
+    """Return the candidate as the stage evaluate measured it."""
+    from ratchet.evaluation.figures import read_figures
+    from ratchet.evaluation.slices import slice_columns
+    from ratchet.gate import Candidate
+    from ratchet.registry.samples import split_samples
+
+    manifest, figures = Manifest.read(workspace.packed), read_figures(workspace.reports)
+    return Candidate(
+        accuracy=figures.accuracy,
+        ids=predictions.ids,
+        labels=predictions.labels,
+        correct=predictions.correct,
+        classes=predictions.classes,
+        input_shape=(manifest.height, manifest.width, manifest.channels),
+        calibration_error=figures.ece,
+        slices=slice_columns(workspace.packed, params.evaluation),
+        exported=exported,
+        saw=rows.are_in(split_samples(workspace.packed, "train", "validation")),
+        uniform=rows.uniform,
     )
 
 
@@ -123,17 +136,16 @@ def _measure_champion(
     test, packed = open_split(workspace.packed, "test"), Manifest.read(workspace.packed)
     adapter = InputAdapter.of(spec, packed)
     classes = predictions.classes
-    shared = bool(set(classes) & set(spec.classes))
+    can_answer = bool(set(classes) & set(spec.classes)) and not adapter.mismatch
     timed = bool(params.gate.latency_factor or params.gate.size_factor)
-    can_answer = shared and not adapter.mismatch
+    correct = np.zeros(len(test), np.bool_)
+    if can_answer:
+        logits = adapter.logits(model, test)
+        correct = correct_answers(logits, predictions.labels, classes=classes, known=spec.classes)
     return Champion(
         name=f"{name} version {champion.version.number}",
         ids=split_ids(workspace.packed, "test"),
-        correct=(
-            correct_answers(adapter.logits(model, test), predictions.labels, classes=classes, known=spec.classes)
-            if can_answer
-            else np.zeros(len(test), np.bool_)
-        ),
+        correct=correct,
         classes=spec.classes,
         input_shape=(spec.height, spec.width, spec.channels),
         costs=_costs(model, test, adapter, params, workspace) if can_answer and timed else None,

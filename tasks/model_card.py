@@ -45,14 +45,7 @@ def attach_card(
 ) -> None:
     """Write the model card and the SBOM of a registered version. A repetition writes the same files.
 
-    Args:
-        registry: MLflow's model registry.
-        version: the registered version.
-        verdict: of the gate.
-        record: provenance record.
-        journal: of the training run.
-        params: settings.
-        workspace: project.
+    `record` is the provenance record, `journal` that of the training run.
 
     Raises:
         TrackingUnavailable: MLflow does not answer.

@@ -51,13 +51,7 @@ def record_training(
 ) -> None:
     """Record settings, data and provenance of a training in MLflow, before its first step.
 
-    Args:
-        run: MLflow run of the training.
-        params: settings.
-        workspace: project.
-        manifest: of the packed data.
-        flow_run: id of the Prefect flow run, if there is one.
-        inputs: digests that identify the training.
+    `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training.
     """
     from ratchet.data.versions import read_version
     from ratchet.provenance import record as provenance

@@ -120,8 +120,8 @@ def test_refusal_shows_each_rule_with_its_figures(content: ReportContent) -> Non
     for rule in refused.rules:
         text = rule_text(rule)
         assert text.details in words
-        assert text.found in words
-        assert f"needed: {text.needed}" in words
+        assert text.measured in words
+        assert f"needed: {text.limit}" in words
 
 
 def test_page_without_verdict_says_so(content: ReportContent) -> None:

@@ -172,7 +172,7 @@ def test_identical_answers_are_named() -> None:
 )
 def test_obstacles_have_a_reason_and_a_fix(result: ChampionResult, reason: str, fix: str) -> None:
     text = rule_text(result)
-    assert reason in text.found
+    assert reason in text.measured
     assert fix in text.fix
     for part in ("The champion (pets version 3) cannot be compared: ", reason, fix):
         assert part in text.details

@@ -136,7 +136,7 @@ def test_images_that_the_champion_saw_are_left_out(pets: Pets) -> None:
     verdict = pets.judge(pets.train(seed=2))
     result = champion_rule(verdict)
     assert not result.passed
-    assert "only 8 of 24 test images can be compared (16 were used to train or select" in rule_text(result).found
+    assert "only 8 of 24 test images can be compared (16 were used to train or select" in rule_text(result).measured
     pets.params = pets.params.model_copy(update={"gate": GATE.model_copy(update={"minimum_rows": 5})})
     verdict = pets.judge(pets.train(seed=2))
     assert verdict.comparison is not None

@@ -91,12 +91,12 @@ def _terms(answers: Answers) -> Any:
     from scipy.sparse import csr_array
 
     rows, classes, correct = answers.rows, answers.classes, answers.correct
-    ones, off = np.ones(rows), answers.losses - answers.losses.mean()
+    count, off = np.ones(rows), answers.losses - answers.losses.mean()
     entries = [
         (np.zeros(rows, np.int64), off),
         (np.full(rows, 1), off**2),
-        (2 + answers.labels, ones),
-        (2 + classes + answers.predicted, ones),
+        (2 + answers.labels, count),
+        (2 + classes + answers.predicted, count),
         (2 + 2 * classes + answers.labels, correct),
     ]
     columns = np.stack([column for column, _ in entries], axis=1).ravel()

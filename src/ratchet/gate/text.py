@@ -33,15 +33,15 @@ class RuleText:
     """One rule's result as text.
 
     Attributes:
-        found: measured values.
-        needed: limit.
+        measured: values.
+        limit: that they were compared with.
         details: every value, in sentences.
         fix: ways to pass, with the setting that decides; empty if the rule passed.
-        short: `found` and `needed` in one line.
+        short: `measured` and `limit` in one line.
     """
 
-    found: str
-    needed: str
+    measured: str
+    limit: str
     details: str
     fix: str = ""
     short: str = ""
@@ -99,18 +99,18 @@ def points(share: float) -> str:
     return f"{share * 100:+.2f}".replace("-", "\N{MINUS SIGN}") if share else "0.00"
 
 
-def _text(found: str, needed: str, details: str, *, passed: bool, fix: str, short: str = "") -> RuleText:
+def _text(measured: str, limit: str, details: str, *, passed: bool, fix: str, short: str = "") -> RuleText:
     full = details if passed else f"{details} Fix: {fix}."
-    return RuleText(found, needed, full, fix="" if passed else fix, short=short or f"{found}, {needed}")
+    return RuleText(measured, limit, full, fix="" if passed else fix, short=short or f"{measured}, {limit}")
 
 
 def _accuracy(rule: AccuracyResult) -> RuleText:
     digits = 1 if rule.passed else 2  # a value just below the minimum must not look like it
-    needed = f"minimum {_percent(rule.minimum)}"
+    limit = f"minimum {_percent(rule.minimum)}"
     exact = _around(rule.accuracy, 2, ci=f"{_percent(rule.confidence)} CI ")
-    details = f"Test accuracy {exact} on {rule.images:,} images, {needed}."
+    details = f"Test accuracy {exact} on {rule.images:,} images, {limit}."
     fix = "train a better model, or lower gate.minimum_accuracy"
-    return _text(_around(rule.accuracy, digits), needed, details, passed=rule.passed, fix=fix)
+    return _text(_around(rule.accuracy, digits), limit, details, passed=rule.passed, fix=fix)
 
 
 def _champion(rule: ChampionResult) -> RuleText:
@@ -120,19 +120,19 @@ def _champion(rule: ChampionResult) -> RuleText:
     if rule.obstacle is not None:
         reason, fix = _obstacle(rule, rule.obstacle)
         details = f"The champion ({rule.champion}) cannot be compared: {reason}. Fix: {fix}."
-        found = f"not comparable with {rule.champion}: {reason}"
-        return RuleText(found, "a champion of the same task", details, fix=fix, short=found)
+        measured = f"not comparable with {rule.champion}: {reason}"
+        return RuleText(measured, "a champion of the same task", details, fix=fix, short=measured)
     comparison, counts = rule.comparison, rule.counts
     assert comparison is not None, "without an obstacle there is a comparison"
     assert counts is not None, "a comparison has counts"
     same = counts.fixed + counts.broken == 0
     ci = f"{_percent(rule.confidence)} CI "
-    found = (
+    measured = (
         f"right on the same {comparison.rows:,} images as {rule.champion}"
         if same
         else f"{_difference(counts.difference, ci)}, p = {_probability(comparison.p)}"
     )
-    needed = f"limit {_probability(comparison.level)} (try {comparison.number:,})"
+    limit = f"limit {_probability(comparison.level)} (try {comparison.number:,})"
     parts = [
         _counted(rule.champion, comparison, counts, ci),
         _compared(rule, comparison),
@@ -144,8 +144,8 @@ def _champion(rule: ChampionResult) -> RuleText:
         fix = "add test images, which reveal smaller differences, or set gate.champion to not-worse"
     else:
         fix = "raise gate.tolerance to allow more"
-    return _text(found, f"p at most {needed.removeprefix('limit ')}", details, passed=rule.passed, fix=fix,
-                 short=found if same and rule.passed else f"{found}, {needed}")  # fmt: skip
+    return _text(measured, f"p at most {limit.removeprefix('limit ')}", details, passed=rule.passed, fix=fix,
+                 short=measured if same and rule.passed else f"{measured}, {limit}")  # fmt: skip
 
 
 def _obstacle(rule: ChampionResult, obstacle: Obstacle) -> tuple[str, str]:
@@ -240,28 +240,30 @@ def _slices(rule: SlicesResult) -> RuleText:
     tolerance = f" by more than {rule.tolerance * 100:.2f} points" if rule.tolerance else ""
     worst = f"{rule.worst} {_difference(rule.difference)}"
     if rule.passed:
-        found = f"none of {rule.count} significantly worse{tolerance}"
+        measured = f"none of {rule.count} significantly worse{tolerance}"
         details = (
             f"On none of {rule.count} slices is it significantly worse than the champion{tolerance}. Lowest: {worst}."
         )
     else:
-        found = f"{len(rule.worse)} of {rule.count} significantly worse{tolerance}: {worst}"
+        measured = f"{len(rule.worse)} of {rule.count} significantly worse{tolerance}: {worst}"
         details = (
             f"On {len(rule.worse)} of {rule.count} slices it is significantly worse than the champion{tolerance}: "
             f"{_listed(rule.worse)}. Lowest: {worst}."
         )
-    needed = f"no slice whose interval ends below {points(-rule.tolerance)} points"
+    limit = f"no slice whose interval ends below {points(-rule.tolerance)} points"
     fix = "raise gate.slice_tolerance to allow more"
-    return _text(found, needed, details, passed=rule.passed, fix=fix, short=found)
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
 
 
 def _calibration(rule: CalibrationResult) -> RuleText:
-    needed, ci = f"limit {_percent(rule.limit)}", f"{_percent(rule.confidence)} CI "
-    found = f"ECE {_around(rule.ece, 1 if rule.passed else 2, ci=ci)}"
-    value = f"ECE {_percent(rule.ece.value, 1)}" if rule.ece.value <= rule.limit else found  # chance explains the rest
-    details = f"Calibration error (ECE) {_around(rule.ece, 2, ci=ci)}, {needed}; the lower end of the interval decides."
+    limit, ci = f"limit {_percent(rule.limit)}", f"{_percent(rule.confidence)} CI "
+    measured = f"ECE {_around(rule.ece, 1 if rule.passed else 2, ci=ci)}"
+    value = (
+        f"ECE {_percent(rule.ece.value, 1)}" if rule.ece.value <= rule.limit else measured
+    )  # chance explains the rest
+    details = f"Calibration error (ECE) {_around(rule.ece, 2, ci=ci)}, {limit}; the lower end of the interval decides."
     fix = "set evaluation.temperature_scaling, or raise gate.calibration_error"
-    return _text(found, needed, details, passed=rule.passed, fix=fix, short=f"{value}, {needed}")
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=f"{value}, {limit}")
 
 
 def _latency(rule: LatencyResult) -> RuleText:
@@ -278,38 +280,38 @@ def _size(rule: SizeResult) -> RuleText:
     return _factor(rule, f"The weights take {ours}, the champion's {theirs}", "as much", "gate.size_factor")
 
 
-def _factor(rule: LatencyResult | SizeResult, measured: str, measure: str, setting: str) -> RuleText:
-    found, needed = f"{rule.factor:.2f} times the champion's", f"limit {rule.limit:g} times"
-    details = f"{measured}: {rule.factor:.2f} times {measure}, {needed}."
-    return _text(found, needed, details, passed=rule.passed, fix=f"raise {setting} to allow more")
+def _factor(rule: LatencyResult | SizeResult, sentence: str, measure: str, setting: str) -> RuleText:
+    measured, limit = f"{rule.factor:.2f} times the champion's", f"limit {rule.limit:g} times"
+    details = f"{sentence}: {rule.factor:.2f} times {measure}, {limit}."
+    return _text(measured, limit, details, passed=rule.passed, fix=f"raise {setting} to allow more")
 
 
 def _export(rule: ExportResult) -> RuleText:
-    needed = f"limit {rule.limit:g}"
+    limit = f"limit {rule.limit:g}"
     if rule.missing:
         fix = f"change the model and train again, or {_NO_PROGRAM}"
         details = f"There is no ONNX program of the model ({rule.missing}). Fix: {fix}."
-        return RuleText("no program", needed, details, fix=fix, short=f"no program ({rule.missing})")
-    found = f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
-    found += f", {rule.other_class:,} in another class" if rule.other_class else ""
+        return RuleText("no program", limit, details, fix=fix, short=f"no program ({rule.missing})")
+    measured = f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
+    measured += f", {rule.other_class:,} in another class" if rule.other_class else ""
     agrees = "agrees" if rule.passed else "does not agree"
-    details = f"The ONNX program {agrees} with the model: {found}, {needed}."
+    details = f"The ONNX program {agrees} with the model: {measured}, {limit}."
     fix = f"raise gate.export_difference, or {_NO_PROGRAM}"
-    return _text(found, needed, details, passed=rule.passed, fix=fix, short=found if rule.passed else "")
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured if rule.passed else "")
 
 
 def _reload(rule: ReloadResult) -> RuleText:
     identical = rule.passed and rule.largest_difference == 0.0
-    found = (
+    measured = (
         f"identical predictions on {rule.images:,} images"
         if identical
         else f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
     )
-    needed = f"limit {rule.limit:g}"
+    limit = f"limit {rule.limit:g}"
     agrees = "agrees" if rule.passed else "does not agree"
-    details = f"The stored model loads and {agrees} with the evaluation: {found}, {needed}."
+    details = f"The stored model loads and {agrees} with the evaluation: {measured}, {limit}."
     fix = "train again; the stored model is not the one that was evaluated"
-    return _text(found, needed, details, passed=rule.passed, fix=fix, short=found if rule.passed else "")
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured if rule.passed else "")
 
 
 def _wrapped(text: str, first: str) -> list[str]:

@@ -211,7 +211,7 @@ def _spoilt(figures: Figures) -> list[_Piece]:
 
 def _rules(verdict: Verdict) -> _Piece:
     texts = [(rule, gate_text.rule_text(rule)) for rule in verdict.rules]
-    rows = [(rule.name, "yes" if rule.passed else "no", text.found, text.needed) for rule, text in texts]
+    rows = [(rule.name, "yes" if rule.passed else "no", text.measured, text.limit) for rule, text in texts]
     return _table(("rule", "holds", "found", "needed"), rows, kind="words")
 
 

@@ -72,14 +72,14 @@ def _verdict(content: ReportContent) -> str:
     texts = [rule_text(rule) for rule in verdict.rules]
     rules = "".join(
         f'<li class="{"good" if rule.passed else "bad"}">{_mark(rule.passed)}<b>{text(rule.name)}</b>'
-        f"<span>{text(found.found)}</span><small>needed: {text(found.needed)}</small></li>"
-        for rule, found in zip(verdict.rules, texts, strict=True)
+        f"<span>{text(rule_result.measured)}</span><small>needed: {text(rule_result.limit)}</small></li>"
+        for rule, rule_result in zip(verdict.rules, texts, strict=True)
     )
     return (
         f'<header class="verdict {"good" if verdict.passed else "bad"}">{over}'
         f"<h1>{'Passed the gate' if verdict.passed else 'Refused by the gate'}</h1>"
         f'<p class="words">{text(_gist(verdict))}</p><ul class="rules">{rules}</ul>'
-        f"{folded('details of every rule', points(found.details for found in texts))}</header>"
+        f"{folded('details of every rule', points(each.details for each in texts))}</header>"
     )
 
 

@@ -154,8 +154,8 @@ def test_new_class_is_accepted_where_allowed(allowed: str, passes: bool) -> None
     asking = candidate(right(400), labels=LABELS)
     verdict = decide(asking, champion(right(200), classes=("cat",)), classes=allowed)
     assert verdict.passed is passes
-    assert compared(verdict).left_out == LeftOut(unknown=100)
     if passes:
+        assert compared(verdict).left_out == LeftOut(unknown=100)
         assert verdict.comparison is not None
         assert verdict.comparison.rows == 300
 
@@ -249,6 +249,9 @@ def test_champion_measured_on_other_images_is_not_compared() -> None:
     assert obstacle is not None
     assert (obstacle.kind, obstacle.missing, obstacle.extra) == ("other images", 400, 400)
     assert failed(verdict) == ["champion"]
+    fewer = compared(decide(candidate(right(400)), champion(right(0, 300)))).obstacle
+    assert fewer is not None
+    assert (fewer.kind, fewer.missing, fewer.extra) == ("other images", 100, 0)
 
 
 @pytest.mark.parametrize(

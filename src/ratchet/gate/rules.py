@@ -18,6 +18,7 @@ from ratchet.gate.verdict import (
     ChampionResult,
     ExportResult,
     LatencyResult,
+    LeftOut,
     PairedCounts,
     ReloadResult,
     RuleResult,
@@ -34,7 +35,7 @@ Rule = Callable[[Case], RuleResult | None]
 
 
 def minimum_accuracy(case: Case) -> AccuracyResult:
-    """Test accuracy reaches gate.minimum_accuracy."""
+    """Check that test accuracy reaches gate.minimum_accuracy."""
     accuracy, minimum = case.candidate.accuracy, case.gate.minimum_accuracy
     return AccuracyResult(
         accuracy.value >= minimum,
@@ -46,10 +47,10 @@ def minimum_accuracy(case: Case) -> AccuracyResult:
 
 
 def better_than_champion(case: Case) -> ChampionResult:
-    """The candidate is significantly better than the champion on the same images, or not worse (gate.champion).
+    """Check that the candidate is significantly better than the champion, or not worse (gate.champion).
 
-    An exact test at the level of this try decides (see level.py). A model that is right on exactly the same images is
-    not worse at any level.
+    An exact test on the same images decides, at the level of this try (see level.py). A model that is right on exactly
+    the same images as the champion is not worse at any level.
     """
     champion, gate, candidate = case.champion, case.gate, case.candidate
     if champion is None:
@@ -65,11 +66,12 @@ def better_than_champion(case: Case) -> ChampionResult:
             broken=broken,
             difference=case.difference(),
         )
-    shapes = candidate.input_shape, champion.input_shape
+    shapes, obstacle = (candidate.input_shape, champion.input_shape), case.obstacle
+    same_images = obstacle is None or obstacle.kind == "too few images"
     return ChampionResult(
         passed,
         champion=champion.name,
-        obstacle=case.obstacle,
+        obstacle=obstacle,
         comparison=comparison,
         counts=counts,
         goal=gate.champion,
@@ -77,13 +79,13 @@ def better_than_champion(case: Case) -> ChampionResult:
         confidence=gate.confidence,
         test_images=len(candidate.ids),
         new_share=case.tries.new_rows,
-        left_out=case.left_out,
+        left_out=case.left_out if same_images else LeftOut(),
         input_shapes=shapes if shapes[0] != shapes[1] else None,
     )
 
 
 def no_slice_worse(case: Case) -> SlicesResult | None:
-    """On no slice is the candidate significantly worse than the champion by more than gate.slice_tolerance.
+    """Check that on no slice the candidate is significantly worse than the champion (gate.slice_tolerance).
 
     None without slices, or without a champion to compare with.
     """
@@ -103,7 +105,7 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
 
 
 def calibrated(case: Case) -> CalibrationResult | None:
-    """The calibration error is not significantly above gate.calibration_error. Switched off where that is 1.
+    """Check that the calibration error is not significantly above gate.calibration_error; 1 switches the rule off.
 
     The lower end of its interval decides: on few images a well calibrated model shows some error by chance.
     """
@@ -114,7 +116,7 @@ def calibrated(case: Case) -> CalibrationResult | None:
 
 
 def latency(case: Case) -> LatencyResult | None:
-    """One image and a batch take at most gate.latency_factor times as long as with the champion. 0 switches it off.
+    """Check that latency is at most gate.latency_factor times the champion's, for one image and a batch; 0: off.
 
     None also where the two models were not measured side by side.
     """
@@ -127,7 +129,7 @@ def latency(case: Case) -> LatencyResult | None:
 
 
 def size(case: Case) -> SizeResult | None:
-    """The weights take at most gate.size_factor times the champion's bytes. 0 switches it off."""
+    """Check that the weights take at most gate.size_factor times the champion's bytes; 0: off."""
     costs, limit = case.costs, case.gate.size_factor
     if costs is None or limit == 0.0:
         return None
@@ -136,9 +138,9 @@ def size(case: Case) -> SizeResult | None:
 
 
 def export_parity(case: Case) -> ExportResult | None:
-    """No probability of the ONNX program differs from the model's by more than gate.export_difference.
+    """Check that the ONNX program's probabilities differ from the model's by at most gate.export_difference; 1: off.
 
-    Switched off where that is 1. None also where the model was stored without a program (registry.export).
+    None also where the model was stored without a program (registry.export).
     """
     exported, limit = case.candidate.exported, case.gate.export_difference
     if exported is None or limit == 1.0:

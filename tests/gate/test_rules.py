@@ -151,8 +151,8 @@ def test_other_class_order_or_image_size_is_compared(changes: dict) -> None:
 @pytest.mark.parametrize(("allowed", "passes"), [("same", False), ("may-grow", True), ("may-change", True)])
 def test_new_class_is_accepted_where_allowed(allowed: str, passes: bool) -> None:
     """The models are compared on the 300 images of the class that both know."""
-    asking = candidate(right(400), labels=LABELS)
-    verdict = decide(asking, champion(right(200), classes=("cat",)), classes=allowed)
+    challenger = candidate(right(400), labels=LABELS)
+    verdict = decide(challenger, champion(right(200), classes=("cat",)), classes=allowed)
     assert verdict.passed is passes
     if passes:
         assert compared(verdict).left_out == LeftOut(unknown=100)
@@ -161,17 +161,17 @@ def test_new_class_is_accepted_where_allowed(allowed: str, passes: bool) -> None
 
 
 def test_lost_class_needs_may_change() -> None:
-    holding = champion(right(300), classes=("cat", "dog", "owl"))
+    holder = champion(right(300), classes=("cat", "dog", "owl"))
     for allowed, passes in (("same", False), ("may-grow", False), ("may-change", True)):
-        verdict = decide(candidate(right(400)), holding, classes=allowed)
+        verdict = decide(candidate(right(400)), holder, classes=allowed)
         assert verdict.passed is passes
         assert ("gate.classes=may-change" in message(verdict)) is not passes
 
 
 def test_images_of_a_new_class_count_for_minimum_accuracy() -> None:
     """All right on the old class and never on the new one, which has a quarter of the images."""
-    asking = candidate(LABELS == 0, labels=LABELS)
-    verdict = decide(asking, champion(right(100), classes=("cat",)), classes="may-grow", minimum_accuracy=0.8)
+    challenger = candidate(LABELS == 0, labels=LABELS)
+    verdict = decide(challenger, champion(right(100), classes=("cat",)), classes="may-grow", minimum_accuracy=0.8)
     assert failed(verdict) == ["accuracy"]
 
 
@@ -200,8 +200,8 @@ def test_too_few_images_to_compare_are_refused() -> None:
 def test_half_of_a_small_test_set_is_enough() -> None:
     """40 images are fewer than gate.minimum_rows; at least half of them must remain."""
     for seen, passes in ((20, True), (21, False)):
-        holding = champion(right(0, 40), saw=np.arange(40) < seen)
-        assert decide(candidate(right(40, 40)), holding).passed is passes
+        holder = champion(right(0, 40), saw=np.arange(40) < seen)
+        assert decide(candidate(right(40, 40)), holder).passed is passes
 
 
 def test_champion_without_a_record_of_samples_is_refused() -> None:
@@ -224,22 +224,22 @@ def test_later_tries_on_the_same_images_need_more(count: int, passes: bool) -> N
 
 def test_reserved_images_give_the_unused_accuracy() -> None:
     """No comparison uses them; an earlier try with a smaller reserved fraction used some."""
-    asking = candidate(right(100), uniform=np.arange(400) / 400)
-    verdict = decide(asking, champion(right(0)), reserved_fraction=0.5)
+    challenger = candidate(right(100), uniform=np.arange(400) / 400)
+    verdict = decide(challenger, champion(right(0)), reserved_fraction=0.5)
     assert verdict.comparison is not None
     assert verdict.comparison.rows == 200
     assert verdict.unused == Unused(rows=200, right=100)
     assert compared(verdict).left_out == LeftOut(reserved=200)
     earlier = Tries(count=1, spent=1.0, new_rows=0.0, reserved=0.25)
-    assert decide(asking, champion(right(0)), earlier, reserved_fraction=0.5).unused == Unused(100, 100)
+    assert decide(challenger, champion(right(0)), earlier, reserved_fraction=0.5).unused == Unused(100, 100)
 
 
 def test_images_are_unused_only_if_no_try_compared_them() -> None:
-    asking = candidate(right(390), uniform=np.arange(400) / 400)
-    assert decide(asking, None).unused == Unused(400, 390)
-    assert decide(asking, champion(right(300))).unused is None
+    challenger = candidate(right(390), uniform=np.arange(400) / 400)
+    assert decide(challenger, None).unused == Unused(400, 390)
+    assert decide(challenger, champion(right(300))).unused is None
     used = Tries(count=1, spent=1.0, new_rows=0.0, reserved=0.0)
-    assert decide(asking, None, used).unused is None
+    assert decide(challenger, None, used).unused is None
 
 
 def test_champion_measured_on_other_images_is_not_compared() -> None:
@@ -268,8 +268,8 @@ def test_stored_model_must_agree_with_the_evaluation(images: int, difference: fl
 @pytest.mark.parametrize("exported", [None, Parity(256, 3e-8, 1), Parity(256, float("nan"), 0), NotExported("none")])
 def test_verdict_survives_json(exported: Parity | NotExported | None) -> None:
     """JSON has no NaN, which a wrong ONNX program may return."""
-    holding = costly(single=9.0)
-    for old in (None, holding, champion(right(0), classes=("frog",))):
+    holder = costly(single=9.0)
+    for old in (None, holder, champion(right(0), classes=("frog",))):
         verdict = decide(candidate(right(390), exported=exported, slices=halves()), old)
         assert Verdict.from_json(json.loads(json.dumps(verdict.to_json(), allow_nan=False))) == verdict
 
@@ -364,18 +364,18 @@ def test_onnx_program_that_agrees_with_the_model_passes(exported: Parity) -> Non
 def test_missing_or_wrong_onnx_program_is_refused(
     exported: Parity | NotExported, difference: float | None, missing: str
 ) -> None:
-    asking = candidate(right(390), exported=exported)
-    verdict = decide(asking, None)
+    challenger = candidate(right(390), exported=exported)
+    verdict = decide(challenger, None)
     assert failed(verdict) == ["ONNX export"]
     result = rule(verdict, "ONNX export")
     assert (result.largest_difference, result.missing, result.limit) == (difference, missing, 1e-4)
-    assert decide(asking, None, export_difference=1.0).passed
+    assert decide(challenger, None, export_difference=1.0).passed
 
 
 def test_rules_are_switched_off_by_their_settings() -> None:
     off = {"calibration_error": 1.0, "latency_factor": 0.0, "size_factor": 0.0, "export_difference": 1.0}
-    asking = candidate(right(390), calibration_error=Interval(0.8, 0.9, 1.0), exported=Parity(256, 0.5, 99))
-    verdict = decide(asking, costly(weights=100.0, single=100.0), **off)
+    challenger = candidate(right(390), calibration_error=Interval(0.8, 0.9, 1.0), exported=Parity(256, 0.5, 99))
+    verdict = decide(challenger, costly(weights=100.0, single=100.0), **off)
     assert verdict.passed
     assert [result.name for result in verdict.rules] == ["accuracy", "champion", "reload"]
 

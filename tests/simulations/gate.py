@@ -141,12 +141,12 @@ def simulate_nights(
     for night in range(1, count + 1):
         is_better = night == better_on
         new = generator.random(rows) < (better if is_better else equal)
-        asking, holding = _models(new, champion, ids)
-        comparison = Case(asking, holding, gate, EvaluationSettings(), tries=tries).comparison
+        candidate, rival = _models(new, champion, ids)
+        comparison = Case(candidate, rival, gate, EvaluationSettings(), tries=tries).comparison
         assert comparison is not None, "there is a champion"
         levels.append(comparison.level)
         if comparison.won:  # the whole verdict only here: its bootstrap takes most of the time
-            verdict = judge(asking, holding, gate, EvaluationSettings(), reloaded=_RELOADED, tries=tries)
+            verdict = judge(candidate, rival, gate, EvaluationSettings(), reloaded=_RELOADED, tries=tries)
             assert verdict.passed, verdict.failed
         tries = Tries(count=tries.count + 1, spent=tries.spent + 1, new_rows=0.0)
         if comparison.won:

@@ -21,7 +21,7 @@ from ratchet.gate.verdict import (
     Verdict,
 )
 
-__all__ = ["RuleText", "message", "points", "rule_text", "verdict_table"]
+__all__ = ["RuleText", "message", "rule_text", "verdict_table"]
 
 _WIDTH = 100  # columns of the table
 _OTHER_TASK = "set registry.model to another name, because it is another task"
@@ -94,7 +94,7 @@ def rule_text(rule: RuleResult) -> RuleText:
     return text
 
 
-def points(share: float) -> str:
+def _points(share: float) -> str:
     """Return a difference of accuracies in percentage points, with its sign."""
     return f"{share * 100:+.2f}".replace("-", "\N{MINUS SIGN}") if share else "0.00"
 
@@ -223,7 +223,9 @@ def _significance(rule: ChampionResult, comparison: Comparison, *, same: bool) -
     if rule.goal == "better":
         return f"{'Significantly' if rule.passed else 'Not significantly'} better: {test}"
     limit = f" by more than {rule.tolerance * 100:.2f} points" if rule.tolerance else ""
-    return f"Not worse{limit}: {test}" if rule.passed else f"It may be worse{limit}: {test}"
+    return (
+        f"Not worse{limit}: {test}" if rule.passed else f"It may be worse{limit or ', and gate.tolerance is 0'}: {test}"
+    )
 
 
 def _level(rule: ChampionResult, comparison: Comparison) -> str:
@@ -250,7 +252,7 @@ def _slices(rule: SlicesResult) -> RuleText:
             f"On {len(rule.worse)} of {rule.count} slices it is significantly worse than the champion{tolerance}: "
             f"{_listed(rule.worse)}. Lowest: {worst}."
         )
-    limit = f"no slice whose interval ends below {points(-rule.tolerance)} points"
+    limit = f"no slice whose interval ends below {_points(-rule.tolerance)} points"
     fix = "raise gate.slice_tolerance to allow more"
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
 
@@ -330,7 +332,7 @@ def _around(interval: Interval, digits: int, *, ci: str = "") -> str:
 
 def _difference(difference: Interval, ci: str = "") -> str:
     """Return a difference in points with its confidence interval."""
-    return f"{points(difference.value)} points ({ci}{points(difference.low)} to {points(difference.high)})"
+    return f"{_points(difference.value)} points ({ci}{_points(difference.low)} to {_points(difference.high)})"
 
 
 def _probability(value: float) -> str:

@@ -115,7 +115,7 @@ class Preflight:
         from tasks.ingest import ingest
 
         try:
-            return ingest(tiny, scratch, watch=self, sample=True).words
+            return ingest(tiny, scratch, watch=self, sample=True).summary
         except DataError as error:
             if params.data.download and "no usable copy" in str(error):
                 raise DataError(
@@ -179,7 +179,7 @@ class Preflight:
 
         registered = register(tiny, scratch, watch=self)
         if registered.version is None:  # the gate stands open, so only the stored model can have been refused
-            raise RegistryError(registered.words)
+            raise RegistryError(registered.summary)
         return f"{registered.model} version {registered.version}, through a gate that was held open"
 
     def _predict(self, tiny: Params, scratch: Scratch) -> str:

@@ -16,14 +16,14 @@ from prefect.runtime import flow_run
 from flows.server.heartbeat import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.figures import Figures, read_figures
+from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.markdown import escaped
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.evaluate import read_figures
 from tasks.register import Registration
 from tasks.summary import summary
 
@@ -35,7 +35,7 @@ _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for 
 
 def publish(params: Params, workspace: Workspace) -> None:
     """Publish the verdict and the results, the metrics as tables and an image, and a link to the whole report."""
-    registration, figures = Registration.load(workspace), read_figures(workspace)
+    registration, figures = Registration.load(workspace), read_figures(workspace.reports)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
         _report(params, workspace, registration, figures, page),
@@ -72,14 +72,15 @@ def publish_stop(message: str) -> None:
 def _report(
     params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
 ) -> str:
-    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.words), ""]
+    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
+    lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
     lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
     lines += [
         f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()
     ]
     lines += ["", "## Results", "", "| what | which |", "|---|---|"]
-    results = {caption: escaped(text) for caption, text in summary(params, workspace).items() if caption != "gate"}
+    results = {caption: escaped(text) for caption, text in summary(params, workspace).items()}
     if page:
         results["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
         runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"

@@ -26,7 +26,8 @@ from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.ingest import Dataset, ingest
 from tasks.register import Registration, register
-from tasks.train import TrainedModel, train
+from tasks.train import train
+from tasks.trained_model import TrainedModel
 
 __all__ = ["evaluate_stage", "ingest_stage", "register_stage", "train_stage", "version_stage"]
 
@@ -38,7 +39,7 @@ class Result(Protocol):
     def load(cls, workspace: Workspace) -> "Result": ...
 
     @property
-    def words(self) -> str: ...
+    def summary(self) -> str: ...
 
 
 R = TypeVar("R", bound=Result)
@@ -66,16 +67,16 @@ def as_task(
         settled = dvc_stage.settle(workspace.root, name)
         if settled:
             recorded = result.load(workspace)
-            logger.info("%s: %s, nothing to do: %s", name, settled, recorded.words)
-            return Completed(name="Unchanged", message=f"{settled}: {recorded.words}", data=recorded)
+            logger.info("%s: %s, nothing to do: %s", name, settled, recorded.summary)
+            return Completed(name="Unchanged", message=f"{settled}: {recorded.summary}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
         with place, disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
             made = stage(params, workspace, watch=watch, **extra)
-            watch.say(made.words)
+            watch.say(made.summary)
             _refuse_if_edited(params, workspace)
             dvc_stage.record(workspace.root, name, say=watch.say)
-        return Completed(message=made.words, data=made)
+        return Completed(message=made.summary, data=made)
 
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         try:

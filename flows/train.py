@@ -55,7 +55,7 @@ def train_flow(
                 registration = register_stage(params, workspace, evaluation)
                 run.keep()
                 publish(params, workspace)
-                return Completed(message=registration.words, data=registration)
+                return Completed(message=registration.summary, data=registration)
     except RatchetError as error:
         state = ended_by(error)
         if state.is_cancelled():

@@ -1,4 +1,4 @@
-"""The champion asked at its own input size, and its answers in the new model's classes."""
+"""Adaptation of the packed images to the champion's input, and of its answers to the new model's classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
 
     from ratchet.training import Classifier, ModelSpec, Split
 
-__all__ = ["Fitted", "answers_right"]
+__all__ = ["InputAdapter", "correct_answers"]
 
 _BATCH = 512
-_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow makes grey of colour
+_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """How packed images become the input of another model.
+class InputAdapter:
+    """Conversion of packed images to the input of another model.
 
     Attributes:
         height, width, channels: of the model's input.
-        same: the packed images are the input as they are.
-        unable: why the model cannot be asked; empty if it can.
+        same: no conversion is needed.
+        mismatch: why no conversion is possible; empty if one is.
     """
 
     height: int
     width: int
     channels: int
     same: bool
-    unable: str = ""
+    mismatch: str = ""
 
     @classmethod
-    def of(cls, spec: "ModelSpec", packed: Manifest) -> "Fitted":
-        """What the images of a packed set need."""
+    def of(cls, spec: "ModelSpec", packed: Manifest) -> "InputAdapter":
+        """Return the adapter from a packed set to the model's input."""
         shape, theirs = (spec.height, spec.width, spec.channels), (packed.height, packed.width, packed.channels)
-        unable = ""
+        mismatch = ""
         if spec.dtype != packed.dtype:
-            unable = f"it takes {spec.dtype} pixels, and these are {packed.dtype}"
+            mismatch = f"it takes {spec.dtype} pixels, and these are {packed.dtype}"
         elif spec.channels != packed.channels and {spec.channels, packed.channels} != {1, 3}:
-            unable = f"it takes images of {spec.channels} channels, and these have {packed.channels}"
-        return cls(*shape, same=shape == theirs and not unable, unable=unable)
+            mismatch = f"it takes images of {spec.channels} channels, and these have {packed.channels}"
+        return cls(*shape, same=shape == theirs and not mismatch, mismatch=mismatch)
 
     def images(self, images: "torch.Tensor") -> "torch.Tensor":
-        """Images (n, channels, height, width) as the model takes them: grey or colour, resized with antialiasing."""
+        """Return images (n, channels, height, width) in the model's channels and size, resized with antialiasing."""
         import torch
         from torch.nn import functional
 
@@ -64,30 +64,36 @@ class Fitted:
         return images.round().clamp(0, 255).to(dtype) if dtype == torch.uint8 else images
 
     def logits(self, model: "Classifier", test: "Split") -> NDArray[np.float32]:
-        """The model's logits for every row: float32 (rows, classes)."""
+        """Return the model's logits for every image, float32 (rows, classes)."""
         import torch
 
         from ratchet.training import predict_logits
 
         if self.same:
             return predict_logits(model, test)
-        model, parts = model.to("cpu").eval(), []
+        model, batches = model.to("cpu").eval(), []
         with torch.inference_mode():
-            pieces = list(test.in_order(_BATCH))
-            for images, _ in test.feed(pieces, torch.device("cpu")):
-                parts.append(model(self.images(images)).float())
-        logits: NDArray[np.float32] = torch.cat(parts).numpy()
+            order = list(test.in_order(_BATCH))
+            for images, _ in test.feed(order, torch.device("cpu")):
+                batches.append(model(self.images(images)).float())
+        logits: NDArray[np.float32] = torch.cat(batches).numpy()
         return logits
 
 
-def answers_right(
+def correct_answers(
     logits: NDArray[np.float32], labels: NDArray[np.int64], *, classes: Sequence[str], known: Sequence[str]
 ) -> NDArray[np.bool_]:
-    """Whether each answer is the label, where the model `known` other classes than `classes`, or in another order.
+    """Return whether each answer of a model with other classes is the label, (rows,).
 
-    A class that the data no longer has is right for no row, so the most probable of the others is the answer.
+    A class that the data no longer has is right for no image, so the most probable of the other classes counts.
+
+    Args:
+        logits: of the model, (rows, its classes).
+        labels: (rows,), indices into `classes`.
+        classes: of the data.
+        known: classes of the model, in the order of its logits.
     """
     shared = [number for number, name in enumerate(known) if name in classes]
-    into = np.array([classes.index(known[number]) for number in shared], np.int64)
-    right: NDArray[np.bool_] = into[logits[:, shared].argmax(1)] == labels
+    new_index = np.array([classes.index(known[number]) for number in shared], np.int64)
+    right: NDArray[np.bool_] = new_index[logits[:, shared].argmax(1)] == labels
     return right

@@ -36,7 +36,7 @@ class Dataset:
         return cls(manifest.name, manifest.digest, len(manifest.classes), rows, manifest.quarantined)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         rows = ", ".join(f"{count:,} {name}" for name, count in self.rows.items())
         bad = f"; {self.quarantined:,} quarantined, see data/quarantine.parquet" if self.quarantined else ""
         return f"{self.name}: {self.classes} classes, {rows}{bad}"

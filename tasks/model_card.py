@@ -1,4 +1,4 @@
-"""What goes with a version: its card and its bill of materials, among the MLflow run's artifacts."""
+"""Model card and SBOM of a registered version, among the artifacts of its MLflow run."""
 
 import tempfile
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings, urls
 from ratchet.data.manifest import Manifest
+from ratchet.evaluation.figures import read_figures
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.evaluate import read_figures
-from tasks.train import TrainedModel
+from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["attach_card"]
 
-_MADE = ("data/packed", "data/model", "data/checkpoints")
-_DECIDE = ("seed", "data", "model", "training", "evaluation", "gate", "registry")  # the rest says where things are
+_OUTPUTS = ("data/packed", "data/model", "data/checkpoints")
+_SHOWN_SETTINGS = (
+    "seed",
+    "data",
+    "model",
+    "training",
+    "evaluation",
+    "gate",
+    "registry",
+)  # the others only locate things
 
 
 def attach_card(
@@ -35,12 +43,12 @@ def attach_card(
     params: Params,
     workspace: Workspace,
 ) -> None:
-    """Write card and bill of materials of a registered version; done again it writes the same.
+    """Write the model card and the SBOM of a registered version. A repetition writes the same files.
 
-    `record` is of provenance, `journal` the run's.
+    `record` is the provenance record, `journal` that of the training run.
 
     Raises:
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
     from ratchet.registry.runs import spent
     from ratchet.registry.sbom import Made, bill
@@ -52,8 +60,8 @@ def attach_card(
         number=version.number,
         purpose=params.registry.purpose,
         verdict=verdict,
-        figures=read_figures(workspace),
-        settings=settings.changed(params, _DECIDE),
+        figures=read_figures(workspace.reports),
+        settings=settings.changed(params, _SHOWN_SETTINGS),
         cost=spent(journal),
         checksums=registry.checksums(version),
         address=urls.redacted(params.tracking.uri),
@@ -61,7 +69,7 @@ def attach_card(
         **_data(workspace, record),
         **_model(params, workspace),
     )
-    made = Made(
+    sbom_subject = Made(
         name=version.name,
         number=version.number,
         weights=content.checksums.get("model.safetensors"),
@@ -74,7 +82,7 @@ def attach_card(
         written = {
             "card.md": model_card.render_markdown(content),
             "card.html": model_card.render_html(content),
-            "sbom.cdx.json": bill(made, workspace.root / "requirements.txt"),
+            "sbom.cdx.json": bill(sbom_subject, workspace.root / "requirements.txt"),
         }
         for name, text in written.items():
             files.write_text(Path(folder, name), text)
@@ -83,7 +91,7 @@ def attach_card(
 
 
 def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the card says of the data, and of what the model takes."""
+    """Return the card's facts about the data and the model's input."""
     manifest, profile = Manifest.read(workspace.packed), files.read_json(workspace.packed / "profile.json")
     return {
         "data": {
@@ -92,7 +100,7 @@ def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
             "version": (record.get("dvc") or {}).get("data/packed"),
             "classes": len(manifest.classes),
             "copies within splits": profile["copies_within_splits"],
-            "pictures under several labels": profile["label_conflicts"]["groups"],
+            "images with several labels": profile["label_conflicts"]["groups"],
         },
         "rows": {name: split.rows for name, split in manifest.splits.items()},
         "quarantined": dict(manifest.quarantined_by_rule),
@@ -102,7 +110,7 @@ def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
-    """What was trained, how far, and how it answers."""
+    """Return the card's facts about the training and the model."""
     from ratchet.training import load_model
 
     model, _ = load_model(workspace.model)
@@ -110,20 +118,20 @@ def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
     return {
         "model": {
             "model": trained.name,
-            "parameters": sum(one.numel() for one in model.parameters()),
-            "begins with": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
+            "parameters": sum(tensor.numel() for tensor in model.parameters()),
+            "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
             "trained for": f"{trained.steps:,} steps",
             "best epoch": trained.best_epoch,
             trained.best_metric: trained.best_value,
-            "temperature of its probabilities": measured["temperature"],
+            "temperature": measured["temperature"],
             "averages over mirror images": bool(measured["flip_average"]),
         }
     }
 
 
 def _lineage(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record, without the versions of packages: they stand in the bill of materials."""
-    named = {
+    """Return the provenance record without the versions of packages, which are in the SBOM."""
+    facts = {
         "provenance": record["id"],
         "commit": record["git_commit"],
         "uncommitted changes": record["git_uncommitted"],
@@ -136,4 +144,4 @@ def _lineage(record: Mapping[str, Any]) -> dict[str, Any]:
         "processor": record["hardware"]["processor"],
         "GPUs": ", ".join(record["hardware"]["gpus"]) or None,
     }
-    return named | {f"DVC {path}": record["dvc"][path] for path in _MADE if path in record["dvc"]}
+    return facts | {f"DVC {path}": record["dvc"][path] for path in _OUTPUTS if path in record["dvc"]}

@@ -1,8 +1,8 @@
-"""register: the model and its figures -> a verdict, and if it passes a registered version. A refusal is a result."""
+"""register: judge the evaluated model, and register it if it passes the gate. A refusal is a result, not an error."""
 
 import json
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from tasks.gate_inputs import judge_model
 from tasks.model_card import attach_card
 from tasks.progress import Watch
 from tasks.report import write_report
-from tasks.train import TrainedModel, tell_training
+from tasks.trained_model import TrainedModel, record_training
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
@@ -27,38 +27,58 @@ if TYPE_CHECKING:
 __all__ = ["Registration", "register"]
 
 _STEPS = 5
-_ROUNDS = 5  # times that another model may become champion while this one is judged
+_ATTEMPTS = 5  # judgements, if another model becomes champion meanwhile
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What became of the model."""
+    """Result of the stage.
+
+    Attributes:
+        passed: the gate passed the model.
+        summary: one line, with the reason of each failed rule.
+        verdict: of the gate.
+        model: registered name.
+        version: registered version; None: refused.
+        aliases: of the version.
+        run_id: of the MLflow run.
+        provenance: id of the provenance record.
+        ledger: the ledger's head at that time. dvc.lock has the hash of this file, and Git has dvc.lock.
+    """
 
     passed: bool
-    words: str  # the verdict
+    summary: str
+    verdict: "Verdict"
     model: str
-    version: str | None  # None: refused
+    version: str | None
     aliases: tuple[str, ...]
     run_id: str
     provenance: str
-    ledger: dict[str, Any] | None = None  # the ledger's head then: dvc.lock has the hash of this file, Git has dvc.lock
+    ledger: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Registration":
-        """What stands in data/registration.json."""
+        """Read data/registration.json."""
+        from ratchet.gate.verdict import Verdict
+
         content = files.read_json(workspace.registration)
-        return cls(**{**content, "aliases": tuple(content["aliases"])})
+        content |= {"aliases": tuple(content["aliases"]), "verdict": Verdict.from_json(content["verdict"])}
+        return cls(**content)
+
+    def save(self, workspace: Workspace) -> None:
+        """Write data/registration.json."""
+        files.write_json(workspace.registration, {**vars(self), "verdict": self.verdict.to_json()})
 
 
 def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> Registration:
-    """Judge the model and register it if it passes; report, figures and verdict go to MLflow either way.
+    """Judge the model and register it if it passes. Report, metrics and verdict go to MLflow in either case.
 
-    Can be killed anywhere and run again: the MLflow run, its model and its version are found again by their tags, and
-    what the ledger already holds is finished. Should another model become champion meanwhile, it is judged again.
+    The stage can be killed at any time and run again: it finds the MLflow run, its model and its version by their tags,
+    and completes what the ledger already has. If another model becomes champion meanwhile, the model is judged again.
 
     Raises:
-        TrackingAway: MLflow does not answer; training and evaluation are kept, only this stage is left to do.
-        NotAllowed: this user may not register.
+        TrackingUnavailable: MLflow does not answer. Training and evaluation are kept; only this stage runs again.
+        NotAllowed: this user may not register models.
     """
     from ratchet.registry.access import require, user
     from ratchet.registry.promotion import Promotions
@@ -68,67 +88,73 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     name = manifest.name if params.registry.model == "auto" else params.registry.model
     require(params.access, "runners", user(), f"register {name}")
     run = Run(workspace, params, trained.key)
-    _retell(run, params, workspace, manifest, flow_run=flow_run)
+    _complete_run(run, params, workspace, manifest, flow_run=flow_run)
     run_id = run.send()
-    watch.progress(1, _STEPS, "MLflow has the training")
+    watch.progress(1, _STEPS, "the training is in MLflow")
 
-    succession = Promotions(workspace, params, name)
+    promotions = Promotions(workspace, params, name)
     with tempfile.TemporaryDirectory() as folder:
-        model_uri = succession.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
+        model_uri = promotions.registry.log_model(run_id, *_calibrated(workspace, Path(folder)))
     watch.progress(2, _STEPS, "the model is stored")
-    candidate = _Candidate(run, run_id, model_uri, _provenance(succession.registry, run, workspace, run_id))
-    result = _decide_in_peace(candidate, succession, params, workspace, watch)
+    candidate = _Candidate(run, run_id, model_uri, _provenance(promotions.registry, run, workspace, run_id))
+    result = _decide_with_retries(candidate, promotions, params, workspace, watch)
     run.journal.close()
-    if head := succession.ledger.head:
+    if head := promotions.ledger.head:
         result = replace(result, ledger=head.to_json())
-    files.write_json(workspace.registration, asdict(result))
+    result.save(workspace)
     watch.progress(_STEPS, _STEPS, "done")
     return result
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """The model that asks to be let in, as MLflow has it."""
+    """The model that is judged, in MLflow."""
 
     run: "Run"
     run_id: str
     model_uri: str
-    record: dict[str, Any]  # its provenance
+    record: dict[str, Any]  # of its provenance
 
 
-def _decide_in_peace(
-    candidate: _Candidate, succession: "Promotions", params: Params, workspace: Workspace, watch: Watch
+def _decide_with_retries(
+    candidate: _Candidate, promotions: "Promotions", params: Params, workspace: Workspace, watch: Watch
 ) -> Registration:
-    """Decide, and again as often as another model becomes champion meanwhile."""
+    """Decide, and decide again if another model becomes champion meanwhile."""
     from ratchet.errors import ChampionMoved
 
-    for _ in range(_ROUNDS):
+    for _ in range(_ATTEMPTS):
         try:
-            return _decide(candidate, succession, params, workspace, watch)
+            return _decide(candidate, promotions, params, workspace, watch)
         except ChampionMoved as error:
-            watch.say(f"{error}: it is judged again, against that one")
-    raise ChampionMoved(f"{succession.name}: others become champion without a pause: run the same again")
+            watch.say(f"{error}. Judging again, against the new champion")
+    raise ChampionMoved(
+        f"{promotions.name}: the champion changed {_ATTEMPTS} times during the judgement. Fix: run the same command "
+        "again"
+    )
 
 
 def _decide(
-    candidate: _Candidate, succession: "Promotions", params: Params, workspace: Workspace, watch: Watch
+    candidate: _Candidate, promotions: "Promotions", params: Params, workspace: Workspace, watch: Watch
 ) -> Registration:
-    """Judge against the champion that there is now, tell the outcome, and enter the model or not."""
-    registry, name = succession.registry, succession.name
-    over = succession.settle().champion
+    """Judge against the current champion, record the outcome, and register the model if it passed."""
+    from ratchet.gate.text import message
+
+    registry, name = promotions.registry, promotions.name
+    over = promotions.settle().champion
     known = registry.version_of(name, candidate.run_id)
-    verdict = _standing_verdict(succession, known, over, _rules(params))
+    verdict = _valid_verdict(promotions, known, over, _rules(params))
     if verdict is None:
-        verdict = judge_model(succession, candidate.run_id, candidate.model_uri, params, workspace, over=over)
+        verdict = judge_model(promotions, candidate.run_id, candidate.model_uri, params, workspace, over=over)
     watch.progress(3, _STEPS, "judged")
     write_report(verdict, candidate.record, params, workspace)
-    _tell_outcome(registry, candidate, verdict, workspace)
-    _keep_provenance(registry, candidate, workspace)
+    _record_outcome(registry, candidate, verdict, workspace)
+    _store_provenance(registry, candidate, workspace)
     watch.progress(4, _STEPS, "reported")
-    version = _enter(candidate, succession, verdict, over, params, workspace) if verdict.passed or known else None
+    version = _enter(candidate, promotions, verdict, over, params, workspace) if verdict.passed or known else None
     return Registration(
         passed=verdict.passed,
-        words=verdict.words,
+        summary=message(verdict),
+        verdict=verdict,
         model=name,
         version=version.number if version else None,
         aliases=version.aliases if version else (),
@@ -139,61 +165,64 @@ def _decide(
 
 def _enter(
     candidate: _Candidate,
-    succession: "Promotions",
+    promotions: "Promotions",
     verdict: "Verdict",
     over: str | None,
     params: Params,
     workspace: Workspace,
 ) -> "Version | None":
-    """Make the model a version with the alias that is its due; one that is a version already may lose it."""
+    """Make the model a version with the alias that it earned. An existing version may lose its alias."""
+    from ratchet.gate.text import message
     from ratchet.registry.provenance_tags import record_tags
     from ratchet.registry.statement import write_statement
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
-    registry = succession.registry
-    version = registry.enter(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
+    registry, why = promotions.registry, message(verdict)
+    version = registry.enter(promotions.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
     attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
     write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
     if not verdict.passed:
-        succession.withdraw(version, why=verdict.words, over=over, rules=_rules(params))
+        promotions.withdraw(version, why=why, over=over, rules=_rules(params))
     else:
-        succession.register(version, why=verdict.words, over=over, rules=_rules(params))
+        promotions.register(version, why=why, over=over, rules=_rules(params))
         if params.registry.promotion == "automatic":
-            succession.crown(version, over=over)
-    return registry.version_of(succession.name, candidate.run_id)
+            promotions.crown(version, over=over)
+    return registry.version_of(promotions.name, candidate.run_id)
 
 
 def _rules(params: Params) -> str:
-    """The digest of what the gate judges by."""
+    """Return the digest of the settings that the gate uses."""
     return files.digest_json(params.model_dump(mode="json", include={"gate", "evaluation"}))
 
 
-def _standing_verdict(
-    succession: "Promotions", version: "Version | None", over: str | None, rules: str
+def _valid_verdict(
+    promotions: "Promotions", version: "Version | None", over: str | None, rules: str
 ) -> "Verdict | None":
-    """The verdict that the version was let in by, while it still counts: compared with itself it would fail.
+    """Return the verdict that the version passed with, if it is still valid. Compared with itself it would fail.
 
-    It counts for the champion, and for a version that was compared with the champion that there is now, by the same
-    rules; and only if it is the one that the ledger speaks of.
+    It is valid for the champion, and for a version that was compared with the current champion by the same rules; and
+    only if it is the verdict that the ledger recorded.
     """
     from ratchet.gate.verdict import Verdict
 
-    last = succession.judged(version) if version else None
+    last = promotions.judged(version) if version else None
     if version is None or last is None or not last["passed"]:
         return None
     if version.number != over and (last["over"], last["rules"]) != (over, rules):
         return None
-    tag = succession.registry.verdict_tag(version)
+    tag = promotions.registry.verdict_tag(version)
     return Verdict.from_json(json.loads(tag)) if tag and files.digest_json(tag) == last["evidence"]["verdict"] else None
 
 
-def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
-    """Give a training that DVC brought from its cache, and this workspace never ran, its place in MLflow too."""
+def _complete_run(
+    run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None
+) -> None:
+    """Record a training in MLflow that DVC restored from its cache and that never ran in this workspace."""
     from ratchet.registry.statement import figure_metrics
 
     if run.journal.is_empty:
-        tell_training(run, params, workspace, manifest, flow_run=flow_run)
+        record_training(run, params, workspace, manifest, flow_run=flow_run)
         for epoch in files.read_json(workspace.model / "history.json"):
             values = {name: value for name, value in epoch.items() if name not in ("epoch", "step")}
             run.metrics(values, step=int(epoch["epoch"]))
@@ -203,15 +232,15 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
-    """The folder of the model to store: one that answers as evaluation had it answer."""
+    """Return the folder and the spec of the model to store, with the temperature and flips of the evaluation."""
     from ratchet.training import load_model, save_model
 
     model, spec = load_model(workspace.model)
-    measured = files.read_json(workspace.reports / "metrics.json")
-    if measured["temperature"] == 1.0 and not measured["flip_average"]:
+    metrics = files.read_json(workspace.reports / "metrics.json")
+    if metrics["temperature"] == 1.0 and not metrics["flip_average"]:
         return workspace.model, spec
-    model.temperature.fill_(measured["temperature"])
-    spec = replace(spec, flip_average=bool(measured["flip_average"]))
+    model.temperature.fill_(metrics["temperature"])
+    spec = replace(spec, flip_average=bool(metrics["flip_average"]))
     save_model(
         folder,
         model.state_dict(),
@@ -222,16 +251,19 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
 
 
 def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """The record made when the training began, with what is known only now; of a registered one the record it has."""
+    """Return the provenance record: of a registered model the stored one, else the one begun with the training."""
     from ratchet.provenance import record as provenance
 
     known = registry.record_of(run_id)
     return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
-def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:
+def _record_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:
+    """Write the verdict and the reports to the MLflow run."""
+    from ratchet.gate.text import message
+
     run = candidate.run
-    run.tags({"ratchet.gate": "passed" if verdict.passed else "refused", "mlflow.note.content": verdict.words})
+    run.tags({"ratchet.gate": "passed" if verdict.passed else "refused", "mlflow.note.content": message(verdict)})
     run.send()
     registry.log_files(
         candidate.run_id,
@@ -241,28 +273,28 @@ def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Ve
             workspace.reports / "confusion.png": "report",
             workspace.reports / "predictions.parquet": "report",
             workspace.packed / "profile.json": "data",
-            **({workspace.card: "data"} if workspace.card.exists() else {}),  # not where DVC brought the data
+            **({workspace.card: "data"} if workspace.card.exists() else {}),  # missing where DVC restored the data
             **dict.fromkeys((run.journal.folder / "profile").glob("*"), "profile"),
         },
     )
 
 
-def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace: Workspace) -> None:
-    """Store what a rebuild needs, and which samples the model saw, and tag the run with its record.
+def _store_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace: Workspace) -> None:
+    """Store the files that a rebuild needs and the samples that the model saw, and tag the run with its record.
 
-    Once there is a version the files stay its own.
+    Files that are already stored are not replaced.
     """
     from ratchet.registry.provenance_tags import record_tags
     from ratchet.registry.samples import SEEN, split_samples, write_samples
 
     run = candidate.run
     if registry.record_of(candidate.run_id) is None:
-        kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
+        sources = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
         lock = workspace.root / "dvc.lock"
         with tempfile.TemporaryDirectory() as folder:
             seen = Path(folder, SEEN)
             write_samples(seen, split_samples(workspace.packed, "train", "validation"))
-            wanted = [*kept, seen, *([lock] if lock.exists() else [])]
+            wanted = [*sources, seen, *([lock] if lock.exists() else [])]
             registry.log_files(candidate.run_id, dict.fromkeys(wanted, "provenance"))
     run.tags(record_tags(candidate.record))
     run.send()

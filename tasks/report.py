@@ -1,12 +1,12 @@
-"""The report page of the last evaluation, under its verdict."""
+"""Report page of the last evaluation, with the gate's verdict."""
 
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.evaluation.figures import read_figures
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.evaluate import read_figures
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
@@ -15,7 +15,7 @@ __all__ = ["write_report"]
 
 
 def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace) -> None:
-    """Write report.html and provenance.json into data/reports; `record` is of provenance."""
+    """Write report.html and provenance.json into data/reports; `record` is the provenance record."""
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.reports.run_report import Example, ReportContent, render
@@ -24,28 +24,28 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
     manifest = Manifest.read(workspace.packed)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     worst = predictions.worst_errors()
-    pictures = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout).gather(worst)
-    explained = read_explanations(workspace.reports / "explanations.safetensors")
+    images = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout).gather(worst)
+    explanations = read_explanations(workspace.reports / "explanations.safetensors")
     examples = [
         Example(
-            image=picture,
+            image=image,
             id=predictions.ids[row],
             truth=predictions.classes[predictions.labels[row]],
             answer=predictions.classes[predictions.predicted[row]],
             confidence=float(predictions.probability[row]),
-            contributions=explained.of(row),
+            contributions=explanations.of(row),
         )
-        for row, picture in zip(worst, pictures, strict=True)
+        for row, image in zip(worst, images, strict=True)
     ]
     page = render(
         ReportContent(
             title=f"{manifest.name}, {params.model.called}",
             verdict=verdict,
-            figures=read_figures(workspace),
+            figures=read_figures(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
             examples=examples,
-            unexplained=explained.why,
-            manifest=_data_words(manifest, workspace),
+            unexplained=explanations.reason,
+            manifest=_data_facts(manifest, workspace),
             settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
             lineage=record,
         )
@@ -54,8 +54,8 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
     files.write_json(workspace.reports / "provenance.json", record)
 
 
-def _data_words(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
-    """What the report says of the data: figures a person reads, not files and digests."""
+def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
+    """Return the facts about the data that the report shows: counts for people, no files or digests."""
     profile = files.read_json(workspace.packed / "profile.json")
     return {
         "name": manifest.name,

@@ -29,7 +29,7 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
             if restored:  # DVC read params.yaml before it was restored
                 raise SettingsError(f"{restored}. Fix: run the same command again")
             result = stage(params, workspace, watch=watch)
-            watch.say(result.words)
+            watch.say(result.summary)
     except RatchetError as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ import os
 import textwrap
 
 from ratchet.errors import RegistryError
+from ratchet.gate.text import verdict_table
 from ratchet.registry.alias_state import standing
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
@@ -13,7 +14,7 @@ from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
 from tasks.register import Registration
-from tasks.train import TrainedModel
+from tasks.trained_model import TrainedModel
 
 __all__ = ["model_line", "newest_checkpoint", "print_summary", "summary"]
 
@@ -40,6 +41,8 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
         wrapped = textwrap.wrap(text, _COLUMNS - width - 4, break_long_words=False, break_on_hyphens=False)
         console.print(f"\n{'':{width + 4}}".join(wrapped), markup=False)
     console.print()
+    console.print(verdict_table(Registration.load(workspace).verdict), markup=False)
+    console.print()
     width = max(map(len, _NEXT))
     for number, (command, purpose) in enumerate(_NEXT.items()):
         console.print(f"{'' if number else 'Next:':7}[bold]{command:<{width}}[/]  {purpose}")
@@ -55,11 +58,10 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         model = model_line(params, workspace, registration.model, registration.version)
     return {
         "model": model,
-        "data": dataset.words,
-        "training": trained.words,
-        "test": evaluation.words,
+        "data": dataset.summary,
+        "training": trained.summary,
+        "test": evaluation.summary,
         **_cost(workspace, trained),
-        "gate": "passed" if registration.passed else "refused",
         "report": workspace.report.as_uri(),
         **({"model card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
         "checkpoint": newest_checkpoint(workspace),

@@ -4,19 +4,19 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.cost import Meter
-from ratchet.data.manifest import Manifest
+from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
+from tasks.trained_model import TrainedModel, record_training
 from tasks.training_job import TrainingJob
 from tasks.unfinished import note, unfinished
 
@@ -25,32 +25,7 @@ if TYPE_CHECKING:
     from ratchet.registry.runs import Run
     from tasks.curves import Curves
 
-__all__ = ["TrainedModel", "tell_training", "train"]
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """What train made, in small."""
-
-    name: str
-    key: str  # names the training: a digest of its data, settings and code
-    best_epoch: int
-    best_metric: str
-    best_value: float
-    steps: int
-
-    @classmethod
-    def load(cls, workspace: Workspace) -> "TrainedModel":
-        """What stands in data/model."""
-        described = files.read_json(workspace.model / "model.json")
-        own = described["spec"].get("factory", "none")
-        return cls(name=described["spec"]["name"] if own == "none" else own, **described["training"])
-
-    @property
-    def words(self) -> str:
-        """One line for the person who watches."""
-        best = f"best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}"
-        return f"{self.name}: {best}, {self.steps:,} steps"
+__all__ = ["train"]
 
 
 def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> TrainedModel:
@@ -94,7 +69,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         for sentence in unfinished(workspace, course):
             watch.say(sentence)
         note(store.folder, course, total=training.run_steps(len(train_split), course.plan)[0])
-        tell_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
+        record_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
         # By the checkpoints' writer: training does not wait for the disk.
         store.before_write = run.journal.sync
         events = training.fit(
@@ -150,48 +125,9 @@ def _tell_stop(run: "Run", stopped: TrainingStopped) -> None:
     run.status("KILLED")
 
 
-def tell_training(
-    run: Any,
-    params: Params,
-    workspace: Workspace,
-    manifest: Manifest,
-    *,
-    flow_run: str | None,
-    inputs: Mapping[str, str] | None = None,
-) -> None:
-    """What MLflow is to know of a training before its first step; `inputs` are the digests that name it."""
-    from ratchet.data.versions import read_version
-    from ratchet.provenance import record as provenance
-
-    told = {
-        "seed": params.seed,
-        **{f"model.{name}": value for name, value in params.model.model_dump().items()},
-        **{f"training.{name}": value for name, value in params.training.model_dump().items()},
-        **{f"data.{name}": value for name, value in params.data.model_dump().items()},
-    }
-    run.settings(told)
-    version = read_version(workspace.root)
-    rows = {name: split.rows for name, split in manifest.splits.items()}
-    run.dataset(
-        name=manifest.name,
-        digest=version.dvc_hash if version else manifest.digest,
-        source=params.data.source if params.data.source == "digits" else params.data.path,
-        profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
-    )
-    record = provenance.begun(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
-    run.tags({"ratchet.key": run.key, "ratchet.provenance": record["id"]})
-    if record["git_commit"]:
-        run.tags({"mlflow.source.git.commit": record["git_commit"]})  # MLflow's own name: shown beside the source
-    if flow_run:
-        run.tags({"ratchet.prefect_flow_run": flow_run})
-    run.status("RUNNING")
-
-
 def _ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
     """The samples of a batch, by the ids that the index and the user's files have."""
-    from tasks.evaluate import split_ids
-
-    ids = split_ids(workspace, "train")
+    ids = split_ids(workspace.packed, "train")
     return ", ".join(ids[row] for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Temperature: truth comes from logits that were made too sharp or too flat by a known factor."""
+"""Temperature scaling of logits that are too sharp or too flat by a known factor."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from ratchet.evaluation.calibration import fit_temperature, log_softmax
 
 
-def honest(rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-    """Logits whose probabilities are the true ones, and labels drawn by them."""
+def calibrated(rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Return calibrated logits, and labels drawn from their probabilities."""
     generator = np.random.default_rng(0)
     logits = generator.normal(scale=2.0, size=(rows, 4))
     chance = np.exp(log_softmax(logits))
@@ -16,26 +16,25 @@ def honest(rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_known_sharpening_is_found(factor: float) -> None:
-    logits, labels = honest()
+    logits, labels = calibrated()
     assert fit_temperature((logits * factor).astype(np.float32), labels) == pytest.approx(factor, rel=0.03)
 
 
-def test_temperature_never_does_worse_than_none() -> None:
+def test_temperature_is_never_worse_than_none() -> None:
     generator = np.random.default_rng(1)
     for _ in range(20):
         logits = generator.normal(size=(30, 3)).astype(np.float32)
         labels = generator.integers(3, size=30)
-        found = fit_temperature(logits, labels)
+        temperature = fit_temperature(logits, labels)
         before, after = (
-            -log_softmax(logits.astype(np.float64) / by)[np.arange(30), labels].mean() for by in (1.0, found)
+            -log_softmax(logits.astype(np.float64) / by)[np.arange(30), labels].mean() for by in (1.0, temperature)
         )
         assert after <= before
 
 
-def test_without_validation_rows_nothing_is_scaled() -> None:
+def test_without_validation_images_nothing_is_scaled() -> None:
     assert fit_temperature(np.zeros((0, 3), np.float32), np.zeros(0, np.int64)) == 1.0
 
 
 def test_log_softmax_of_huge_logits_stays_finite() -> None:
-    found = log_softmax(np.array([[1e30, 0.0], [-1e30, 0.0]], np.float32))
-    assert np.isfinite(found).all()
+    assert np.isfinite(log_softmax(np.array([[1e30, 0.0], [-1e30, 0.0]], np.float32))).all()

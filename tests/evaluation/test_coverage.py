@@ -1,24 +1,24 @@
-"""Do the intervals hold the truth as often as they say? By simulation, with the true figures known.
+"""Coverage of the confidence intervals, by simulation with known true values.
 
-bench/coverage.py measures the same for more kinds of data, and docs/gate.md has its table. test_slices.py holds the
-intervals of shares and of their differences to the same.
+bench/coverage.py measures the same for more kinds of data, and docs/gate.md has its table. test_slices.py tests the
+intervals of shares and of their differences.
 """
 
 import pytest
 
-from bench.coverage import POPULATIONS, figures_held, paired_held
-from bench.gate_errors import PAIRS, Pair
+from tests.simulations.coverage import POPULATIONS, metric_coverage, paired_coverage
+from tests.simulations.gate import PAIRS, Pair
 
 
-def test_every_headline_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """300 rows, of which 95 % are answered rightly and the rest with too much confidence."""
-    held = figures_held(POPULATIONS[0], rows=300, sets=1000, resamples=100)
-    assert set(held) == {"accuracy", "top_k", "macro_f1", "log_loss", "roc_auc", "ece"}
-    assert held.pop("ece") >= 0.95  # a wide one on purpose: see calibration_interval
-    assert all(0.93 <= share <= 0.97 for share in held.values()), held
+def test_headline_intervals_have_their_nominal_coverage() -> None:
+    """300 images, accuracy 95 %, an overconfident model."""
+    coverage = metric_coverage(POPULATIONS[0], rows=300, sets=1000, resamples=100)
+    assert set(coverage) == {"accuracy", "top_k", "macro_f1", "log_loss", "roc_auc", "ece"}
+    assert coverage.pop("ece") >= 0.95  # conservative on purpose, see calibration_interval
+    assert all(0.93 <= share <= 0.97 for share in coverage.values()), coverage
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_paired_interval_holds_the_true_difference_as_often_as_it_says(pair: Pair) -> None:
-    most = 0.97 if pair.accuracy < 0.99 else 1.0  # where but 2 rows in 300 differ, few differences can be seen at all
-    assert 0.93 <= paired_held(pair, rows=300, sets=1000, resamples=1000) <= most
+def test_interval_of_paired_difference_has_its_nominal_coverage(pair: Pair) -> None:
+    most = 0.97 if pair.accuracy < 0.99 else 1.0  # where only 2 of 300 images differ, the difference has few values
+    assert 0.93 <= paired_coverage(pair, rows=300, sets=1000, resamples=1000) <= most

@@ -1,4 +1,4 @@
-"""Explanations keep integrated gradients' promise: contributions add up to what is explained."""
+"""Explanations: contributions add up to the margin, as integrated gradients require."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def labels() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def model(images: torch.Tensor, labels: torch.Tensor) -> Classifier:
-    """The pipeline's own network, trained for a moment."""
+    """The pipeline's own network, trained for 20 steps."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(SPEC).train()
@@ -42,7 +42,7 @@ def model(images: torch.Tensor, labels: torch.Tensor) -> Classifier:
 
 
 def explained(model: Classifier, images: torch.Tensor, labels: torch.Tensor, rows: range) -> Explanations:
-    """Each row's own label against the class after it."""
+    """Explain the class after each row's own label."""
     truths = [int(labels[row]) for row in rows]
     answers = [(truth + 1) % 10 for truth in truths]
     return explain(model, images[list(rows)], rows=np.array(rows), answers=answers, truths=truths)
@@ -50,73 +50,73 @@ def explained(model: Classifier, images: torch.Tensor, labels: torch.Tensor, row
 
 def test_contributions_add_up_to_the_margin(model: Classifier, images: torch.Tensor, labels: torch.Tensor) -> None:
     rows = range(1500, 1524)
-    found = explained(model, images, labels, rows)
-    assert found.contributions.shape == (24, 8, 8)
+    explanations = explained(model, images, labels, rows)
+    assert explanations.contributions.shape == (24, 8, 8)
     with torch.no_grad():
         plain = model(model.mean.expand(1, 1, 8, 8))[0]
         for place, row in enumerate(rows):
             beyond = model(images[[row]])[0] - plain
             truth = int(labels[row])
-            assert found.margins[place] == pytest.approx(float(beyond[(truth + 1) % 10] - beyond[truth]), abs=1e-4)
-    assert np.abs(found.contributions).max() > 0
-    assert found.gap < 0.03
-    worst = np.abs(found.contributions.sum(axis=(1, 2)) - found.margins).max()
-    assert worst < 0.1 * np.abs(found.margins).mean()
+            assert explanations.margins[place] == pytest.approx(
+                float(beyond[(truth + 1) % 10] - beyond[truth]), abs=1e-4
+            )
+    assert np.abs(explanations.contributions).max() > 0
+    assert explanations.gap < 0.03
+    worst = np.abs(explanations.contributions.sum(axis=(1, 2)) - explanations.margins).max()
+    assert worst < 0.1 * np.abs(explanations.margins).mean()
 
 
-def test_of_a_linear_model_each_pixel_s_contribution_is_its_weight_times_its_distance_from_the_mean() -> None:
+def test_contributions_of_a_linear_model_have_a_closed_form() -> None:
+    """Each is the pixel's weight times its distance from the mean."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer = nn.Linear(64, 10)
     model = Classifier(nn.Sequential(nn.Flatten(), layer), SPEC).eval()
     image = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8) * 3
-    found = explain(model, image, rows=np.array([5]), answers=[2], truths=[7])
+    explanations = explain(model, image, rows=np.array([5]), answers=[2], truths=[7])
     weights = (layer.weight[2] - layer.weight[7]).detach().reshape(8, 8)
     expected = weights * (image[0, 0].float() - 73) / 90
-    np.testing.assert_allclose(found.contributions[0], expected.numpy(), rtol=1e-4, atol=1e-6)
-    assert found.gap < 1e-5
-    assert found.of(5) is not None
-    assert found.of(6) is None
+    np.testing.assert_allclose(explanations.contributions[0], expected.numpy(), rtol=1e-4, atol=1e-6)
+    assert explanations.gap < 1e-5
+    assert explanations.of(5) is not None
+    assert explanations.of(6) is None
 
 
-def test_the_answer_s_own_averaging_is_explained_too(
-    model: Classifier, images: torch.Tensor, labels: torch.Tensor
-) -> None:
-    """A picture and its mirror image are answered alike, so their contributions are mirrored."""
+def test_averaging_over_flips_is_explained_too(model: Classifier, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """An image and its mirror image have the same prediction, so their contributions are mirrored."""
     model.flip_average = True
     try:
-        one = explained(model, images, labels, range(1500, 1504))
-        other = explained(model, images.flip(3), labels, range(1500, 1504))
+        straight = explained(model, images, labels, range(1500, 1504))
+        mirrored = explained(model, images.flip(3), labels, range(1500, 1504))
     finally:
         model.flip_average = False
-    np.testing.assert_allclose(one.contributions, other.contributions[:, :, ::-1], atol=1e-4)
+    np.testing.assert_allclose(straight.contributions, mirrored.contributions[:, :, ::-1], atol=1e-4)
 
 
 def test_explaining_twice_gives_the_same_bytes(
     model: Classifier, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
 ) -> None:
-    for name in ("one", "other"):
+    for name in ("first", "second"):
         write_explanations(tmp_path / name, explained(model, images, labels, range(1500, 1506)))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
-def test_what_was_written_is_read(
+def test_explanations_survive_the_file(
     model: Classifier, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
 ) -> None:
-    found = explained(model, images, labels, range(1500, 1503))
-    write_explanations(tmp_path / "kept", found)
+    explanations = explained(model, images, labels, range(1500, 1503))
+    write_explanations(tmp_path / "kept", explanations)
     read = read_explanations(tmp_path / "kept")
     for name in ("rows", "contributions", "margins"):
-        np.testing.assert_array_equal(getattr(read, name), getattr(found, name))
-    assert read.why == ""
-    write_explanations(tmp_path / "none", Explanations.none("it was Sunday"))
-    assert read_explanations(tmp_path / "none").why == "it was Sunday"
+        np.testing.assert_array_equal(getattr(read, name), getattr(explanations, name))
+    assert read.reason == ""
+    write_explanations(tmp_path / "none", Explanations.none("it is switched off"))
+    assert read_explanations(tmp_path / "none").reason == "it is switched off"
     assert read_explanations(tmp_path / "none").of(0) is None
-    assert "run evaluate again" in read_explanations(tmp_path / "nothing").why
 
 
-class Stubborn(nn.Module):
-    """A user's model that answers and cannot be differentiated."""
+class Opaque(nn.Module):
+    """A user's model that cannot be differentiated."""
 
     def __init__(self, hide: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -127,25 +127,27 @@ class Stubborn(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("hide", "words"),
+    ("hide", "reason"),
     [
         (lambda seen: seen.detach(), "cannot be differentiated"),
         (lambda seen: torch.from_numpy(seen.numpy()), "cannot be differentiated"),
         (torch.round, "gradient is zero everywhere"),
-        (lambda seen: seen + 50 * torch.sign(seen), "miss what they should add up to"),
+        (lambda seen: seen + 50 * torch.sign(seen), "differ from the required sum"),
         (lambda seen: seen.clamp(min=0).sqrt() * 0 + seen.abs().sub(seen.abs()).sqrt(), "not finite"),
     ],
 )
-def test_a_model_that_cannot_be_differentiated_is_told(
-    hide: Callable[[torch.Tensor], torch.Tensor], words: str
+def test_model_that_cannot_be_differentiated_has_a_reason(
+    hide: Callable[[torch.Tensor], torch.Tensor], reason: str
 ) -> None:
     with torch.random.fork_rng():
-        model = Classifier(Stubborn(hide), SPEC)
-    found = explain(model, torch.full((1, 1, 8, 8), 9, dtype=torch.uint8), rows=np.array([0]), answers=[1], truths=[2])
-    assert words in found.why
-    assert found.of(0) is None
+        model = Classifier(Opaque(hide), SPEC)
+    explanations = explain(
+        model, torch.full((1, 1, 8, 8), 9, dtype=torch.uint8), rows=np.array([0]), answers=[1], truths=[2]
+    )
+    assert reason in explanations.reason
+    assert explanations.of(0) is None
 
 
-def test_no_errors_are_no_trouble(model: Classifier, images: torch.Tensor) -> None:
-    found = explain(model, images[:0], rows=np.zeros(0, np.int64), answers=[], truths=[])
-    assert (found.contributions.shape, found.why) == ((0, 8, 8), "")
+def test_no_errors_need_no_explanation(model: Classifier, images: torch.Tensor) -> None:
+    explanations = explain(model, images[:0], rows=np.zeros(0, np.int64), answers=[], truths=[])
+    assert (explanations.contributions.shape, explanations.reason) == ((0, 8, 8), "")

@@ -1,4 +1,4 @@
-"""Cost: truth comes from calls that are known to differ, and from the weights counted by hand."""
+"""Costs of calls that are known to differ, and sizes of weights that are counted by hand."""
 
 import itertools
 from collections.abc import Callable
@@ -20,17 +20,22 @@ def test_blocks_alternate_and_the_first_calls_are_not_counted() -> None:
     blocks = [(name, len(list(calls))) for name, calls in itertools.groupby(order[2:])]
     assert order[:2] == ["a", "b"]
     assert [name for name, _ in blocks[:4]] == ["a", "b", "a", "b"]
-    assert [count for _, count in blocks[:4]] == [8, 16, 16, 16]  # of two blocks side by side each, as turns alternate
+    assert [count for _, count in blocks[:4]] == [
+        8,
+        16,
+        16,
+        16,
+    ]  # then two adjacent blocks of one model
     assert order.count("a") == order.count("b") >= 11
 
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, *, ours: Callable[[int], float], theirs: Callable[[int], float]) -> Any:
-    """Two calls that take as many seconds as the functions of the call's number say, on a clock of the test's own."""
+    """Return two calls on a fake clock; `ours` and `theirs` give the seconds of each call by its number."""
     now, numbers = [0.0], [0, 0]
 
-    def call(which: int, seconds: Callable[[int], float]) -> None:
-        now[0] += seconds(numbers[which])
-        numbers[which] += 1
+    def call(model: int, seconds: Callable[[int], float]) -> None:
+        now[0] += seconds(numbers[model])
+        numbers[model] += 1
 
     monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
     return partial(call, 0, ours), partial(call, 1, theirs)
@@ -43,25 +48,26 @@ def test_bursts_of_load_do_not_refuse_an_identical_model(monkeypatch: pytest.Mon
     assert ours == pytest.approx(theirs)
 
 
-def test_a_slow_first_measurement_is_repeated_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_first_measurement_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = disturbed(monkeypatch, ours=lambda number: 0.1 if number < 100 else 0.01, theirs=lambda number: 0.01)
     ours, theirs = side_by_side(*calls, limit=4.0)
     assert ours == pytest.approx(theirs)
 
 
-def test_a_model_that_is_six_times_slower_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_is_six_times_slower_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(3).exponential(0.05, 100_000)
     calls = disturbed(monkeypatch, ours=lambda number: 0.06 + noise[number], theirs=lambda number: 0.01)
     ours, theirs = side_by_side(*calls, limit=4.0)
     assert ours > 4 * theirs
 
 
-def test_a_call_that_does_much_more_takes_longer() -> None:
+def test_more_work_takes_more_time() -> None:
     ours, theirs = side_by_side(lambda: sum(range(200_000)), lambda: sum(range(200)))
     assert ours > 10 * theirs
 
 
-def test_models_are_weighed_by_their_bytes_and_timed_on_one_row_and_all() -> None:
+def test_costs_of_two_models_have_sizes_and_times() -> None:
+    """Both models run on one image and on the whole batch."""
     seen: list[int] = []
 
     class Watched(nn.Linear):
@@ -72,13 +78,13 @@ def test_models_are_weighed_by_their_bytes_and_timed_on_one_row_and_all() -> Non
 
     with torch.random.fork_rng():
         models = Watched(12, 5), Watched(12, 2, bias=False)
-    found = compare(*models, torch.zeros(7, 3, 2, 2))
-    assert (found.candidate.weights, found.champion.weights, found.rows) == (4 * (60 + 5), 4 * 24, 7)
+    costs = compare(*models, torch.zeros(7, 3, 2, 2))
+    assert (costs.candidate.weights, costs.champion.weights, costs.rows) == (4 * (60 + 5), 4 * 24, 7)
     assert set(seen) == {1, 7}
-    assert min(found.candidate.one, found.candidate.batch, found.champion.one, found.champion.batch) > 0
+    assert min(costs.candidate.single, costs.candidate.batch, costs.champion.single, costs.champion.batch) > 0
 
 
-def test_a_champion_of_another_input_size_is_timed_on_its_own() -> None:
+def test_champion_is_timed_at_its_own_input_size() -> None:
     sizes: list[int] = []
 
     class Watched(nn.Flatten):

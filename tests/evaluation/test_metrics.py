@@ -1,4 +1,4 @@
-"""Figures: truth comes from scikit-learn, called the plain way, and from cases that can be counted by hand."""
+"""Metrics agree with scikit-learn, and with cases that can be counted by hand."""
 
 import json
 import warnings
@@ -31,33 +31,33 @@ def named(classes: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(400, 10), (300, 2), (2000, 37)])
-def test_figures_equal_scikit_learn(rows: int, classes: int) -> None:
+def test_metrics_equal_scikit_learn(rows: int, classes: int) -> None:
     logits, labels = answers(rows, classes, seed=rows)
-    found = measure(logits, labels, classes=named(classes), settings=FEW)
+    metrics = measure(logits, labels, classes=named(classes), settings=FEW)
     predicted, chance = logits.argmax(axis=1), softmax(logits.astype(np.float64), axis=1)
     near = {"rel": 1e-12, "abs": 1e-12}
-    assert found.accuracy.value == pytest.approx(sk.accuracy_score(labels, predicted), **near)
-    assert found.macro_f1.value == pytest.approx(sk.f1_score(labels, predicted, average="macro"), **near)
-    assert found.weighted.f1 == pytest.approx(sk.f1_score(labels, predicted, average="weighted"), **near)
-    assert found.log_loss.value == pytest.approx(sk.log_loss(labels, chance), **near)
-    assert found.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted)))
+    assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, predicted), **near)
+    assert metrics.macro_f1.value == pytest.approx(sk.f1_score(labels, predicted, average="macro"), **near)
+    assert metrics.weighted.f1 == pytest.approx(sk.f1_score(labels, predicted, average="weighted"), **near)
+    assert metrics.log_loss.value == pytest.approx(sk.log_loss(labels, chance), **near)
+    assert metrics.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted)))
     if classes > 2:
-        assert found.roc_auc == pytest.approx(sk.roc_auc_score(labels, chance, multi_class="ovr"), **near)
-        assert found.top_k is not None
-        assert found.top_k.value == pytest.approx(sk.top_k_accuracy_score(labels, chance, k=3), **near)
+        assert metrics.roc_auc == pytest.approx(sk.roc_auc_score(labels, chance, multi_class="ovr"), **near)
+        assert metrics.top_k is not None
+        assert metrics.top_k.value == pytest.approx(sk.top_k_accuracy_score(labels, chance, k=3), **near)
     else:
-        assert found.roc_auc == pytest.approx(sk.roc_auc_score(labels, chance[:, 1]), **near)
-        assert found.top_k is None
+        assert metrics.roc_auc == pytest.approx(sk.roc_auc_score(labels, chance[:, 1]), **near)
+        assert metrics.top_k is None
     one_hot = np.eye(classes)[labels]
-    assert found.pr_auc == pytest.approx(sk.average_precision_score(one_hot, chance, average="macro"), **near)
-    for number, one in enumerate(found.per_class):
-        assert one.recall == pytest.approx(sk.recall_score(labels == number, predicted == number), **near)
-        assert one.precision == pytest.approx(sk.precision_score(labels == number, predicted == number), **near)
+    assert metrics.pr_auc == pytest.approx(sk.average_precision_score(one_hot, chance, average="macro"), **near)
+    for number, each in enumerate(metrics.per_class):
+        assert each.recall == pytest.approx(sk.recall_score(labels == number, predicted == number), **near)
+        assert each.precision == pytest.approx(sk.precision_score(labels == number, predicted == number), **near)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_answers_give_finite_figures_without_a_warning(data: st.DataObject) -> None:
+def test_any_predictions_give_finite_metrics_without_warnings(data: st.DataObject) -> None:
     rows, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(2, 5))
     few_levels = st.sampled_from([-200.0, -1.0, 0.0, 0.5, 300.0])  # ties and certainty on purpose
     cells = data.draw(st.lists(few_levels, min_size=rows * classes, max_size=rows * classes))
@@ -65,94 +65,94 @@ def test_any_answers_give_finite_figures_without_a_warning(data: st.DataObject) 
     logits = np.array(cells, np.float32).reshape(rows, classes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = measure(logits, np.array(labels), classes=named(classes), settings=FEW)
-    content = json.dumps(found.to_json(), allow_nan=False)
-    assert Figures.from_json(json.loads(content)) == found
-    assert found.accuracy.value == pytest.approx(sk.accuracy_score(labels, logits.argmax(axis=1)), abs=1e-12)
-    for interval in (found.accuracy, found.macro_f1, found.log_loss, found.ece):
+        metrics = measure(logits, np.array(labels), classes=named(classes), settings=FEW)
+    content = json.dumps(metrics.to_json(), allow_nan=False)
+    assert Figures.from_json(json.loads(content)) == metrics
+    assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, logits.argmax(axis=1)), abs=1e-12)
+    for interval in (metrics.accuracy, metrics.macro_f1, metrics.log_loss, metrics.ece):
         assert interval.low <= interval.value <= interval.high
 
 
 def test_calibration_error_equals_a_count_by_hand() -> None:
     chance = np.array([[0.87, 0.13], [0.87, 0.13], [0.65, 0.35], [0.35, 0.65]])
     logits = np.log(chance).astype(np.float32)
-    found = measure(
+    metrics = measure(
         logits, np.array([0, 1, 0, 1]), classes=["a", "b"], settings=EvaluationSettings(calibration_bins=10)
     )
     # (.8, .9]: two rows, half right; (.6, .7]: two rows, all right. float32 logits keep about 7 digits.
-    assert found.ece.value == pytest.approx((2 * 0.37 + 2 * 0.35) / 4, abs=1e-6)
-    assert [one.count for one in found.reliability] == [0, 0, 0, 0, 0, 0, 2, 0, 2, 0]
-    assert sum(one.accuracy is None for one in found.reliability) == 8
+    assert metrics.ece.value == pytest.approx((2 * 0.37 + 2 * 0.35) / 4, abs=1e-6)
+    assert [part.count for part in metrics.reliability] == [0, 0, 0, 0, 0, 0, 2, 0, 2, 0]
+    assert sum(part.accuracy is None for part in metrics.reliability) == 8
 
 
-def test_class_without_rows_is_undefined_not_zero() -> None:
+def test_class_without_images_is_undefined_not_zero() -> None:
     logits = np.eye(4, dtype=np.float32)[[0, 1, 1, 0]] * 5
-    found = measure(logits, np.array([0, 1, 0, 0]), classes=named(4), settings=FEW)
-    never = found.per_class[3]
+    metrics = measure(logits, np.array([0, 1, 0, 0]), classes=named(4), settings=FEW)
+    never = metrics.per_class[3]
     assert (never.precision, never.recall, never.f1, never.roc_auc, never.pr_auc) == (None,) * 5
-    assert found.macro_f1.value == pytest.approx(sk.f1_score([0, 1, 0, 0], [0, 1, 1, 0], average="macro"), abs=1e-12)
+    assert metrics.macro_f1.value == pytest.approx(sk.f1_score([0, 1, 0, 0], [0, 1, 1, 0], average="macro"), abs=1e-12)
 
 
-def test_constant_answers_rank_no_better_than_chance() -> None:
+def test_constant_predictions_rank_no_better_than_chance() -> None:
     logits = np.tile(np.array([[2.0, 0.0, 0.0]], np.float32), (30, 1))
-    found = measure(logits, np.arange(30) % 3, classes=named(3), settings=EvaluationSettings(resamples=100, top_k=2))
-    assert found.roc_auc == 0.5
-    assert found.accuracy.value == pytest.approx(1 / 3)
-    assert found.top_k is not None
-    assert found.top_k.value == pytest.approx(2 / 3)
-    assert found.per_class[1].precision is None
+    metrics = measure(logits, np.arange(30) % 3, classes=named(3), settings=EvaluationSettings(resamples=100, top_k=2))
+    assert metrics.roc_auc == 0.5
+    assert metrics.accuracy.value == pytest.approx(1 / 3)
+    assert metrics.top_k is not None
+    assert metrics.top_k.value == pytest.approx(2 / 3)
+    assert metrics.per_class[1].precision is None
 
 
-def test_one_row_has_figures_and_no_ranking() -> None:
-    found = measure(np.array([[1.0, 0.0]], np.float32), np.array([0]), classes=["a", "b"], settings=FEW)
-    assert found.accuracy.value == 1.0
-    assert found.roc_auc is None
-    assert found.roc_auc_interval is None
-    assert "roc_auc" not in found.numbers()
+def test_one_image_has_metrics_but_no_ranking() -> None:
+    metrics = measure(np.array([[1.0, 0.0]], np.float32), np.array([0]), classes=["a", "b"], settings=FEW)
+    assert metrics.accuracy.value == 1.0
+    assert metrics.roc_auc is None
+    assert metrics.roc_auc_interval is None
+    assert "roc_auc" not in metrics.numbers()
 
 
 def test_roc_auc_interval_equals_resampling_by_scikit_learn() -> None:
     logits, labels = answers(60, 3, seed=2)
     logits = np.round(logits)  # ties
-    found = measure(logits, labels, classes=named(3), settings=EvaluationSettings(resamples=200), seed=4)
+    metrics = measure(logits, labels, classes=named(3), settings=EvaluationSettings(resamples=200), seed=4)
     from ratchet.evaluation.intervals import resample_weights
 
     chance = softmax(logits.astype(np.float64), axis=1).round(12)
     weights = next(resample_weights(60, resamples=200, seed=4))
     drawn = [
-        np.mean([sk.roc_auc_score(labels == one, chance[:, one], sample_weight=weight) for one in range(3)])
+        np.mean([sk.roc_auc_score(labels == number, chance[:, number], sample_weight=weight) for number in range(3)])
         for weight in weights
     ]
-    assert found.roc_auc_interval is not None
+    assert metrics.roc_auc_interval is not None
     reach = 1.959963985 * logit(drawn).std()
-    ends = expit(logit(found.roc_auc) + np.array([-reach, reach]))
-    assert (found.roc_auc_interval.low, found.roc_auc_interval.high) == pytest.approx(tuple(ends), abs=1e-9)
+    ends = expit(logit(metrics.roc_auc) + np.array([-reach, reach]))
+    assert (metrics.roc_auc_interval.low, metrics.roc_auc_interval.high) == pytest.approx(tuple(ends), abs=1e-9)
 
 
 def test_headline_intervals_equal_resampling_by_scikit_learn() -> None:
     from ratchet.evaluation.intervals import resample_weights
 
     logits, labels = answers(80, 4, seed=6)
-    found = measure(logits, labels, classes=named(4), settings=EvaluationSettings(resamples=150), seed=9)
+    metrics = measure(logits, labels, classes=named(4), settings=EvaluationSettings(resamples=150), seed=9)
     predicted, chance = logits.argmax(axis=1), softmax(logits.astype(np.float64), axis=1)
     rows = [
         np.repeat(np.arange(80), weight.astype(int)) for weight in next(resample_weights(80, resamples=150, seed=9))
     ]
-    f1 = [sk.f1_score(labels[one], predicted[one], average="macro") for one in rows]
+    f1 = [sk.f1_score(labels[drawn], predicted[drawn], average="macro") for drawn in rows]
     reach = 1.959963985 * logit(f1).std()
-    ends = expit(logit(found.macro_f1.value) + np.array([-reach, reach]))
-    assert (found.macro_f1.low, found.macro_f1.high) == pytest.approx(tuple(ends), abs=1e-9)
+    ends = expit(logit(metrics.macro_f1.value) + np.array([-reach, reach]))
+    assert (metrics.macro_f1.low, metrics.macro_f1.high) == pytest.approx(tuple(ends), abs=1e-9)
 
     losses = -np.log(chance[np.arange(80), labels])
-    apart = [(losses[one].mean() - losses.mean()) / losses[one].std() for one in rows]
+    apart = [(losses[drawn].mean() - losses.mean()) / losses[drawn].std() for drawn in rows]
     ends = losses.mean() - losses.std() * np.quantile(apart, [0.975, 0.025])
-    assert (found.log_loss.low, found.log_loss.high) == pytest.approx(tuple(ends), abs=1e-9)
+    assert (metrics.log_loss.low, metrics.log_loss.high) == pytest.approx(tuple(ends), abs=1e-9)
 
 
-def test_same_answers_give_the_same_figures() -> None:
+def test_same_predictions_give_the_same_metrics() -> None:
     logits, labels = answers(120, 5)
-    one, two = (measure(logits, labels, classes=named(5), settings=FEW) for _ in range(2))
-    assert json.dumps(one.to_json()) == json.dumps(two.to_json())
+    first, second = (measure(logits, labels, classes=named(5), settings=FEW) for _ in range(2))
+    assert json.dumps(first.to_json()) == json.dumps(second.to_json())
 
 
 def test_numbers_are_flat_and_all_numbers() -> None:
@@ -165,16 +165,21 @@ def test_numbers_are_flat_and_all_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels", "error", "words"),
+    ("logits", "labels", "error", "message"),
     [
-        (np.zeros((0, 2)), np.zeros(0, int), DataError, "no test rows"),
-        (np.zeros((2, 3)), np.zeros(2, int), DataError, "do not belong together"),
-        (np.zeros((2, 2)), np.array([0, 2]), DataError, "test row 1 has label 2, allowed are 0 to 1"),
-        (np.array([[0.0, 1.0], [np.nan, 0.0]]), np.zeros(2, int), TrainingError, r"1 of 2 test rows \(first: row 1\)"),
+        (np.zeros((0, 2)), np.zeros(0, int), DataError, "no test images"),
+        (np.zeros((2, 3)), np.zeros(2, int), DataError, "was not trained on the packed data"),
+        (np.zeros((2, 2)), np.array([0, 2]), DataError, r"test row 1 has label 2\. Allowed: 0 to 1"),
+        (
+            np.array([[0.0, 1.0], [np.nan, 0.0]]),
+            np.zeros(2, int),
+            TrainingError,
+            r"1 of 2 test images \(first: row 1\)",
+        ),
     ],
 )
 def test_impossible_input_is_refused(
-    logits: np.ndarray, labels: np.ndarray, error: type[Exception], words: str
+    logits: np.ndarray, labels: np.ndarray, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         measure(logits.astype(np.float32), labels, classes=["a", "b"], settings=FEW)

@@ -1,7 +1,7 @@
-"""Every figure on answers of every awkward kind: truth comes from scikit-learn, called the plain way, to 1e-12.
+"""Metrics on degenerate predictions agree with scikit-learn to 1e-12.
 
-Where ours is deliberately other, the plain definition stands here with the reason. What scikit-learn calls undefined
-(its `zero_division=nan`) is None with us.
+Where they differ on purpose, the test has the plain definition and the reason. A metric that is undefined in
+scikit-learn (`zero_division=nan`) is None here.
 """
 
 import math
@@ -32,7 +32,7 @@ def drawn(rows: int, classes: int, *, seed: int = 0, raised: float = 1.5) -> Giv
 
 
 def cases() -> dict[str, Given]:
-    """Logits and labels by what is awkward about them."""
+    """Return logits and labels by their special property."""
     logits, labels = drawn(200, 5)
     missing = np.where(labels == 2, 3, labels)
     avoided = logits.copy()
@@ -63,64 +63,65 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
-def assert_figures_are_as_defined(logits: np.ndarray, labels: np.ndarray) -> Figures:
+def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Figures:
     classes = logits.shape[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = measure(logits, labels, classes=[str(one) for one in range(classes)], settings=FEW)
+        metrics = measure(logits, labels, classes=[str(number) for number in range(classes)], settings=FEW)
     predicted, everything = logits.argmax(axis=1), np.arange(classes)
-    assert found.accuracy.value == near(sk.accuracy_score(labels, predicted))
-    assert found.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted, labels=everything)))
-    for kind, ours in (("macro", found.macro), ("weighted", found.weighted)):
+    assert metrics.accuracy.value == near(sk.accuracy_score(labels, predicted))
+    assert metrics.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted, labels=everything)))
+    for kind, ours in (("macro", metrics.macro), ("weighted", metrics.weighted)):
         plain = sk.precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
         assert (ours.precision, ours.recall, ours.f1) == near(plain), kind
-    assert found.macro_f1.value == found.macro.f1
+    assert metrics.macro_f1.value == metrics.macro.f1
     own = sk.precision_recall_fscore_support(labels, predicted, labels=everything, zero_division=np.nan)
-    for one, *plain, support in zip(found.per_class, *own, strict=True):
-        assert one.support == support
-        for value, expected in zip((one.precision, one.recall, one.f1), plain, strict=True):
-            assert math.isnan(expected) if value is None else value == near(expected), one
-    assert_probabilities(found, logits, labels)
-    return found
+    for each, *plain, support in zip(metrics.per_class, *own, strict=True):
+        assert each.support == support
+        for value, expected in zip((each.precision, each.recall, each.f1), plain, strict=True):
+            assert math.isnan(expected) if value is None else value == near(expected), each
+    assert_probabilities(metrics, logits, labels)
+    return metrics
 
 
-def assert_probabilities(found: Figures, logits: np.ndarray, labels: np.ndarray) -> None:
-    """Top-k, log-loss, calibration error and the areas."""
+def assert_probabilities(metrics: Figures, logits: np.ndarray, labels: np.ndarray) -> None:
+    """Check top-k, log-loss, calibration error, ROC-AUC and PR-AUC."""
     answers, rows = Answers(logits, labels), range(len(labels))
     certain = scipy_log_softmax(logits.astype(np.float64), axis=1)
     assert np.allclose(answers.log_probabilities, certain, rtol=1e-13, atol=1e-13)
-    # scikit-learn clips probabilities at 2e-16; a model that was sure and wrong is not spared here
-    assert found.log_loss.value == near(-certain[rows, labels].mean())
+    # scikit-learn clips probabilities at 2e-16; here a confident error costs its full loss
+    assert metrics.log_loss.value == near(-certain[rows, labels].mean())
     # scikit-learn breaks ties for the last class; here as argmax does, for the first, so that top-1 is accuracy
-    order = [sorted(range(logits.shape[1]), key=lambda one, row=row: (-logits[row, one], one)) for row in rows]
-    if found.top_k is not None:
-        assert found.top_k.value == near(np.mean([labels[row] in order[row][:2] for row in rows]))
-    assert found.ece.value == near(plain_calibration_error(answers.confidence, answers.correct))
-    for number, one in enumerate(found.per_class):
+    order = [sorted(range(logits.shape[1]), key=lambda number, row=row: (-logits[row, number], number)) for row in rows]
+    if metrics.top_k is not None:
+        assert metrics.top_k.value == near(np.mean([labels[row] in order[row][:2] for row in rows]))
+    assert metrics.ece.value == near(plain_calibration_error(answers.confidence, answers.correct))
+    for number, each in enumerate(metrics.per_class):
         truth, score = labels == number, answers.probabilities[:, number]
         if not truth.any():
-            assert (one.roc_auc, one.pr_auc) == (None, None)
+            assert (each.roc_auc, each.pr_auc) == (None, None)
             continue
-        assert one.pr_auc == near(plain_average_precision(truth, score))
-        assert one.pr_auc == near(sk.average_precision_score(truth, score))
+        assert each.pr_auc == near(plain_average_precision(truth, score))
+        assert each.pr_auc == near(sk.average_precision_score(truth, score))
         if truth.all():
-            assert one.roc_auc is None
+            assert each.roc_auc is None
         else:
-            assert one.roc_auc == near(plain_area(truth, score))
-            assert one.roc_auc == near(sk.roc_auc_score(truth, score))
-    for whole, each in ((found.roc_auc, "roc_auc"), (found.pr_auc, "pr_auc")):
-        defined = [getattr(one, each) for one in found.per_class if getattr(one, each) is not None]
-        assert whole == (near(float(np.mean(defined))) if defined else None)
+            assert each.roc_auc == near(plain_area(truth, score))
+            assert each.roc_auc == near(sk.roc_auc_score(truth, score))
+    for mean, name in ((metrics.roc_auc, "roc_auc"), (metrics.pr_auc, "pr_auc")):
+        values = [getattr(each, name) for each in metrics.per_class]
+        defined = [value for value in values if value is not None]
+        assert mean == (near(float(np.mean(defined))) if defined else None)
 
 
 def plain_area(truth: np.ndarray, score: np.ndarray) -> float:
-    """The share of pairs of one of the class and one not, in which the first scores higher; a tie counts half."""
+    """Return the share of pairs (one in the class, one outside) in which the first scores higher; a tie counts half."""
     first, second = score[truth][:, None], score[~truth][None, :]
     return float((first > second).mean() + (first == second).mean() / 2)
 
 
 def plain_average_precision(truth: np.ndarray, score: np.ndarray) -> float:
-    """Precision at each threshold, weighted by the recall it adds."""
+    """Return precision at each threshold, weighted by the recall that it adds."""
     total, before = 0.0, 0.0
     for threshold in sorted(set(score.tolist()), reverse=True):
         kept = score >= threshold
@@ -130,7 +131,7 @@ def plain_average_precision(truth: np.ndarray, score: np.ndarray) -> float:
 
 
 def plain_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Guo et al. (2017), equation 3; scikit-learn has none. A bin is (low, high], as `ceil` of the multiple says."""
+    """Return the ECE of Guo et al. (2017), equation 3, which scikit-learn lacks. A bin is (low, high]."""
     total = 0.0
     for number in range(1, bins + 1):
         inside = np.ceil(confidence * bins).clip(1, bins) == number
@@ -140,40 +141,42 @@ def plain_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: i
 
 
 @pytest.mark.parametrize("name", cases())
-def test_figures_on_awkward_answers_are_as_defined(name: str) -> None:
-    assert_figures_are_as_defined(*cases()[name])
+def test_metrics_on_degenerate_predictions(name: str) -> None:
+    assert_metrics_as_defined(*cases()[name])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_figures_on_any_answers_are_as_defined(data: st.DataObject) -> None:
+def test_metrics_on_any_predictions(data: st.DataObject) -> None:
     rows, classes = data.draw(st.integers(1, 15)), data.draw(st.integers(2, 6))
     levels = st.sampled_from([-10_000.0, -200.0, -1.0, 0.0, 0.5, 2.0, 300.0, 10_000.0])
     cells = data.draw(st.lists(levels, min_size=rows * classes, max_size=rows * classes))
     labels = data.draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows))
-    assert_figures_are_as_defined(np.array(cells, np.float32).reshape(rows, classes), np.array(labels))
+    assert_metrics_as_defined(np.array(cells, np.float32).reshape(rows, classes), np.array(labels))
 
 
 def test_without_ties_top_k_equals_scikit_learn() -> None:
     logits, labels = drawn(400, 10, seed=3)
     for k in (2, 3, 9):
-        found = measure(logits, labels, classes=list("abcdefghij"), settings=EvaluationSettings(resamples=100, top_k=k))
-        assert found.top_k is not None
-        assert found.top_k.value == near(sk.top_k_accuracy_score(labels, logits, k=k, labels=range(10)))
+        metrics = measure(
+            logits, labels, classes=list("abcdefghij"), settings=EvaluationSettings(resamples=100, top_k=k)
+        )
+        assert metrics.top_k is not None
+        assert metrics.top_k.value == near(sk.top_k_accuracy_score(labels, logits, k=k, labels=range(10)))
 
 
-def test_log_loss_equals_scikit_learn_where_that_clips_nothing() -> None:
+def test_log_loss_equals_scikit_learn_without_clipping() -> None:
     logits, labels = drawn(400, 10, seed=4)
-    found = measure(logits, labels, classes=list("abcdefghij"), settings=FEW)
+    metrics = measure(logits, labels, classes=list("abcdefghij"), settings=FEW)
     chance = np.exp(scipy_log_softmax(logits.astype(np.float64), axis=1))
-    assert found.log_loss.value == near(sk.log_loss(labels, chance, labels=range(10)))
-    assert found.macro.recall == near(sk.balanced_accuracy_score(labels, logits.argmax(axis=1)))
+    assert metrics.log_loss.value == near(sk.log_loss(labels, chance, labels=range(10)))
+    assert metrics.macro.recall == near(sk.balanced_accuracy_score(labels, logits.argmax(axis=1)))
 
 
 def test_perfect_and_all_wrong_are_1_and_0() -> None:
-    perfect, wrong = (assert_figures_are_as_defined(*cases()[name]) for name in ("perfect", "all wrong"))
+    perfect, wrong = (assert_metrics_as_defined(*cases()[name]) for name in ("perfect", "all wrong"))
     assert (perfect.accuracy.value, perfect.macro_f1.value, perfect.roc_auc, perfect.pr_auc) == (1.0,) * 4
     assert (wrong.accuracy.value, wrong.macro_f1.value, wrong.roc_auc) == (0.0,) * 3
-    for figures in (perfect, wrong):  # 200 rows do not make it certain
+    for figures in (perfect, wrong):  # 200 images do not make it certain
         assert figures.accuracy.high - figures.accuracy.low > 0.01
         assert figures.macro_f1.high - figures.macro_f1.low > 0.01

@@ -1,4 +1,4 @@
-"""Kept predictions come back as they were; the files that are drawn from them say the same."""
+"""Predictions survive their file, and the plots agree with them."""
 
 import csv
 from pathlib import Path
@@ -23,7 +23,7 @@ def predictions() -> Predictions:
     return Predictions(ids, generator.integers(3, size=50), logits, ("cat", 'dog, "big"', "Fuß"))
 
 
-def test_predictions_come_back_as_they_were(tmp_path: Path, predictions: Predictions) -> None:
+def test_predictions_survive_the_file(tmp_path: Path, predictions: Predictions) -> None:
     write_predictions(tmp_path / "predictions.parquet", predictions)
     back = read_predictions(tmp_path / "predictions.parquet")
     assert (back.ids, back.classes) == (predictions.ids, predictions.classes)
@@ -49,13 +49,13 @@ def test_worst_errors_are_wrong_and_most_confident_first(predictions: Prediction
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "not there"), (b"", "cannot be read"), (b"PAR1 no table", "cannot be read")]
+    ("content", "message"), [(None, "file not found"), (b"", "cannot be read"), (b"PAR1 no table", "cannot be read")]
 )
-def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "predictions.parquet"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_predictions(path)
     assert str(path) in str(caught.value)
 
@@ -67,37 +67,37 @@ def test_other_parquet_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
-        ({"label": ["x"]}, "is damaged"),
-        ({"label": [2]}, "none of its 2 classes"),
-        ({"logits": [1.0]}, "is damaged"),
-        ({"logits": [[1.0]]}, "is damaged"),
+        ({"label": ["x"]}, ": damaged"),
+        ({"label": [2]}, r"has the label 2\. Allowed: 0 to 1\."),
+        ({"logits": [1.0]}, ": damaged"),
+        ({"logits": [[1.0]]}, ": damaged"),
     ],
 )
-def test_columns_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, list[object]], words: str) -> None:
+def test_columns_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, list[object]], message: str) -> None:
     columns = {"id": ["a"], "label": [1], "predicted": [1], "probability": [0.5], "logits": [[0.0, 1.0]], **changed}
     table = pa.table(columns).replace_schema_metadata({"ratchet.classes": '["x", "y"]'})
     pq.write_table(table, tmp_path / "predictions.parquet")
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         read_predictions(tmp_path / "predictions.parquet")
 
 
-def test_id_that_stands_twice_is_refused() -> None:
-    with pytest.raises(DataError, match="stand twice"):
+def test_duplicate_id_is_refused() -> None:
+    with pytest.raises(DataError, match="1 ids occur twice"):
         Predictions(("a", "a"), np.zeros(2, np.int64), np.zeros((2, 2), np.float32), ("x", "y"))
 
 
-def test_confusion_lines_are_the_test_rows(tmp_path: Path, predictions: Predictions) -> None:
+def test_confusion_has_a_line_for_each_image(tmp_path: Path, predictions: Predictions) -> None:
     write_confusion(tmp_path / "confusion.csv", predictions)
     with (tmp_path / "confusion.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 50
     assert [line["actual"] for line in lines] == [predictions.classes[label] for label in predictions.labels]
-    assert [line["predicted"] for line in lines] == [predictions.classes[one] for one in predictions.predicted]
+    assert [line["predicted"] for line in lines] == [predictions.classes[label] for label in predictions.predicted]
 
 
-def test_reliability_lines_add_up_to_the_rows(tmp_path: Path, predictions: Predictions) -> None:
+def test_reliability_lines_add_up_to_the_images(tmp_path: Path, predictions: Predictions) -> None:
     figures = measure(
         predictions.logits,
         predictions.labels,
@@ -110,7 +110,7 @@ def test_reliability_lines_add_up_to_the_rows(tmp_path: Path, predictions: Predi
 
 
 @pytest.mark.parametrize("classes", [2, 10, 60])
-def test_confusion_picture_is_whole_and_always_the_same(classes: int) -> None:
+def test_confusion_image_is_complete_and_reproducible(classes: int) -> None:
     import io
 
     from PIL import Image
@@ -128,5 +128,5 @@ def test_confusion_picture_is_whole_and_always_the_same(classes: int) -> None:
         pixels = np.asarray(image)
     green = (pixels == (17, 107, 92)).all(axis=2).sum()
     red = (pixels == (178, 60, 38)).all(axis=2).sum()
-    assert green > 10_000  # the diagonal is all there
-    assert red == 0  # and every answer was right
+    assert green > 10_000  # the whole diagonal
+    assert red == 0  # every prediction is right

@@ -15,8 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
-from ratchet.gate import CandidateFigures, answers_rule, judge
-from ratchet.gate.verdict import Verdict
+from ratchet.gate import Candidate, judge, reload_rule
+from ratchet.gate.text import message, rule_text
+from ratchet.gate.verdict import AccuracyResult, ExportResult, Verdict
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 
@@ -65,11 +66,11 @@ def predictions() -> Predictions:
 @pytest.fixture(scope="module")
 def content(predictions: Predictions) -> ReportContent:
     figures = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
-    asking = CandidateFigures(
+    asking = Candidate(
         figures.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
         figures.ece,
     )  # fmt: skip
-    answers = answers_rule(rows=64, largest_difference=0.0, tolerance=1e-4)
+    reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
     epochs = [
         {"epoch": n, "train/loss": 1 / n, "validation/loss": 1.2 / n, "train/learning_rate": 1e-3 / n}
@@ -77,7 +78,7 @@ def content(predictions: Predictions) -> ReportContent:
     ]
     return ReportContent(
         title="digits",
-        verdict=judge(asking, None, GateSettings(calibration_error=0.6), FEW, answers=answers),
+        verdict=judge(asking, None, GateSettings(calibration_error=0.6), FEW, reloaded=reloaded),
         figures=figures,
         history=epochs,
         examples=[
@@ -100,7 +101,6 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     texts = Reader(render(content)).texts
     assert texts[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
-    ending = content.verdict.words.partition(". ")[0]
     (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
     assert texts[2] == f"{ending}. {champion.words}"
     assert all(rule.words in texts for rule in content.verdict.rules)  # folded away, but on the page
@@ -146,11 +146,11 @@ def test_text_from_data_never_becomes_markup(predictions: Predictions, content: 
     example = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
     nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
     assert content.verdict is not None
-    rules = tuple(replace(rule, found=NASTY, needed=NASTY, name=NASTY) for rule in content.verdict.rules)
+    rules = (*content.verdict.rules, ExportResult(False, 1e-4, missing=NASTY))
     page = render(
         ReportContent(
             title=NASTY,
-            verdict=replace(content.verdict, words=NASTY, rules=rules),
+            verdict=replace(content.verdict, rules=rules),
             figures=figures,
             examples=[example],
             manifest=nested,

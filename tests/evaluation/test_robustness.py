@@ -1,4 +1,4 @@
-"""Robustness: what is counted is what the model answered to the very pictures that `corrupt` makes."""
+"""Robustness counts the predictions for exactly the images that `corrupt` returns."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ratchet.evaluation.corruptions import KINDS, STRENGTHS, corrupt
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.metrics import measure
-from ratchet.evaluation.robustness import NotMeasured, Robustness, enough, measure_robustness, spread
+from ratchet.evaluation.robustness import NotMeasured, Robustness, automatic_rows, evenly_spaced, measure_robustness
 from ratchet.settings.model import EvaluationSettings
 
 ROWS = 60
@@ -19,93 +19,87 @@ Answer = Callable[[np.ndarray], np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def pictures() -> np.ndarray:
-    """Half dark, half bright."""
+def images() -> np.ndarray:
+    """Half of the images are dark, half are bright."""
     drawn = np.random.default_rng(0)
     base = np.where(np.arange(ROWS) % 2, 150, 90)[:, None, None, None]
     return (base + drawn.integers(-40, 40, (ROWS, 16, 16, 3))).astype(np.uint8)
 
 
-def by_brightness(pictures: np.ndarray) -> np.ndarray:
-    return (pictures.mean(axis=(1, 2, 3)) > 120).astype(np.int64)
+def by_brightness(images: np.ndarray) -> np.ndarray:
+    return (images.mean(axis=(1, 2, 3)) > 120).astype(np.int64)
 
 
 @pytest.fixture(scope="module")
-def found(pictures: np.ndarray) -> Robustness:
+def measured(images: np.ndarray) -> Robustness:
     labels = np.arange(ROWS) % 2
-    return measure_robustness(by_brightness, pictures, labels, clean=by_brightness(pictures), confidence=0.9)
+    return measure_robustness(by_brightness, images, labels, clean=by_brightness(images), confidence=0.9)
 
 
 @pytest.fixture(scope="module")
-def figures(found: Robustness) -> Figures:
+def figures(measured: Robustness) -> Figures:
     labels = np.arange(ROWS) % 2
     logits = np.eye(2, dtype=np.float32)[labels]
-    whole = measure(logits, labels, classes=("dark", "bright"), settings=EvaluationSettings(resamples=100))
-    return replace(whole, robustness=found)
+    settings = EvaluationSettings(resamples=100, slice_rows=20)
+    columns = {"half": ["first"] * 30 + ["second"] * 30}
+    whole = measure(logits, labels, classes=("dark", "bright"), settings=settings, columns=columns)
+    assert len(whole.slices) == 2
+    return replace(whole, robustness=measured)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_share_is_that_of_right_answers_to_the_spoilt_pictures(
-    kind: str, found: Robustness, pictures: np.ndarray
+def test_each_share_counts_right_predictions_of_corrupted_images(
+    kind: str, measured: Robustness, images: np.ndarray
 ) -> None:
     labels = np.arange(ROWS) % 2
-    for strength, share in zip(STRENGTHS, found.spoilt[kind], strict=True):
-        right = int((by_brightness(corrupt(pictures, kind, strength)) == labels).sum())
+    for strength, share in zip(STRENGTHS, measured.corrupted[kind], strict=True):
+        right = int((by_brightness(corrupt(images, kind, strength)) == labels).sum())
         assert share == share_interval(right, ROWS, confidence=0.9)
 
 
-def test_a_model_that_goes_by_brightness_fails_where_brightness_changes_and_nowhere_else(found: Robustness) -> None:
-    assert found.clean.value == 1.0
-    assert {kind for kind in KINDS if found.mean(kind) < 1.0} == {"brightness"}
-    assert found.spoilt["brightness"][-1].value == 0.5
-    assert found.overall == pytest.approx((4 + found.mean("brightness")) / 5)
+def test_model_that_uses_brightness_fails_only_on_brightness(measured: Robustness) -> None:
+    assert measured.clean.value == 1.0
+    assert {kind for kind in KINDS if measured.mean(kind) < 1.0} == {"brightness"}
+    assert measured.corrupted["brightness"][-1].value == 0.5
+    assert measured.overall == pytest.approx((4 + measured.mean("brightness")) / 5)
 
 
-def test_the_same_pictures_give_the_same_figures(found: Robustness, pictures: np.ndarray) -> None:
+def test_the_same_images_give_the_same_metrics(measured: Robustness, images: np.ndarray) -> None:
     again = measure_robustness(
-        by_brightness, pictures.copy(), np.arange(ROWS) % 2, clean=by_brightness(pictures), confidence=0.9
+        by_brightness, images.copy(), np.arange(ROWS) % 2, clean=by_brightness(images), confidence=0.9
     )
-    assert again == found
+    assert again == measured
 
 
-def test_progress_ends_at_every_kind_and_strength_of_every_row(pictures: np.ndarray) -> None:
-    told: list[int] = []
+def test_progress_counts_every_kind_strength_and_image(images: np.ndarray) -> None:
+    reported: list[int] = []
     labels = np.zeros(ROWS, np.int64)
-    measure_robustness(by_brightness, pictures, labels, clean=labels, confidence=0.9, report=told.append)
-    assert told == sorted(told)
-    assert told[-1] == ROWS * len(KINDS) * len(STRENGTHS)
+    measure_robustness(by_brightness, images, labels, clean=labels, confidence=0.9, report=reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == ROWS * len(KINDS) * len(STRENGTHS)
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(10_000, 500), (287, 500), (7, 3), (501, 500), (1, 1)])
-def test_rows_are_spread_evenly_each_once(rows: int, wanted: int) -> None:
-    taken = spread(rows, wanted)
+def test_rows_are_evenly_spaced_and_unique(rows: int, wanted: int) -> None:
+    taken = evenly_spaced(rows, wanted)
     assert len(taken) == min(rows, wanted)
     steps = np.diff([*taken, rows])
     assert steps.min() >= 1
     assert steps.max() - steps.min() <= 1
 
 
-def test_large_pictures_are_asked_for_fewer_rows() -> None:
-    assert [enough(side, side) for side in (8, 64, 128, 224, 1024)] == [500, 500, 125, 50, 50]
+def test_large_images_need_fewer_rows() -> None:
+    assert [automatic_rows(side, side) for side in (8, 64, 128, 224, 1024)] == [500, 500, 125, 50, 50]
 
 
-def test_figures_keep_robustness_and_its_numbers(figures: Figures, found: Robustness) -> None:
+def test_metrics_include_robustness(figures: Figures, measured: Robustness) -> None:
     assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
     numbers = figures.numbers()
-    assert numbers["robustness"] == found.overall
+    assert numbers["robustness"] == measured.overall
     assert {f"robustness_{kind}" for kind in KINDS} < numbers.keys()
 
 
-def test_figures_without_robustness_say_why_and_have_no_number_of_it(figures: Figures) -> None:
-    without = replace(figures, robustness=NotMeasured("it was Sunday"))
+def test_metrics_without_robustness_have_a_reason(figures: Figures) -> None:
+    without = replace(figures, robustness=NotMeasured("it is switched off"))
     assert Figures.from_json(json.loads(json.dumps(without.to_json()))) == without
     assert not any(name.startswith("robustness") for name in without.numbers())
-
-
-def test_figures_of_an_earlier_version_are_read_as_without(figures: Figures) -> None:
-    content = figures.to_json()
-    del content["robustness"]
-    old = Figures.from_json(content)
-    assert isinstance(old.robustness, NotMeasured)
-    assert "run evaluate again" in old.robustness.why
-    assert old.accuracy == figures.accuracy

@@ -12,7 +12,7 @@ from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import measure
 from ratchet.evaluation.robustness import Robustness
-from ratchet.gate.verdict import RuleResult, Unused, Verdict
+from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings
 

@@ -1,4 +1,4 @@
-"""The judgement with a real registry: what the champion saw, what it can answer, and each try in the ledger."""
+"""The judgement with a real registry: the champion's samples, its answers, and each try in the ledger."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from PIL import Image
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RegistryError
-from ratchet.gate.verdict import Verdict
+from ratchet.gate.text import message, rule_text
+from ratchet.gate.verdict import ChampionResult, LeftOut, Verdict
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
 from ratchet.registry.samples import SEEN, read_samples, split_samples, write_samples
@@ -41,18 +42,18 @@ GATE = GateSettings(
 
 @dataclass
 class Pets:
-    """A project without its flows: images of numbered animals, models that were never trained, a registry."""
+    """A project without flows: numbered images, untrained models, and a registry."""
 
     workspace: Workspace
     params: Params
     runs: int = 0
 
     @property
-    def succession(self) -> Promotions:
+    def promotions(self) -> Promotions:
         return Promotions(self.workspace, self.params, "pets")
 
     def pack(self, split: Callable[[int], str], *, classes: int = 2, size: int = 8, names: str = "{}.png") -> None:
-        """Ingest 60 images; the same number is the same image, whatever its file is called."""
+        """Ingest 60 images. The number decides the content; `names` the file names."""
         folder = self.workspace.root / f"images-{self.runs}-{size}-{classes}"
         folder.mkdir()
         lines = ["path,label,split"]
@@ -68,7 +69,7 @@ class Pets:
         )  # fmt: skip
 
     def train(self, *, seed: int) -> tuple[str, str]:
-        """A run with a model of these data, evaluated and stored; the run's id and its model's address."""
+        """Evaluate and store an untrained model. Return the run id and the model URI."""
         self.runs += 1
         packed = Manifest.read(self.workspace.packed)
         shape = packed.channels, packed.height, packed.width
@@ -81,12 +82,12 @@ class Pets:
         run.settings({"seed": seed})
         run_id = run.send()
         run.journal.close()
-        return run_id, self.succession.registry.log_model(run_id, self.workspace.model, spec)
+        return run_id, self.promotions.registry.log_model(run_id, self.workspace.model, spec)
 
     def champion(self, *, with_record: bool = True) -> Version:
-        """Train a version and make it champion, with the record that the register stage keeps."""
+        """Make a version champion, with the record of samples that the register stage stores."""
         run_id, model_uri = self.train(seed=1)
-        registry, folder = self.succession.registry, self.workspace.root
+        registry, folder = self.promotions.registry, self.workspace.root
         record = folder / "provenance.json"
         record.write_text(json.dumps({"dvc": {}}))
         kept = {record: "provenance"}
@@ -95,17 +96,17 @@ class Pets:
             kept[folder / SEEN] = "provenance"
         registry.log_files(run_id, kept)
         version = registry.enter("pets", run_id, model_uri, tags={"ratchet.verdict": "{}"})
-        self.succession.register(version, why="good", over=None)
-        self.succession.crown(version, over=None)
+        self.promotions.register(version, why="good", over=None)
+        self.promotions.crown(version, over=None)
         return version
 
     def judge(self, run: tuple[str, str]) -> Verdict:
         """Judge a run's model as the register stage does."""
-        over = self.succession.settle().champion
-        return judge_model(self.succession, *run, self.params, self.workspace, over=over)
+        over = self.promotions.settle().champion
+        return judge_model(self.promotions, *run, self.params, self.workspace, over=over)
 
     def judgements(self) -> list[dict[str, object]]:
-        return [dict(entry.content) for entry in self.succession.entries() if entry.what == "judge"]
+        return [dict(entry.content) for entry in self.promotions.entries() if entry.what == "judge"]
 
 
 @pytest.fixture
@@ -114,42 +115,47 @@ def pets(tmp_path: Path) -> Pets:
     return Pets(Workspace(tmp_path), Params(registry=registry, gate=GATE, evaluation=EVERYTHING))
 
 
+def champion_rule(verdict: Verdict) -> ChampionResult:
+    return next(rule for rule in verdict.rules if isinstance(rule, ChampionResult))
+
+
 def by_position(number: int) -> str:
     return "train" if number < 30 else "validation" if number < 36 else "test"
 
 
 def shifted(number: int) -> str:
-    """Other splits: of the 24 test rows 12 were the champion's training rows, 4 its validation rows."""
+    """Other splits: of the 24 test images, 12 were training images of the champion and 4 validation images."""
     return "test" if 18 <= number < 34 or number >= 52 else "validation" if number < 6 else "train"
 
 
-def test_rows_that_the_champion_saw_are_left_out_whatever_their_names(pets: Pets) -> None:
-    """The files are renamed and the splits are changed: 12 test rows were trained on, 4 selected on, by content."""
+def test_images_that_the_champion_saw_are_left_out(pets: Pets) -> None:
+    """Files are renamed and splits are changed; the 16 images are recognised by their content."""
     pets.pack(by_position)
     pets.champion()
     pets.pack(shifted, names="renamed-{}.png")
     verdict = pets.judge(pets.train(seed=2))
-    found = next(rule for rule in verdict.rules if rule.name == "champion")
-    assert not found.passed
-    assert "only 8 of 24 test rows can be compared (16 were used to train or select" in found.words
+    result = champion_rule(verdict)
+    assert not result.passed
+    assert "only 8 of 24 test images can be compared (16 were used to train or select" in rule_text(result).measured
     pets.params = pets.params.model_copy(update={"gate": GATE.model_copy(update={"minimum_rows": 5})})
     verdict = pets.judge(pets.train(seed=2))
     assert verdict.comparison is not None
-    assert (verdict.comparison.rows, verdict.comparison.test_rows) == (8, 24)
+    assert (verdict.comparison.rows, champion_rule(verdict).test_images) == (8, 24)
 
 
-def test_a_candidate_with_a_new_class_and_image_size_is_compared(pets: Pets) -> None:
+def test_candidate_with_new_class_and_size_is_compared(pets: Pets) -> None:
     pets.pack(by_position)
     pets.champion()
     pets.pack(by_position, classes=3, size=16)
     verdict = pets.judge(pets.train(seed=2))
     assert verdict.comparison is not None
-    assert (verdict.comparison.rows, verdict.comparison.test_rows) == (16, 24)
-    assert "16 x 16 x 3 images resized to 8 x 8 x 3" in verdict.words
-    assert "8 are of classes that the champion does not know" in verdict.words
+    result = champion_rule(verdict)
+    assert (verdict.comparison.rows, result.test_images) == (16, 24)
+    assert result.input_shapes == ((16, 16, 3), (8, 8, 3))
+    assert result.left_out == LeftOut(unknown=8)
 
 
-def test_every_candidate_is_a_try_and_the_same_one_only_once(pets: Pets) -> None:
+def test_every_candidate_is_one_try(pets: Pets) -> None:
     pets.pack(by_position)
     first = pets.train(seed=1)
     assert pets.judge(first).unused is not None  # without a champion nothing was compared
@@ -158,39 +164,39 @@ def test_every_candidate_is_a_try_and_the_same_one_only_once(pets: Pets) -> None
     verdict = pets.judge(second)
     assert pets.judge(second) == verdict
     third = pets.judge(pets.train(seed=3))
-    assert [one["try"] for one in pets.judgements()] == [None, 1, 2]
+    assert [entry["try"] for entry in pets.judgements()] == [None, 1, 2]
     assert verdict.comparison is not None
     assert third.comparison is not None
     assert (verdict.comparison.number, third.comparison.number) == (1, 2)
     assert third.comparison.level < verdict.comparison.level
-    assert ["sample" in one for one in pets.judgements()] == [True, False, False]  # the rows themselves are kept once
-    assert pets.succession.ledger.read().faults == []
-    assert pets.succession.fault() is None
+    assert ["sample" in entry for entry in pets.judgements()] == [True, False, False]  # the digests are stored once
+    assert pets.promotions.ledger.read().faults == []
+    assert pets.promotions.fault() is None
 
 
-def test_a_champion_without_a_record_is_refused_and_an_edited_record_too(pets: Pets) -> None:
+def test_champion_without_a_valid_record_is_refused(pets: Pets) -> None:
     pets.pack(by_position)
     version = pets.champion(with_record=False)
     run = pets.train(seed=2)
-    assert "there is no record of the samples" in pets.judge(run).words
+    assert "no record says which samples it was trained on" in message(pets.judge(run))
     name = f"provenance/{SEEN}"
     write_samples(pets.workspace.root / SEEN, split_samples(pets.workspace.packed, "train"))
-    pets.succession.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
-    assert "there is no record of the samples" in pets.judge(run).words  # nobody vouches for that one
-    assert name not in (pets.succession.noted(version) or {})
+    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
+    assert "no record says which samples" in message(pets.judge(run))  # the ledger does not cover the new record
+    assert name not in (pets.promotions.noted(version) or {})
 
 
-def test_a_record_that_was_replaced_is_not_believed(pets: Pets) -> None:
+def test_replaced_record_is_refused(pets: Pets) -> None:
     pets.pack(by_position)
     version = pets.champion()
     run = pets.train(seed=2)
     write_samples(pets.workspace.root / SEEN, split_samples(pets.workspace.packed, "test"))
-    pets.succession.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
+    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
     with pytest.raises(RegistryError, match=rf"pets version 1: provenance/{SEEN} is not what was registered"):
         pets.judge(run)
 
 
-def test_samples_are_written_whatever_their_order_and_found_by_group(pets: Pets, tmp_path: Path) -> None:
+def test_samples_are_matched_by_group_in_any_order(pets: Pets, tmp_path: Path) -> None:
     pets.pack(by_position)
     index = pl.read_parquet(pets.workspace.packed / "index.parquet")
     index.with_columns(group=pl.col("split")).write_parquet(pets.workspace.packed / "index.parquet")

@@ -1,4 +1,4 @@
-"""The exported program answers as its model does, for any number of rows; what cannot be exported says why."""
+"""The ONNX program agrees with its model for any number of images; a failed export has a reason."""
 
 import json
 import re
@@ -28,26 +28,26 @@ def spec(name: str, side: int, channels: int = 3, **changes: Any) -> ModelSpec:
 
 @pytest.fixture(autouse=True)
 def allowed() -> Iterator[None]:
-    """PyTorch's own deprecations while it exports."""
+    """Ignore PyTorch's own deprecation warnings during the export."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg")
         yield
 
 
 def drawn(spec: ModelSpec) -> Classifier:
-    """A model whose buffers, too, are those of no fresh one."""
+    """Return a model with random weights and buffers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(spec)
-        for name, one in model.named_buffers():
+        for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
-                one.uniform_(0.5, 1.5)
+                buffer.uniform_(0.5, 1.5)
         model.temperature.fill_(1.7)
     return model.eval()
 
 
-def asked(model: nn.Module, spec: ModelSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels as a program takes them, and the model's answers."""
+def answered(model: nn.Module, spec: ModelSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels in the program's layout, and the model's probabilities."""
     pixels = np.random.default_rng(0).integers(0, 256, (rows, spec.height, spec.width, spec.channels))
     pixels = pixels.astype(spec.dtype)
     with torch.inference_mode():
@@ -64,11 +64,11 @@ def asked(model: nn.Module, spec: ModelSpec, rows: int = 9) -> tuple[np.ndarray,
         spec("resnet18", 64),
         spec("mobilenet_v3_small", 64),
     ],
-    ids=lambda one: one.name,
+    ids=lambda spec: spec.name,
 )
-def test_a_program_answers_as_the_model_it_was_made_of(spec: ModelSpec, tmp_path: Path) -> None:
+def test_program_agrees_with_its_model(spec: ModelSpec, tmp_path: Path) -> None:
     model = drawn(spec)
-    pixels, answers = asked(model, spec)
+    pixels, answers = answered(model, spec)
     export(model, spec, tmp_path)
     program = Program.of(tmp_path)
     assert isinstance(program, Program)
@@ -76,40 +76,40 @@ def test_a_program_answers_as_the_model_it_was_made_of(spec: ModelSpec, tmp_path
         np.testing.assert_allclose(program.predict(pixels[:rows]), answers[:rows], atol=1e-5)
     parity = compare(tmp_path, pixels, answers)
     assert isinstance(parity, Parity)
-    assert (parity.rows, parity.elsewhere) == (9, 0)
+    assert (parity.images, parity.other_class) == (9, 0)
     assert parity.largest_difference < 1e-5
 
 
-def test_the_files_are_plain_onnx_with_any_number_of_rows_and_no_pickle(tmp_path: Path) -> None:
-    one = spec("convnet", 8, 1)
-    export(drawn(one), one, tmp_path)
+def test_files_are_plain_onnx_without_a_pickle(tmp_path: Path) -> None:
+    small = spec("convnet", 8, 1)
+    export(drawn(small), small, tmp_path)
     program = onnx.load(tmp_path / "model.onnx")
     onnx.checker.check_model(program)
     (takes,), (gives,) = program.graph.input, program.graph.output
     sides = [[side.dim_value or side.dim_param for side in put.type.tensor_type.shape.dim] for put in (takes, gives)]
     assert (takes.name, gives.name, sides) == ("pixels", "probabilities", [["rows", 8, 8, 1], ["rows", 5]])
     about = json.loads((tmp_path / "program.json").read_text())
-    opset = next(one.version for one in program.opset_import if not one.domain)
+    opset = next(operators.version for operators in program.opset_import if not operators.domain)
     assert about == {"format": 1, "program": "model.onnx", "input": "pixels", "output": "probabilities", "opset": opset}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "program.json"]
     assert list(find_pickles(files_under(tmp_path))) == []
 
 
-def test_the_export_changes_neither_the_model_nor_the_random_state(tmp_path: Path) -> None:
-    one = spec("resnet", 32)
-    model = drawn(one)
-    _, before = asked(model, one)
+def test_export_leaves_model_and_random_state_unchanged(tmp_path: Path) -> None:
+    small = spec("resnet", 32)
+    model = drawn(small)
+    _, before = answered(model, small)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
-    export(model, one, tmp_path)
+    export(model, small, tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-    np.testing.assert_array_equal(asked(model, one)[1], before)
+    np.testing.assert_array_equal(answered(model, small)[1], before)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 class Head(nn.Module):
-    """A network that PyTorch cannot follow, or ONNX cannot say."""
+    """A network that PyTorch cannot trace, or ONNX cannot express."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Rare(Head):
 
 
 @pytest.mark.parametrize(
-    ("network", "why"),
+    ("network", "reason"),
     [
         (Asks, r"^Could not guard on data-dependent expression .*\(test_export\.py, line \d+: if images\.sum\(\) > 0:"),
         (Leaves, r"numpy\(\) is not supported .*\(test_export\.py, line \d+: return self\.head\(torch\.from_numpy"),
@@ -147,56 +147,56 @@ class Rare(Head):
         (Rare, r"^No ONNX function found for .*bessel_j0"),
     ],
 )
-def test_what_cannot_be_exported_says_why_and_where_and_leaves_no_program(
-    network: type[nn.Module], why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_failed_export_has_a_reason_and_no_program(
+    network: type[nn.Module], reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    one = spec("convnet", 8, 1)
+    small = spec("convnet", 8, 1)
     with torch.random.fork_rng():
-        export(Classifier(network(), one).eval(), one, tmp_path)
-    found = Program.of(tmp_path)
-    assert isinstance(found, NotExported)
-    assert re.search(why, found.why), found.why
-    assert "\n" not in found.why
+        export(Classifier(network(), small).eval(), small, tmp_path)
+    missing = Program.of(tmp_path)
+    assert isinstance(missing, NotExported)
+    assert re.search(reason, missing.reason), missing.reason
+    assert "\n" not in missing.reason
     assert [path.name for path in tmp_path.iterdir()] == ["program.json"]
-    assert compare(tmp_path, *asked(drawn(one), one)) == found
+    assert compare(tmp_path, *answered(drawn(small), small)) == missing
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_program_of_other_answers_is_found_out(tmp_path: Path) -> None:
-    one = spec("convnet", 8, 1)
-    model = drawn(one)
-    export(model, one, tmp_path)
-    pixels, answers = asked(model, one)
+def test_program_with_other_answers_is_detected(tmp_path: Path) -> None:
+    small = spec("convnet", 8, 1)
+    model = drawn(small)
+    export(model, small, tmp_path)
+    pixels, answers = answered(model, small)
     moved = np.roll(answers, 1, axis=1)
     parity = compare(tmp_path, pixels, moved)
     assert isinstance(parity, Parity)
     assert parity.largest_difference == pytest.approx(np.abs(answers - moved).max(), abs=1e-5)
-    assert parity.elsewhere == 9
+    assert parity.other_class == 9
 
 
-def test_a_program_that_does_not_run_says_so(tmp_path: Path) -> None:
-    one = spec("convnet", 8, 1)
-    model = drawn(one)
-    export(model, one, tmp_path)
+def test_program_that_does_not_run_has_a_reason(tmp_path: Path) -> None:
+    small = spec("convnet", 8, 1)
+    model = drawn(small)
+    export(model, small, tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"no program")
-    found = compare(tmp_path, *asked(model, one))
-    assert isinstance(found, NotExported)
-    assert found.why.startswith("onnxruntime cannot run the program: ")
+    missing = compare(tmp_path, *answered(model, small))
+    assert isinstance(missing, NotExported)
+    assert missing.reason.startswith("onnxruntime cannot run the program: ")
 
 
-def test_a_model_stored_without_a_program_has_none(tmp_path: Path) -> None:
-    one = spec("convnet", 8, 1)
+def test_model_stored_without_a_program_has_none(tmp_path: Path) -> None:
+    small = spec("convnet", 8, 1)
     assert Program.of(tmp_path) is None
-    assert compare(tmp_path, *asked(drawn(one), one)) is None
+    assert compare(tmp_path, *answered(drawn(small), small)) is None
 
 
-def test_a_program_of_a_model_of_16_bit_images_takes_raw_values(tmp_path: Path) -> None:
+def test_program_of_16_bit_model_takes_raw_values(tmp_path: Path) -> None:
     from ratchet.registry.pyfunc import ServedClassifier
 
     deep = spec("convnet", 8, 1, depth=12)
     model = drawn(deep)
     export(model, deep, tmp_path)
     raw = np.random.default_rng(0).integers(0, 5_000, (9, 8, 8, 1), dtype=np.uint16)  # some beyond 12 bits
-    found = compare(tmp_path, raw, ServedClassifier(model, deep).predict(raw))
-    assert isinstance(found, Parity), found
-    assert found.largest_difference < 1e-5
+    parity = compare(tmp_path, raw, ServedClassifier(model, deep).predict(raw))
+    assert isinstance(parity, Parity), parity
+    assert parity.largest_difference < 1e-5

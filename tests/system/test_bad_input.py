@@ -307,5 +307,5 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any
     after = fresh.digests("data/model", "data/checkpoints", "data/reports")
     assert {path: after[path] for path in model} == model
     registration = json.loads(fresh.workspace.registration.read_text())
-    assert (registration["version"], registration["aliases"]) == ("1", ["champion"]), registration["words"]
+    assert (registration["version"], registration["aliases"]) == ("1", ["champion"]), registration["summary"]
     assert fresh.good("ratchet", "sync").strip() == "Nothing to send: MLflow has everything."

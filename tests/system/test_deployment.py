@@ -176,7 +176,7 @@ def test_report_and_figures_are_artifacts_of_the_run(served: Served, first: dict
     artifacts = {artifact["key"]: artifact for artifact in served.of_run("artifacts", first)}
     assert {"report", "classes", "confusion", "report-page"} <= set(artifacts)
     registration = files.read_json(served.root / "data" / "registration.json")
-    assert first["state"]["message"] == registration["words"]
+    assert first["state"]["message"] == registration["summary"]
     report = artifacts["report"]["data"]
     assert report.startswith("# Passed" if registration["passed"] else "# Refused")
     assert registration["run_id"] in report

@@ -1,4 +1,4 @@
-"""Test images converted to the champion's input. The reference for resizing is Pillow, which ingest uses."""
+"""Images are adapted to the champion's input as Pillow does it, which ingest uses for resizing."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,51 +8,52 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.champion_input import Fitted, answers_right
+from tasks.champion_input import InputAdapter, correct_answers
 
 
-def fitted(shape: tuple[int, int, int], packed: tuple[int, int, int], dtype: str = "uint8") -> Fitted:
+def adapter(shape: tuple[int, int, int], packed: tuple[int, int, int], dtype: str = "uint8") -> InputAdapter:
     def described(of: tuple[int, int, int], dtype: str) -> Any:
         return SimpleNamespace(height=of[0], width=of[1], channels=of[2], dtype=dtype)
 
-    return Fitted.of(described(shape, dtype), described(packed, "uint8"))
+    return InputAdapter.of(described(shape, dtype), described(packed, "uint8"))
 
 
 @pytest.mark.parametrize(("size", "packed"), [(32, 64), (64, 32), (28, 32)])
 def test_images_are_resized_as_ingest_would(size: int, packed: int) -> None:
-    """On smooth images, to within rounding."""
+    """Smooth images agree up to rounding."""
     rows, columns = np.mgrid[0:packed, 0:packed] / packed
     smooth = np.stack([rows, columns, (rows + columns) / 2], -1) * 200 + 20
     image = smooth.astype(np.uint8)
     wanted = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
-    resized = fitted((size, size, 3), (packed, packed, 3)).images(images)
+    resized = adapter((size, size, 3), (packed, packed, 3)).images(images)
     assert resized.dtype == torch.uint8
     assert np.abs(resized[0].permute(1, 2, 0).numpy().astype(int) - wanted.astype(int)).max() <= 1
 
 
-def test_colour_and_grey_are_converted_as_pillow_does() -> None:
+def test_colour_and_greyscale_are_converted_as_by_pillow() -> None:
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
-    grey = fitted((8, 8, 1), (8, 8, 3)).images(images)
+    grey = adapter((8, 8, 1), (8, 8, 3)).images(images)
     wanted = np.asarray(Image.fromarray(image).convert("L")).astype(int)
     assert np.abs(grey[0, 0].numpy().astype(int) - wanted).max() <= 1
-    colour = fitted((8, 8, 3), (8, 8, 1)).images(grey)
+    colour = adapter((8, 8, 3), (8, 8, 1)).images(grey)
     assert colour.shape == (1, 3, 8, 8)
     assert (colour == grey).all()
 
 
-def test_images_of_the_same_shape_are_left_alone() -> None:
+def test_images_of_the_same_shape_are_unchanged() -> None:
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    assert fitted((8, 8, 3), (8, 8, 3)).images(images) is images
+    assert adapter((8, 8, 3), (8, 8, 3)).images(images) is images
 
 
-def test_other_pixel_types_and_channels_are_refused() -> None:
-    assert fitted((8, 8, 3), (8, 8, 3), "float32").unable == "it takes float32 pixels, and these are uint8"
-    assert fitted((8, 8, 4), (8, 8, 3)).unable == "it takes images of 4 channels, and these have 3"
+def test_other_pixel_types_and_channels_are_a_mismatch() -> None:
+    assert adapter((8, 8, 3), (8, 8, 3), "float32").mismatch == "it takes float32 pixels, and these are uint8"
+    assert adapter((8, 8, 4), (8, 8, 3)).mismatch == "it takes images of 4 channels, and these have 3"
 
 
-def test_predictions_are_matched_by_class_name() -> None:
+def test_answers_are_matched_by_class_name() -> None:
+    """Classes that the data no longer has are skipped."""
     logits = np.array([[9.0, 1.0, 5.0], [0.0, 3.0, 9.0], [9.0, 2.0, 1.0]], np.float32)
     known, classes = ("owl", "dog", "cat"), ("cat", "dog", "bee")
-    assert answers_right(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [True, False, True]
+    assert correct_answers(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [True, False, True]

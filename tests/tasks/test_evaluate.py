@@ -1,4 +1,4 @@
-"""Stage evaluate: slices by the index's columns, robustness and explanations."""
+"""The stage evaluate: slice columns from the index, robustness, explanations, and reproducible files."""
 
 import json
 from pathlib import Path
@@ -14,17 +14,19 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
 from ratchet.evaluation.corruptions import corrupt
 from ratchet.evaluation.explanations import read_explanations
+from ratchet.evaluation.figures import read_figures
 from ratchet.evaluation.predictions import read_predictions
-from ratchet.evaluation.robustness import NotMeasured, Robustness, spread
+from ratchet.evaluation.robustness import NotMeasured, Robustness, evenly_spaced
+from ratchet.evaluation.slices import slice_columns
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
 from ratchet.training import ModelSpec, build, load_model, open_split, save_model
 from ratchet.workspace import Workspace
-from tasks.evaluate import evaluate, read_figures, slice_columns
+from tasks.evaluate import evaluate
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
-    """Workspace with ingested images, listed in a table with camera, age and a note."""
+    """Ingest images from a table with the columns camera, age and note."""
     root: Path = tmp_path_factory.mktemp("slices")
     (root / "pets").mkdir()
     lines = ["path,label,camera,age,note"]
@@ -45,8 +47,8 @@ def workspace(tmp_path_factory) -> Workspace:
     return workspace
 
 
-def test_each_test_sample_has_its_own_values(workspace: Workspace) -> None:
-    columns = slice_columns(workspace, EvaluationSettings())
+def test_each_image_has_its_own_values(workspace: Workspace) -> None:
+    columns = slice_columns(workspace.packed, EvaluationSettings())
     assert set(columns) == {"brightness", "contrast", "format", "camera", "age", "note"}
     index = pl.read_parquet(workspace.packed / "index.parquet")
     test = index.filter(pl.col("split") == "test").sort("row")
@@ -59,23 +61,23 @@ def test_each_test_sample_has_its_own_values(workspace: Workspace) -> None:
             assert (part == "low") == (age < third)
 
 
-def test_only_named_columns_become_slices(workspace: Workspace) -> None:
-    assert set(slice_columns(workspace, EvaluationSettings(slices=("camera", "brightness")))) == {
+def test_only_named_columns_are_used(workspace: Workspace) -> None:
+    assert set(slice_columns(workspace.packed, EvaluationSettings(slices=("camera", "brightness")))) == {
         "camera",
         "brightness",
     }
     with pytest.raises(SettingsError, match=r"evaluation\.slices: found lens; allowed: auto, or .*camera, age, note"):
-        slice_columns(workspace, EvaluationSettings(slices=("camera", "lens")))
+        slice_columns(workspace.packed, EvaluationSettings(slices=("camera", "lens")))
 
 
 class Silent:
-    """Record the progress."""
+    """Record the progress that the stage reports."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, int]] = []
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        self.calls.append((done, total))
+        self.reported.append((done, total))
 
     def say(self, text: str) -> None:
         raise AssertionError(text)
@@ -98,16 +100,16 @@ def run_evaluate(workspace: Workspace, **changes: object) -> None:
     settings = EvaluationSettings(resamples=100, **changes)  # type: ignore[arg-type]
     watch = Silent()
     evaluate(Params(evaluation=settings), workspace, watch=watch)
-    assert watch.calls[-1][0] == watch.calls[-1][1]
+    assert watch.reported[-1][0] == watch.reported[-1][1]
 
 
-def test_robustness_is_measured_on_test_samples(workspace: Workspace) -> None:
+def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspace) -> None:
     with_model(workspace)
-    run_evaluate(workspace, robustness_rows=16, explained_errors=0)
-    robustness = read_figures(workspace).robustness
+    measured(workspace, robustness_rows=16, explained_errors=0)
+    robustness = read_figures(workspace.reports).robustness
     assert isinstance(robustness, Robustness)
     test = open_split(workspace.packed, "test")
-    rows = spread(len(test), 16)
+    rows = evenly_spaced(len(test), 16)
     assert robustness.rows == 16 < len(test)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     assert robustness.clean.value == predictions.correct[rows].mean()
@@ -115,7 +117,7 @@ def test_robustness_is_measured_on_test_samples(workspace: Workspace) -> None:
     corrupted = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
     with torch.inference_mode():
         answers = model.eval()(corrupted).argmax(1).numpy()
-    assert robustness.spoilt["noise"][-1].value == (answers == test.labels[rows]).mean()
+    assert robustness.corrupted["noise"][-1].value == (answers == test.labels[rows]).mean()
     metrics = json.loads((workspace.reports / "metrics.json").read_text())
     assert metrics["robustness_noise"] == robustness.mean("noise")
     assert metrics["robustness"] == robustness.overall
@@ -123,7 +125,7 @@ def test_robustness_is_measured_on_test_samples(workspace: Workspace) -> None:
 
 def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None:
     with_model(workspace)
-    run_evaluate(workspace, robustness_rows=0, explained_errors=3)
+    measured(workspace, robustness_rows=0, explained_errors=3)
     explanations = read_explanations(workspace.reports / "explanations.safetensors")
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     np.testing.assert_array_equal(explanations.rows, predictions.worst_errors(3))
@@ -131,11 +133,13 @@ def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None
     assert explanations.gap < 0.05
 
 
-def test_measurements_set_to_zero_are_skipped_with_reason(workspace: Workspace) -> None:
+def test_measurements_that_are_switched_off_have_a_reason(workspace: Workspace) -> None:
     with_model(workspace)
-    run_evaluate(workspace, robustness_rows=0, explained_errors=0)
-    assert read_figures(workspace).robustness == NotMeasured("evaluation.robustness_rows is 0")
-    assert read_explanations(workspace.reports / "explanations.safetensors").why == "evaluation.explained_errors is 0"
+    measured(workspace, robustness_rows=0, explained_errors=0)
+    assert read_figures(workspace.reports).robustness == NotMeasured("evaluation.robustness_rows is 0")
+    assert (
+        read_explanations(workspace.reports / "explanations.safetensors").reason == "evaluation.explained_errors is 0"
+    )
     assert not any(name.startswith("robust") for name in json.loads((workspace.reports / "metrics.json").read_text()))
 
 

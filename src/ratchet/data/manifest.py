@@ -8,7 +8,7 @@ from typing import Any
 from ratchet import files
 from ratchet.errors import DataError
 
-__all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles"]
+__all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
 
 FORMAT = 1
 _LOCATION = "manifest.json"
@@ -141,6 +141,19 @@ class Manifest:
         if self.depth is None:
             del content["depth"]
         files.write_json(packed / _LOCATION, content)
+
+
+def split_ids(packed: Path, split: str) -> tuple[str, ...]:
+    """Return the sample ids of a split, in the order of its rows.
+
+    Raises:
+        DataError: there is no packed set, or it is damaged.
+    """
+    import polars
+
+    Manifest.read(packed)
+    index = polars.read_parquet(packed / "index.parquet", columns=["split", "row", "id"])
+    return tuple(index.filter(polars.col("split") == split).sort("row")["id"].to_list())
 
 
 def _split(content: dict[str, Any]) -> SplitFiles:

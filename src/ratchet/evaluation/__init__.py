@@ -1,4 +1,4 @@
-"""How good a model is: figures with intervals, predictions kept row by row, and the report.
+"""Evaluation of a model on the test images: metrics with confidence intervals, predictions, slices and robustness.
 
-Everything here is a function of arrays; nothing knows who trained the model or where the result is recorded.
+Everything here is a function of arrays and files. Nothing depends on the training or on where results are recorded.
 """

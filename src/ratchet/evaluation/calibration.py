@@ -1,4 +1,4 @@
-"""Is a confidence of .9 right nine times in ten? Reliability bins, and temperature scaling."""
+"""Calibration: reliability bins, the expected calibration error (ECE), and temperature scaling."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-_COOLEST, _HOTTEST = 0.05, 20.0  # beyond these a model is broken, not badly calibrated
+_LOWEST, _HIGHEST = 0.05, 20.0  # temperatures; beyond these a model is broken, not badly calibrated
 
 
 @dataclass(frozen=True)
 class Bin:
-    """The rows whose confidence lies in (low, high]; `confidence` and `accuracy` are None where there are none."""
+    """Predictions with a confidence in (low, high]; mean `confidence` and `accuracy` are None if there are none."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Bin:
 
 
 def log_softmax(logits: NDArray[np.floating]) -> Floats:
-    """Log-probabilities, shape (rows, classes), in double precision."""
+    """Return log-probabilities, shape (rows, classes), in double precision."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -42,12 +42,12 @@ def log_softmax(logits: NDArray[np.floating]) -> Floats:
 
 
 def bin_numbers(confidence: Floats, *, bins: int) -> NDArray[np.int64]:
-    """Which of `bins` equal parts (low, high] of the unit interval each confidence lies in, from 0."""
+    """Return the bin of each confidence, from 0, among `bins` bins (low, high] of equal width."""
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 def reliability(confidence: Floats, correct: NDArray[np.bool_], *, bins: int) -> tuple[Bin, ...]:
-    """Mean confidence against accuracy in equal bins of confidence (Guo et al. 2017, section 2)."""
+    """Return mean confidence and accuracy in bins of equal width (Guo et al. 2017, section 2)."""
     numbers = bin_numbers(confidence, bins=bins)
     counts = np.bincount(numbers, minlength=bins)
     confidences = np.bincount(numbers, weights=confidence, minlength=bins)
@@ -65,29 +65,30 @@ def reliability(confidence: Floats, correct: NDArray[np.bool_], *, bins: int) ->
 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """Expected calibration error: the gap between confidence and accuracy, over the rows (Guo et al. 2017, eq. 3)."""
+    """Return the ECE: the mean gap between confidence and accuracy over all predictions (Guo et al. 2017, eq. 3)."""
     gaps = sum(
-        one.count * abs(one.accuracy - one.confidence)
-        for one in bins
-        if one.accuracy is not None and one.confidence is not None
+        part.count * abs(part.accuracy - part.confidence)
+        for part in bins
+        if part.accuracy is not None and part.confidence is not None
     )
-    return float(gaps) / sum(one.count for one in bins)
+    return float(gaps) / sum(part.count for part in bins)
 
 
 def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: float, seed: int) -> Interval:
-    """The calibration error with its interval, a wide one: it holds the truth at least as often as `confidence` says.
+    """Return the ECE with a conservative interval: its coverage is at least `confidence`.
 
-    Resampling the rows misleads: the plug-in figure grows with the noise of each bin (Roelofs et al. 2022, "Mitigating
-    Bias in Calibration Error Estimation"), a resample is twice as noisy, and near 0 the figure is not normal (Sun et
-    al. 2024, "A Confidence Interval for the l2 Expected Calibration Error"). But by the triangle inequality it lies no
-    further from the truth than the sum of the bins' own errors, and that sum can be drawn: rows fall into the bins
-    and are right there as they were, by Laplace's rule of succession, for a bin whose few rows were all right may err.
+    A bootstrap of the images misleads. The plug-in estimate grows with the noise of each bin (Roelofs et al. 2022,
+    "Mitigating Bias in Calibration Error Estimation"), a resample is twice as noisy, and near 0 the estimate is not
+    normal (Sun et al. 2024, "A Confidence Interval for the l2 Expected Calibration Error"). By the triangle inequality
+    its distance from the true value is at most the sum of the bins' own errors, and that sum can be simulated: draw
+    how many images fall into each bin, and how many of them are right. The probability of a right answer is estimated
+    by Laplace's rule of succession, because a bin whose few images were all right may still contain errors.
     """
-    rows = sum(one.count for one in bins)
-    filled = [one for one in bins if one.accuracy is not None and one.confidence is not None]
-    counts = np.array([one.count for one in filled])
-    sure = np.array([one.confidence for one in filled])
-    right = (np.array([one.accuracy for one in filled]) * counts + 1) / (counts + 2)
+    rows = sum(part.count for part in bins)
+    filled = [part for part in bins if part.accuracy is not None and part.confidence is not None]
+    counts = np.array([part.count for part in filled])
+    sure = np.array([part.confidence for part in filled])
+    right = (np.array([part.accuracy for part in filled]) * counts + 1) / (counts + 2)
     generator = np.random.Generator(np.random.Philox(key=seed))
     drawn = generator.multinomial(rows, counts / rows, size=resamples)
     gaps = drawn * sure - generator.binomial(drawn, right)
@@ -97,12 +98,15 @@ def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: f
 
 
 def fit_temperature(validation_logits: NDArray[np.float32], validation_labels: NDArray[np.int64]) -> float:
-    """The temperature that logits are divided by so that their probabilities mean what they say.
+    """Return the temperature by which logits are divided to calibrate them; 1.0 where no other is better.
 
-    Guo et al., "On Calibration of Modern Neural Networks" (2017), section 4.2: the one that minimises the negative
-    log-likelihood of validation rows (logits of shape (rows, classes), labels of shape (rows,)). The order of classes,
-    and so accuracy, is untouched. 1.0 where no other does better. The loss is convex in 1/temperature, so a
-    bounded search finds its one minimum.
+    It minimises the negative log-likelihood of the validation images (Guo et al., "On Calibration of Modern Neural
+    Networks", 2017, section 4.2). The order of classes, and so accuracy, does not change. The loss is convex in
+    1/temperature, so a bounded search finds its only minimum.
+
+    Args:
+        validation_logits: (rows, classes).
+        validation_labels: (rows,).
     """
     from scipy.optimize import minimize_scalar
 
@@ -115,7 +119,7 @@ def fit_temperature(validation_logits: NDArray[np.float32], validation_labels: N
         scaled = log_softmax(logits / np.exp(log_temperature))
         return -float(scaled[rows, validation_labels].mean())
 
-    found = minimize_scalar(
-        loss, bounds=(np.log(_COOLEST), np.log(_HOTTEST)), method="bounded", options={"xatol": 1e-6}
+    minimum = minimize_scalar(
+        loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded", options={"xatol": 1e-6}
     )
-    return float(np.exp(found.x)) if found.fun < loss(0.0) else 1.0
+    return float(np.exp(minimum.x)) if minimum.fun < loss(0.0) else 1.0

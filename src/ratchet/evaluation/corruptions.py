@@ -1,7 +1,7 @@
-"""Pictures as the world spoils them: noise, blur, other light, less contrast, compression, in five strengths each.
+"""Corrupted images: noise, blur, brightness, contrast and JPEG compression, in five strengths each.
 
 Kinds and strengths are those of CIFAR-10-C (Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
-Corruptions and Perturbations", 2019), blur's in pixels of a picture 32 wide.
+Corruptions and Perturbations", 2019). Blur is given in pixels of an image that is 32 pixels wide.
 """
 
 import io
@@ -14,68 +14,67 @@ from PIL import Image
 
 __all__ = ["KINDS", "STRENGTHS", "corrupt"]
 
-Pictures = NDArray[np.uint8]
+Images = NDArray[np.uint8]
 
 STRENGTHS = (1, 2, 3, 4, 5)
 _NOISE = (0.04, 0.06, 0.08, 0.09, 0.10)  # standard deviation, of a scale 0..1
 _BLUR = (0.4, 0.6, 0.7, 0.8, 1.0)  # standard deviation, pixels
 _BRIGHTNESS = (0.05, 0.1, 0.15, 0.2, 0.3)  # added, of a scale 0..1
-_CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)  # what is left of the distance to the mean
+_CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)  # remaining share of the distance to the mean
 _QUALITY = (80, 65, 58, 50, 40)  # of JPEG
 
 
-def corrupt(pictures: Pictures, kind: str, strength: int, *, seed: int = 0) -> Pictures:
-    """Pictures uint8 (n, height, width, channels), channels 1 or 3, spoilt: a copy of the same shape.
+def corrupt(images: Images, kind: str, strength: int, *, seed: int = 0) -> Images:
+    """Return a corrupted copy of the images.
 
     Args:
+        images: uint8 (n, height, width, channels), with 1 or 3 channels.
         kind: one of KINDS.
         strength: one of STRENGTHS.
-        seed: of the noise, which is the same for equal numbers of pictures.
+        seed: of the noise. Arrays of the same shape get the same noise.
 
     Raises:
         KeyError: there is no such kind.
     """
-    return KINDS[kind](pictures, strength - 1, seed)
+    return KINDS[kind](images, strength - 1, seed)
 
 
-def _noise(pictures: Pictures, place: int, seed: int) -> Pictures:
-    drawn = np.random.default_rng(seed).normal(0.0, 255 * _NOISE[place], pictures.shape)
-    return _rounded(pictures + drawn)
+def _noise(images: Images, level: int, seed: int) -> Images:
+    drawn = np.random.default_rng(seed).normal(0.0, 255 * _NOISE[level], images.shape)
+    return _rounded(images + drawn)
 
 
-def _blur(pictures: Pictures, place: int, _: int) -> Pictures:
+def _blur(images: Images, level: int, _: int) -> Images:
     from scipy.ndimage import gaussian_filter
 
-    sigma = _BLUR[place] * min(pictures.shape[1:3]) / 32
-    return _rounded(gaussian_filter(pictures.astype(np.float32), (0, sigma, sigma, 0)))
+    sigma = _BLUR[level] * min(images.shape[1:3]) / 32
+    return _rounded(gaussian_filter(images.astype(np.float32), (0, sigma, sigma, 0)))
 
 
-def _brightness(pictures: Pictures, place: int, _: int) -> Pictures:
-    return _rounded(pictures + 255 * _BRIGHTNESS[place])
+def _brightness(images: Images, level: int, _: int) -> Images:
+    return _rounded(images + 255 * _BRIGHTNESS[level])
 
 
-def _contrast(pictures: Pictures, place: int, _: int) -> Pictures:
-    middle = pictures.mean(axis=(1, 2), keepdims=True)
-    return _rounded((pictures - middle) * _CONTRAST[place] + middle)
+def _contrast(images: Images, level: int, _: int) -> Images:
+    middle = images.mean(axis=(1, 2), keepdims=True)
+    return _rounded((images - middle) * _CONTRAST[level] + middle)
 
 
-def _compression(pictures: Pictures, place: int, _: int) -> Pictures:
-    saved = []
-    for picture in pictures:
+def _compression(images: Images, level: int, _: int) -> Images:
+    compressed = []
+    for image in images:
         content = io.BytesIO()
-        Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(
-            content, "JPEG", quality=_QUALITY[place]
-        )
-        saved.append(np.asarray(Image.open(content)).reshape(picture.shape))
-    return np.stack(saved) if saved else pictures.copy()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(content, "JPEG", quality=_QUALITY[level])
+        compressed.append(np.asarray(Image.open(content)).reshape(image.shape))
+    return np.stack(compressed) if compressed else images.copy()
 
 
-def _rounded(values: NDArray[np.floating]) -> Pictures:
-    pictures: Pictures = np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    return pictures
+def _rounded(values: NDArray[np.floating]) -> Images:
+    images: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return images
 
 
-KINDS: Mapping[str, Callable[[Pictures, int, int], Pictures]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[Images, int, int], Images]] = MappingProxyType(
     {
         "noise": _noise, "blur": _blur, "brightness": _brightness, "contrast": _contrast, "compression": _compression,
     }

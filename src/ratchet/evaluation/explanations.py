@@ -1,9 +1,10 @@
-"""Which pixels spoke for a wrong answer, and which for the right one: integrated gradients of the worst errors.
+"""Explanations of the worst errors: the pixels that argued for the wrong class and for the right one.
 
-Integrated gradients (Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks", 2017) work for whatever can
-be differentiated. What is explained is the margin, the logit of the answer minus that of the truth, against a picture
-of the training data's mean colour: black would leave black pixels without a say. The contributions of all pixels add up
-to what the margin is beyond that of the plain picture.
+The method is integrated gradients (Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks", 2017). It
+works for every model that can be differentiated. It explains the margin: the logit of the predicted class minus the
+logit of the true class. The baseline is an image of the training data's mean colour, because against black, black
+pixels would have no contribution. The contributions of all pixels add up to the difference between the margin of the
+image and that of the baseline.
 """
 
 from collections.abc import Sequence
@@ -25,37 +26,37 @@ __all__ = ["Explanations", "explain", "read_explanations", "write_explanations"]
 
 Floats = NDArray[np.float32]
 
-_STEPS = 32  # points of the Gauss-Legendre rule on the way from the plain picture to the real one
-_AT_ONCE = 32 * 64 * 64  # pixels of all steps that are worked on together: bounds the memory
-_LARGEST_GAP = 0.2  # further off it would mislead; digits, CIFAR-10 and photographs stay below 0.002
+_STEPS = 32  # points of the Gauss-Legendre rule between the baseline and the image
+_PIXELS_AT_ONCE = 32 * 64 * 64  # of all steps: bounds the memory
+_LARGEST_GAP = 0.2  # larger gaps would mislead; digits, CIFAR-10 and photographs stay below 0.002
 _ARRAYS = ("rows", "contributions", "margins")
 
 
 @dataclass(frozen=True)
 class Explanations:
-    """Of some wrong answers, worst first."""
+    """Contributions of pixels to some wrong predictions, worst first."""
 
     rows: NDArray[np.int64]  # (errors,), test rows
-    contributions: Floats  # (errors, height, width), logits; above 0: for the wrong answer, below: for the right one
-    margins: Floats  # (errors,), what each one's contributions should add up to
-    why: str = ""  # why nothing is explained, as a clause a sentence can end with
+    contributions: Floats  # (errors, height, width), logits; positive: for the wrong class, negative: for the right one
+    margins: Floats  # (errors,), required sum of each row's contributions
+    reason: str = ""  # why nothing is explained, as a clause without a full stop
 
     @classmethod
-    def none(cls, why: str) -> "Explanations":
-        """Nothing explained, and the reason."""
-        return cls(np.zeros(0, np.int64), np.zeros((0, 0, 0), np.float32), np.zeros(0, np.float32), why)
+    def none(cls, reason: str) -> "Explanations":
+        """Return no explanation, and the reason."""
+        return cls(np.zeros(0, np.int64), np.zeros((0, 0, 0), np.float32), np.zeros(0, np.float32), reason)
 
     def of(self, row: int) -> Floats | None:
-        """The contributions, float32 (height, width), of one test row's pixels; None where it was not explained."""
-        places = np.flatnonzero(self.rows == row)
-        return self.contributions[places[0]] if len(places) else None
+        """Return the contributions of one test row's pixels, float32 (height, width); None: not explained."""
+        positions = np.flatnonzero(self.rows == row)
+        return self.contributions[positions[0]] if len(positions) else None
 
     @property
     def gap(self) -> float:
-        """How far sums of contributions are from their margins, as a share of all that the pixels say."""
-        said = self.contributions.astype(np.float64)
-        off = np.abs(said.sum(axis=(1, 2)) - self.margins).sum()
-        return float(off / np.abs(said).sum()) if said.any() else 0.0
+        """Distance of the summed contributions from their margins, as a share of all absolute contributions."""
+        contributions = self.contributions.astype(np.float64)
+        off = np.abs(contributions.sum(axis=(1, 2)) - self.margins).sum()
+        return float(off / np.abs(contributions).sum()) if contributions.any() else 0.0
 
 
 def explain(
@@ -66,43 +67,45 @@ def explain(
     answers: Sequence[int],
     truths: Sequence[int],
 ) -> Explanations:
-    """Explain wrong answers on the CPU; the model is left in eval mode.
+    """Explain wrong predictions on the CPU. The model is left in eval mode.
 
     Args:
-        model: as it answered; one that has not run in inference mode, whose leftovers cannot be differentiated.
+        model: one that has not run in inference mode, because tensors cached there cannot be differentiated.
         images: pixels (errors, channels, height, width), uint8 or float32.
-        rows: the test row of each, int64 (errors,).
-        answers: the class that was answered, for each.
-        truths: the class it is.
+        rows: test row of each image, int64 (errors,).
+        answers: predicted class of each image.
+        truths: true class of each image.
 
     Returns:
-        none, with the reason, where the model cannot be differentiated or its gradient does not explain its answers.
+        Explanations without rows, with the reason, where the model cannot be differentiated or its gradient does not
+        explain its predictions.
     """
     model = model.to("cpu").eval()
     try:
-        found = [_one(model, *each) for each in zip(images.float(), answers, truths, strict=True)]
-    except ImportError:  # captum's, not the model's, which has answered before
+        explained = [_attribute(model, *error) for error in zip(images.float(), answers, truths, strict=True)]
+    except ImportError:  # of captum: the model was imported before
         raise
     except Exception as error:  # a user's own model may raise anything
         first = (str(error).splitlines() or [""])[0]
         return Explanations.none(f"the model cannot be differentiated ({type(error).__name__}: {first[:200]})")
-    contributions = np.stack([one for one, _ in found]) if found else np.zeros((0, *images.shape[2:]), np.float32)
-    margins = np.array([margin for _, margin in found], np.float32)
+    maps = [contributions for contributions, _ in explained]
+    contributions = np.stack(maps) if maps else np.zeros((0, *images.shape[2:]), np.float32)
+    margins = np.array([margin for _, margin in explained], np.float32)
     if not np.isfinite(contributions).all():
         return Explanations.none("the model's gradients are not finite numbers")
-    if found and not contributions.any():
-        return Explanations.none("the model's gradient is zero everywhere, as that of a rounding is")
+    if explained and not contributions.any():
+        return Explanations.none("the model's gradient is zero everywhere, as with a model that rounds")
     explanations = Explanations(rows, contributions, margins)
     if explanations.gap > _LARGEST_GAP:
         return Explanations.none(
-            f"the contributions miss what they should add up to by {explanations.gap:.0%} of what they say: the model "
-            "leaps where its gradient does not tell"
+            f"the contributions differ from the required sum by {explanations.gap:.0%}, so the model's gradient does "
+            "not explain its predictions"
         )
     return explanations
 
 
-def _one(model: "Classifier", image: "torch.Tensor", answer: int, truth: int) -> tuple[Floats, float]:
-    """What each pixel of an image (channels, height, width) contributes, (height, width), and their due sum."""
+def _attribute(model: "Classifier", image: "torch.Tensor", answer: int, truth: int) -> tuple[Floats, float]:
+    """Return the contributions (height, width) of an image (channels, height, width), and their required sum."""
     import torch
     from captum.attr import IntegratedGradients
 
@@ -110,29 +113,27 @@ def _one(model: "Classifier", image: "torch.Tensor", answer: int, truth: int) ->
         logits: torch.Tensor = model(images)
         return logits[:, answer] - logits[:, truth]
 
-    picture, plain = image[None], model.mean.expand_as(image[None])
-    at_once = max(1, _AT_ONCE // picture[0, 0].numel())
-    parts = IntegratedGradients(margin).attribute(picture, plain, n_steps=_STEPS, internal_batch_size=at_once)
+    batch, baseline = image[None], model.mean.expand_as(image[None])
+    at_once = max(1, _PIXELS_AT_ONCE // batch[0, 0].numel())
+    gradients = IntegratedGradients(margin).attribute(batch, baseline, n_steps=_STEPS, internal_batch_size=at_once)
     with torch.no_grad():
-        beyond = float(margin(picture) - margin(plain))
-    found: Floats = parts[0].detach().sum(0).numpy().astype(np.float32)
-    return found, beyond
+        required = float(margin(batch) - margin(baseline))
+    contributions: Floats = gradients[0].detach().sum(0).numpy().astype(np.float32)
+    return contributions, required
 
 
 def write_explanations(path: Path, explanations: Explanations) -> None:
-    """Write a safetensors file; a reason stands in its header."""
+    """Write a safetensors file, with the reason in its header."""
     from safetensors.numpy import save
 
     arrays = {name: getattr(explanations, name) for name in _ARRAYS}
-    files.write_bytes(path, save(arrays, {"why": explanations.why}))
+    files.write_bytes(path, save(arrays, {"reason": explanations.reason}))
 
 
 def read_explanations(path: Path) -> Explanations:
-    """What `write_explanations` wrote; none, with the reason, where an earlier version wrote nothing."""
+    """Read the file that `write_explanations` wrote."""
     from safetensors import safe_open
 
-    if not path.exists():
-        return Explanations.none("this evaluation was made without it: run evaluate again")
     with safe_open(path, "numpy") as file:
         rows, contributions, margins = (file.get_tensor(name) for name in _ARRAYS)
-        return Explanations(rows, contributions, margins, file.metadata()["why"])
+        return Explanations(rows, contributions, margins, file.metadata()["reason"])

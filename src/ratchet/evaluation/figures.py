@@ -1,23 +1,26 @@
-"""The figures of one evaluation, as values that can be kept as JSON and read back."""
+"""All metrics of one evaluation, as values that are written to JSON and read back."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from ratchet import files
 from ratchet.evaluation.calibration import Bin
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.slices import Slice
 
-__all__ = ["Averages", "ClassFigures", "Figures"]
+__all__ = ["Averages", "ClassFigures", "Figures", "read_figures"]
 
-_UNMEASURED = NotMeasured("these figures were made without it: run evaluate again")
 _INTERVALS = ("accuracy", "top_k", "macro_f1", "log_loss", "ece", "roc_auc_interval")
 
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """One class. None is "not defined": recall without rows, precision without answers, F1 without either."""
+    """Metrics of one class. None: not defined; recall needs images, precision needs predictions, F1 one of both."""
 
     name: str
     precision: float | None
@@ -31,7 +34,7 @@ class ClassFigures:
 
 @dataclass(frozen=True)
 class Averages:
-    """Means over the classes that occur among the test rows or the answers; what is undefined counts 0."""
+    """Means over the classes that occur among labels or predictions; an undefined value counts as 0."""
 
     precision: float
     recall: float
@@ -40,21 +43,21 @@ class Averages:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything measured on the test rows. None is "not defined on these rows"."""
+    """All metrics of a model on the test images. None: not defined on these images."""
 
-    # What was measured
+    # The test images
     rows: int
     classes: tuple[str, ...]
     confidence: float  # level of the intervals
     k: int  # of top-k accuracy
     # The headline
     accuracy: Interval
-    top_k: Interval | None  # None where k is not below the number of classes: it would always be 1
+    top_k: Interval | None  # None where k reaches the number of classes: it would be 1
     macro_f1: Interval
     log_loss: Interval
     ece: Interval
     roc_auc: float | None  # one class against the rest, mean over the classes that occur
-    roc_auc_interval: Interval | None  # None also where it would cost too much
+    roc_auc_interval: Interval | None  # None also where it costs too much time
     pr_auc: float | None  # average precision, mean over the classes that occur
     # The rest
     macro: Averages
@@ -62,55 +65,38 @@ class Figures:
     per_class: tuple[ClassFigures, ...]
     confusion: tuple[tuple[int, ...], ...]  # [actual][predicted]
     reliability: tuple[Bin, ...]
-    slices: tuple[Slice, ...]  # the same on parts of the test rows
-    robustness: Robustness | NotMeasured = _UNMEASURED
+    slices: tuple[Slice, ...]
+    robustness: Robustness | NotMeasured
 
     def numbers(self) -> dict[str, float]:
-        """The defined single numbers, flat, for DVC's metrics and MLflow; intervals as NAME_low and NAME_high."""
+        """Return the defined metrics by name, for DVC and MLflow; the bounds of intervals as NAME_low and NAME_high."""
         flat: dict[str, float] = {}
         for field in _INTERVALS:
             name = field.removesuffix("_interval")
             interval: Interval | None = getattr(self, field)
             if interval is not None:
                 flat |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        undefined_or = {"roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
-        flat |= {name: value for name, value in undefined_or.items() if value is not None}
+        areas = {"roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
+        flat |= {name: value for name, value in areas.items() if value is not None}
         flat |= {"macro_precision": self.macro.precision, "macro_recall": self.macro.recall}
         if isinstance(self.robustness, Robustness):
             flat |= self.robustness.numbers()
         return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, equal for equal figures; `from_json` reads it."""
-        return asdict(self) | {
-            "classes": list(self.classes),
-            "per_class": [asdict(one) for one in self.per_class],
-            "confusion": [list(row) for row in self.confusion],
-            "reliability": [asdict(one) for one in self.reliability],
-            "slices": [one.to_json() for one in self.slices],
-            "robustness": asdict(self.robustness),
-        }
+        """Return plain data, equal for equal metrics, that `from_json` reads."""
+        content: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Figures":
-        """The figures that `to_json` wrote; those of an earlier version lack what it did not measure."""
-        values = {field.name: content[field.name] for field in fields(cls) if field.name != "robustness"}
-        for name in _INTERVALS:
-            values[name] = None if content[name] is None else Interval.from_json(content[name])
-        values |= {
-            "classes": tuple(content["classes"]),
-            "macro": Averages(**content["macro"]),
-            "weighted": Averages(**content["weighted"]),
-            "per_class": tuple(ClassFigures(**one) for one in content["per_class"]),
-            "confusion": tuple(tuple(row) for row in content["confusion"]),
-            "reliability": tuple(Bin(**one) for one in content["reliability"]),
-            "slices": tuple(Slice.from_json(one) for one in content["slices"]),
-            "robustness": _robustness(content.get("robustness")),
-        }
-        return cls(**values)
+        """Read what `to_json` returned."""
+        return _ADAPTER.validate_python(content)
 
 
-def _robustness(content: Mapping[str, Any] | None) -> Robustness | NotMeasured:
-    if content is None:
-        return _UNMEASURED
-    return NotMeasured(content["why"]) if "why" in content else Robustness.from_json(content)
+_ADAPTER = TypeAdapter(Figures)
+
+
+def read_figures(reports: Path) -> Figures:
+    """Read the metrics of the last evaluation from the folder data/reports."""
+    return Figures.from_json(files.read_json(reports / "figures.json"))

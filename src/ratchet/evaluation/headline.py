@@ -1,6 +1,8 @@
-"""The headline figures' intervals, all from one set of bootstrap resamples.
+"""Confidence intervals of the headline metrics.
 
-Every figure but ROC-AUC is a function of sums over rows, so one sparse product gives it on all resamples at once.
+Accuracy and top-k accuracy have Wilson's interval. Macro F1, ROC-AUC and log-loss share one set of bootstrap resamples:
+macro F1 and log-loss are functions of sums over rows, so one sparse product gives them on all resamples at once. The
+calibration error has an interval of its own (see calibration.py).
 """
 
 from collections.abc import Mapping
@@ -26,29 +28,30 @@ __all__ = ["intervals"]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-# The interval of ROC-AUC walks every row of every class for every resample: 24 ns for each of rows x classes x
-# resamples on one core (measured on 5,000 x 10 x 2,000). Above this, 1.2 s, ROC-AUC stands without an interval.
+# The interval of ROC-AUC takes 24 ns for each of rows x classes x resamples on one core (measured on 5,000 x 10 x
+# 2,000). Above this product, 1.2 s, ROC-AUC has no interval.
 _ROC_AUC_WORK = 50_000_000
 
 
 def intervals(
     answers: Answers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
 ) -> dict[str, Interval]:
-    """The interval around each figure in `values`, by name; ROC-AUC is left out where it has none.
+    """Return the interval of each metric in `values`, by name; ROC-AUC is missing where it has none.
 
-    Shares of rows have Wilson's; the others what resampling makes of them, each by the method that holds for its kind.
+    Shares of rows have Wilson's interval, log-loss the bootstrap-t, macro F1 and ROC-AUC a normal one on the logit
+    scale. docs/gate.md has the measured coverage of each.
     """
     rows, level = answers.rows, settings.confidence
     drawn = _resampled(answers, settings=settings, seed=seed)
-    found: dict[str, Interval | None] = {
+    bounds: dict[str, Interval | None] = {
         name: share_interval(round(values[name] * rows), rows, confidence=level)
         for name in ("accuracy", "top_k")
         if name in values
     }
     for name in ("macro_f1", "roc_auc"):
         if name in values and name in drawn:
-            found[name] = bounded_interval(drawn[name], values[name], rows=rows, confidence=level)
-    found["log_loss"] = mean_interval(
+            bounds[name] = bounded_interval(drawn[name], values[name], rows=rows, confidence=level)
+    bounds["log_loss"] = mean_interval(
         drawn["log_loss"],
         drawn["log_loss_error"],
         mean=values["log_loss"],
@@ -56,44 +59,44 @@ def intervals(
         confidence=level,
     )
     bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
-    found["ece"] = calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed)
-    return {name: interval for name, interval in found.items() if interval is not None}
+    bounds["ece"] = calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed)
+    return {name: interval for name, interval in bounds.items() if interval is not None}
 
 
 def _resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
-    """What the intervals need of every resample, by name, shape (resamples,); NaN where it is not defined."""
-    ledger, rows, mean = _ledger(answers), answers.rows, float(answers.losses.mean())
+    """Return the values that the intervals need, by name, shape (resamples,); NaN where a value is not defined."""
+    terms, rows, mean = _terms(answers), answers.rows, float(answers.losses.mean())
     with_roc_auc = rows * answers.classes * settings.resamples <= _ROC_AUC_WORK
     rankings = [_Ranking.of(answers, number) for number in range(answers.classes)] if with_roc_auc else []
     chunks: list[dict[str, Floats]] = []
     for weights in resample_weights(rows, resamples=settings.resamples, seed=seed):
-        sums = (ledger.T @ weights.T).T
+        sums = (terms.T @ weights.T).T
         off, squares = sums[:, 0] / rows, sums[:, 1] / rows
-        figures = {
+        metrics = {
             "log_loss": mean + off,
             "log_loss_error": np.sqrt(np.maximum(squares - off**2, 0.0) / rows),
             "macro_f1": _macro_f1(sums[:, 2:]),
         }
         if with_roc_auc:
-            figures["roc_auc"] = _mean_defined(np.stack([ranking.roc_auc(weights) for ranking in rankings]))
-        chunks.append(figures)
+            metrics["roc_auc"] = _mean_defined(np.stack([ranking.roc_auc(weights) for ranking in rankings]))
+        chunks.append(metrics)
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _ledger(answers: Answers) -> Any:
-    """What each row adds to the sums that the figures are made of: a sparse matrix of shape (rows, sums).
+def _terms(answers: Answers) -> Any:
+    """Return each row's terms of the sums that the metrics consist of: a sparse matrix of shape (rows, sums).
 
-    Its columns: the loss less the mean loss, and that squared; then per class its rows, its answers, its hits.
+    Columns: the loss minus the mean loss, and its square; then for each class its labels, its predictions, its hits.
     """
     from scipy.sparse import csr_array
 
     rows, classes, correct = answers.rows, answers.classes, answers.correct
-    ones, off = np.ones(rows), answers.losses - answers.losses.mean()
+    count, off = np.ones(rows), answers.losses - answers.losses.mean()
     entries = [
         (np.zeros(rows, np.int64), off),
         (np.full(rows, 1), off**2),
-        (2 + answers.labels, ones),
-        (2 + classes + answers.predicted, ones),
+        (2 + answers.labels, count),
+        (2 + classes + answers.predicted, count),
         (2 + 2 * classes + answers.labels, correct),
     ]
     columns = np.stack([column for column, _ in entries], axis=1).ravel()
@@ -103,7 +106,7 @@ def _ledger(answers: Answers) -> Any:
 
 
 def _macro_f1(sums: Floats) -> Floats:
-    """Mean F1 over the classes that occur, from sums of shape (resamples, rows, answers and hits of each class)."""
+    """Return mean F1 over the classes that occur, from sums (resamples, labels, predictions and hits of each class)."""
     truth, answered, hits = np.split(sums, 3, axis=1)
     occurs = truth + answered > 0
     f1 = np.divide(2 * hits, truth + answered, out=np.zeros_like(hits), where=occurs)
@@ -113,11 +116,11 @@ def _macro_f1(sums: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The test rows in the order of one class's score, lowest first."""
+    """Test images in the order of one class's score, lowest first."""
 
     order: Labels
     truth: NDArray[np.bool_]  # in that order
-    starts: Labels  # where each run of equal scores begins
+    starts: Labels  # first position of each run of equal scores
 
     @classmethod
     def of(cls, answers: Answers, number: int) -> "_Ranking":
@@ -127,7 +130,7 @@ class _Ranking:
         return cls(order, (answers.labels == number)[order], starts)
 
     def roc_auc(self, weights: Floats) -> Floats:
-        """Weighted ROC-AUC for each line of `weights` (resamples, rows); NaN where one side has no weight."""
+        """Return the ROC-AUC for each line of `weights` (resamples, rows); NaN where one side has no weight."""
         ordered = weights[:, self.order]
         positive = np.add.reduceat(np.where(self.truth, ordered, 0.0), self.starts, axis=1)
         negative = np.add.reduceat(np.where(self.truth, 0.0, ordered), self.starts, axis=1)
@@ -139,7 +142,7 @@ class _Ranking:
 
 
 def _mean_defined(values: Floats) -> Floats:
-    """The mean along the first axis of what is not NaN; NaN where all is."""
+    """Return the mean along the first axis, without NaN; NaN where all values are NaN."""
     defined = np.isfinite(values)
     count = defined.sum(axis=0)
     total = np.where(defined, values, 0.0).sum(axis=0)

@@ -1,15 +1,13 @@
-"""How sure a figure is: bootstrap intervals, and closed ones for shares of rows.
+"""Confidence intervals: by bootstrap, and in closed form for shares of rows.
 
-The bootstrap is Efron & Tibshirani, "An Introduction to the Bootstrap" (1993): draw the test rows again with
-replacement and take the figure on each such set. How an interval is made of that differs by the kind of figure, for
-none makes all of them as sure as they say: docs/gate.md has each one's coverage as measured. Every resample is drawn
-from a counter-based generator at (seed, number of the resample), so that neither the size of a chunk nor the order of
-the work changes a result.
+The bootstrap (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993) draws the test rows again with replacement
+and computes the metric on each such set. No single method gives every metric its nominal coverage, so the method
+depends on the metric; docs/gate.md has the measured coverage of each. Every resample is drawn from a counter-based
+generator at (seed, number of the resample). So neither the size of a chunk nor the order of the work changes a result.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +25,22 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _CHUNK_ELEMENTS = 4_000_000  # 32 MiB of weights at a time
-_EDGE = 1e-12  # a share so near to 0 or 1 is there, but for rounding
+_EDGE = 1e-12  # a share this close to 0 or 1 differs from it by rounding only
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and the range that it is likely to lie in."""
+    """A value with the bounds of its confidence interval."""
 
     low: float
     value: float
     high: float
 
-    def to_json(self) -> dict[str, float]:
-        """Plain data; `from_json` reads it."""
-        return {"low": self.low, "value": self.value, "high": self.high}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Interval":
-        """The interval that `to_json` wrote."""
-        return cls(low=float(content["low"]), value=float(content["value"]), high=float(content["high"]))
-
 
 def resample_weights(rows: int, *, resamples: int, seed: int) -> Iterator[Floats]:
-    """Give, in chunks of shape (resamples in the chunk, rows), how often each resample drew each row.
+    """Yield how often each resample drew each row, in chunks of shape (resamples in the chunk, rows).
 
-    Each line sums to `rows`. Resample r depends on (seed, r) and `rows` alone.
+    Each line adds up to `rows`. Resample r depends only on (seed, r) and `rows`.
     """
     chunk = max(1, _CHUNK_ELEMENTS // rows)
     for first in range(0, resamples, chunk):
@@ -65,13 +54,21 @@ def _draw(rows: int, *, seed: int, number: int) -> Floats:
 
 
 def bounded_interval(samples: Floats, value: float, *, rows: int, confidence: float) -> Interval | None:
-    """The interval around a figure between 0 and 1 from its resampled values (shape (resamples,)).
+    """Return the interval of a metric between 0 and 1.
 
-    Normal on the logit scale, where such a figure is less skewed, with the standard error that the bootstrap finds
-    there (Efron & Tibshirani 1993, chapter 12). A resample on which the figure is not defined is NaN and left out;
-    None where that befell more than half of them, for then the interval would speak of other data than the figure
-    does. At 0 and 1 themselves the logit ends, and resampling shows no spread: there, and where hardly a resample lies
-    between them, the bound is Wilson's for a share of `rows`.
+    The interval is normal on the logit scale, where such a metric is less skewed, with the bootstrap's standard error
+    on that scale (Efron & Tibshirani 1993, chapter 12). At 0 and 1 the logit is not defined and resampling shows no
+    spread. There, and where fewer than a tenth of the resamples are between them, the bounds are Wilson's for a share
+    of `rows`.
+
+    Args:
+        samples: values on the resamples, (resamples,). NaN: not defined on that resample, which is ignored.
+        value: of the metric.
+        rows: number of test images.
+        confidence: level of the interval.
+
+    Returns:
+        None where more than half of the resamples are NaN, because the interval would describe other data.
     """
     from scipy.special import expit, logit
     from scipy.stats import norm
@@ -91,11 +88,19 @@ def bounded_interval(samples: Floats, value: float, *, rows: int, confidence: fl
 def mean_interval(
     means: Floats, errors: Floats, *, mean: float, error: float, confidence: float, least: float = 0.0
 ) -> Interval:
-    """The interval around a mean of skewed values that are nowhere below `least`.
+    """Return the interval of a mean of skewed values that are nowhere below `least`, by the bootstrap-t.
 
-    The bootstrap-t (Efron & Tibshirani 1993, chapter 12): how many of its own standard errors each resample's mean
-    lies from the mean (all of shape (resamples,)) says how many of `error` the mean lies from the truth. Among losses,
-    of which few are large, a percentile interval is too short on the upper side.
+    The distance of each resample's mean from the mean, in standard errors of that resample, estimates the distance of
+    the mean from the true value, in units of `error` (Efron & Tibshirani 1993, chapter 12). Few losses are large, so a
+    percentile interval would be too short on the upper side.
+
+    Args:
+        means: of the resamples, (resamples,).
+        errors: standard errors of the resamples' means, (resamples,).
+        mean: of the sample.
+        error: standard error of `mean`.
+        confidence: level of the interval.
+        least: lower bound of the values.
     """
     distances = np.divide(means - mean, errors, out=np.full(len(means), np.nan), where=errors > 0)
     defined = distances[np.isfinite(distances)]
@@ -108,12 +113,19 @@ def mean_interval(
 def paired_difference(
     correct_a: NDArray[np.bool_], correct_b: NDArray[np.bool_], *, resamples: int, confidence: float, seed: int
 ) -> Interval:
-    """Accuracy of A minus accuracy of B on the same rows, with its interval.
+    """Return the accuracy of A minus the accuracy of B on the same rows, by paired percentile bootstrap.
 
-    Both arrays have shape (rows,), with the same row at the same place. Rows are resampled in pairs, so what makes a
-    row hard for both models cancels out; the interval is read off the quantiles. A row can only add +1 (A alone is
-    right), -1 (B alone is right) or 0: drawing rows with replacement draws the three counts from a multinomial, and
-    that is what is drawn here: the same distribution at a cost that does not grow with the rows.
+    Rows are resampled in pairs, so the difficulty of a row that affects both models cancels out. The interval consists
+    of quantiles of the resampled difference. A row contributes +1 (only A is right), -1 (only B is right) or 0. Drawing
+    rows with replacement therefore draws three counts from a multinomial, and these are drawn here: the distribution is
+    the same and the cost does not grow with the rows.
+
+    Args:
+        correct_a: (rows,).
+        correct_b: (rows,), in the same order.
+        resamples: number of draws.
+        confidence: level of the interval.
+        seed: of the draws.
 
     Raises:
         ValueError: the arrays are empty or differ in length.
@@ -135,7 +147,7 @@ def paired_difference(
 
 
 def share_interval(right: int, rows: int, *, confidence: float) -> Interval:
-    """A share with Wilson's interval (1927), which has some width even where none or all are right."""
+    """Return a share with Wilson's interval (1927), which has a width even where none or all are right."""
     return _wilson(right / rows, rows, confidence=confidence)
 
 
@@ -146,12 +158,18 @@ def _wilson(share: float, rows: int, *, confidence: float) -> Interval:
     centre = (share + square / (2 * rows)) / (1 + square / rows)
     reach = (square * share * (1 - share) / rows + (square / (2 * rows)) ** 2) ** 0.5 / (1 + square / rows)
     low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
-    return Interval(low if share > 0 else 0.0, share, high if share < 1 else 1.0)  # to the end itself, unrounded
+    return Interval(low if share > 0 else 0.0, share, high if share < 1 else 1.0)  # exactly 0 or 1, without rounding
 
 
-def share_difference(one: tuple[int, int], other: tuple[int, int], *, confidence: float) -> Interval:
-    """The share of `one` (right, rows) minus that of `other`, of which no row is in both (Newcombe 1998, method 10)."""
-    a, b = (share_interval(right, rows, confidence=confidence) for right, rows in (one, other))
+def share_difference(first: tuple[int, int], second: tuple[int, int], *, confidence: float) -> Interval:
+    """Return the share of `first` minus the share of `second`, with its interval (Newcombe 1998, method 10).
+
+    Args:
+        first: numbers of right rows and of all rows.
+        second: the same for other rows; no row is in both.
+        confidence: level of the interval.
+    """
+    a, b = (share_interval(right, rows, confidence=confidence) for right, rows in (first, second))
     below = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2) ** 0.5
     above = ((a.high - a.value) ** 2 + (b.value - b.low) ** 2) ** 0.5
     value = a.value - b.value

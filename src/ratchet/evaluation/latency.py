@@ -1,4 +1,4 @@
-"""The cost of an answer: two models measured side by side, in one process, in alternating blocks."""
+"""Latency and size of two models, measured side by side in one process, in alternating blocks."""
 
 import time
 from collections.abc import Callable
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Costs", "compare", "side_by_side"]
 
-_QUANTILE = 0.1  # other programs only ever add time, so the fast calls are the ones that they disturbed least
-_CALLS = 10  # of each model, at least, in one measurement
+_QUANTILE = 0.1  # other programs only add time, so they disturbed the fast calls least
+_CALLS = 10  # of each model in one measurement, at least
 _MOST_CALLS = 200
 _SECONDS = 0.5  # of one measurement, when there are enough calls
-_BLOCK_SECONDS, _BLOCK_CALLS = 0.002, 8  # a block of calls of one model takes about so long, and has at most so many
-_REPEATS = 3  # more measurements before a model is called too slow, each twice as long as the one before
+_BLOCK_SECONDS, _BLOCK_CALLS = 0.002, 8  # of one model's calls: target duration and largest number
+_REPEATS = 3  # further measurements before a model counts as too slow, each twice as long as the one before
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one model: bytes of its weights, and seconds for one row and for a batch (the 10 % quantile of many calls)."""
+    """Cost of one model; a time is the 10 % quantile of many calls."""
 
-    weights: int
-    one: float
-    batch: float
+    weights: int  # bytes
+    single: float  # seconds for one image
+    batch: float  # seconds for a batch
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of two models, measured in alternation on the same rows."""
+    """Costs of two models, measured in alternation on the same images."""
 
     candidate: Cost
     champion: Cost
-    rows: int  # of the batch
+    rows: int  # images of the batch
 
 
 def compare(
@@ -46,46 +46,45 @@ def compare(
     champion_images: "torch.Tensor | None" = None,
     limit: float = 0.0,
 ) -> Costs:
-    """Measure both models, on the CPU and in eval mode, on the batch `images` (n, channels, height, width) and its
-    first image.
+    """Measure both models on the CPU, on one image and on a batch. Both must be in eval mode.
 
     Args:
         candidate: the new model.
         champion: the model that it is compared with.
-        images: as the candidate takes them.
-        champion_images: the same images as the champion takes them, where its input has another size.
-        limit: times the champion's seconds that are allowed. Above it the measurement is repeated; 0: never.
+        images: batch (n, channels, height, width) for the candidate.
+        champion_images: the same images for the champion, where its input has another size.
+        limit: largest allowed factor of the champion's time. Above it the measurement is repeated; 0: never.
     """
     import torch
 
     theirs = images if champion_images is None else champion_images
     with torch.inference_mode():
-        one, batch = (
+        single, batch = (
             side_by_side(partial(candidate, images[:rows]), partial(champion, theirs[:rows]), limit=limit)
             for rows in (1, len(images))
         )
-    ours, other = (
-        Cost(_weights(model), one[number], batch[number]) for number, model in enumerate((candidate, champion))
+    candidate_cost, champion_cost = (
+        Cost(_weights(model), single[number], batch[number]) for number, model in enumerate((candidate, champion))
     )
-    return Costs(ours, other, rows=len(images))
+    return Costs(candidate_cost, champion_cost, rows=len(images))
 
 
 def side_by_side(
     ours: Callable[[], object], theirs: Callable[[], object], *, limit: float = 0.0
 ) -> tuple[float, float]:
-    """Return the seconds of a call of each: the 10 % quantile of all its timed calls.
+    """Return the seconds of one call of each function: the 10 % quantile of its timed calls.
 
-    The two run in short alternating blocks, so that the load of the machine reaches both alike, and they alternate in
-    going first. The first call of each is not counted, because it loads what later ones find. Where `ours` takes more
-    than `limit` times as long as `theirs`, more calls are timed before that is believed.
+    The two run in short alternating blocks, so that the load of the machine affects both alike. They take turns in
+    going first. The first call of each is not counted, because it fills caches. Where `ours` takes more than `limit`
+    times as long as `theirs`, more calls are timed.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(_REPEATS + 1):
         _measure((ours, theirs), times, calls=_CALLS << repeat, seconds=_SECONDS * 2**repeat)
-        mine, other = (_low(taken) for taken in times)
-        if not limit or mine <= limit * other:
+        our_time, their_time = (_low(seconds) for seconds in times)
+        if not limit or our_time <= limit * their_time:
             break
-    return mine, other
+    return our_time, their_time
 
 
 def _measure(
@@ -95,7 +94,7 @@ def _measure(
     calls: int,
     seconds: float,
 ) -> None:
-    """Add at least so many timed calls of each to `times`, and more while there are seconds left."""
+    """Add at least `calls` timed calls of each to `times`, and more while `seconds` are not used up."""
     block = min(_BLOCK_CALLS, max(1, int(_BLOCK_SECONDS / max(_timed(call) for call in models))))
     began, blocks, goal, most = time.perf_counter(), 0, len(times[0]) + calls, len(times[0]) + calls + _MOST_CALLS
     while len(times[0]) < goal or (len(times[0]) < most and time.perf_counter() - began < seconds):
@@ -111,9 +110,9 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _low(taken: list[float]) -> float:
-    return sorted(taken)[int(len(taken) * _QUANTILE)]
+def _low(seconds: list[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * _QUANTILE)]
 
 
 def _weights(model: "nn.Module") -> int:
-    return sum(one.numel() * one.element_size() for one in model.state_dict().values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

@@ -1,4 +1,4 @@
-"""What a classifier's answers on the test rows are worth."""
+"""Metrics of a classifier's predictions on the test images."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from ratchet.evaluation.answers import Answers, check
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.figures import Averages, ClassFigures, Figures
 from ratchet.evaluation.headline import intervals
+from ratchet.evaluation.robustness import NotMeasured
 from ratchet.evaluation.slices import slices
 from ratchet.settings.model import EvaluationSettings
 
@@ -27,21 +28,28 @@ def measure(
     columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
     seed: int = 0,
 ) -> Figures:
-    """Every figure of a classifier on its test rows: logits of shape (rows, classes), labels of shape (rows,).
+    """Return all metrics but robustness.
 
-    `columns` are what the rows are sliced by: a value for each row, None where it has none. `seed` decides the
-    bootstrap's resamples. Log-loss is taken from the logits in double precision, unclipped. A class without test rows
-    has no recall, and no part in the means of ROC-AUC and PR-AUC.
+    Log-loss is computed from the logits in double precision and is not clipped. A class without test images has no
+    recall and does not count in the means of ROC-AUC and PR-AUC.
+
+    Args:
+        logits: (rows, classes).
+        labels: (rows,), indices into `classes`.
+        classes: names, in the order of the logits.
+        settings: of the evaluation.
+        columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
+        seed: of the bootstrap's resamples.
 
     Raises:
-        DataError: there are no test rows, the shapes disagree, or a label is not a class.
-        TrainingError: the model answered with something that is not a number.
+        DataError: there are no test images, the shapes disagree, or a label is not a class.
+        TrainingError: a logit is not a finite number.
     """
     check(logits, labels, classes=classes)
     answers = Answers(logits, labels)
     macro, weighted, per_class, confusion = _classical(answers, classes)
     bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
-    roc_auc = _mean([one.roc_auc for one in per_class])
+    roc_auc = _mean([metrics.roc_auc for metrics in per_class])
     values = {
         "accuracy": float(answers.correct.mean()),
         "macro_f1": macro.f1,
@@ -49,23 +57,23 @@ def measure(
         "ece": calibration_error(bins),
     }
     if settings.top_k < answers.classes:
-        values["top_k"] = float((answers.place < settings.top_k).mean())
+        values["top_k"] = float((answers.rank < settings.top_k).mean())
     if roc_auc is not None:
         values["roc_auc"] = roc_auc
-    around = intervals(answers, values, settings=settings, seed=seed)
+    bounds = intervals(answers, values, settings=settings, seed=seed)
     return Figures(
         rows=answers.rows,
         classes=tuple(classes),
         confidence=settings.confidence,
         k=settings.top_k,
-        accuracy=around["accuracy"],
-        top_k=around.get("top_k"),
-        macro_f1=around["macro_f1"],
-        log_loss=around["log_loss"],
-        ece=around["ece"],
+        accuracy=bounds["accuracy"],
+        top_k=bounds.get("top_k"),
+        macro_f1=bounds["macro_f1"],
+        log_loss=bounds["log_loss"],
+        ece=bounds["ece"],
         roc_auc=roc_auc,
-        roc_auc_interval=around.get("roc_auc"),
-        pr_auc=_mean([one.pr_auc for one in per_class]),
+        roc_auc_interval=bounds.get("roc_auc"),
+        pr_auc=_mean([metrics.pr_auc for metrics in per_class]),
         macro=macro,
         weighted=weighted,
         per_class=per_class,
@@ -74,36 +82,37 @@ def measure(
         slices=slices(
             answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
         ),
+        robustness=NotMeasured("only `evaluate` measures it"),
     )
 
 
 def _classical(
     answers: Answers, classes: Sequence[str]
 ) -> tuple[Averages, Averages, tuple[ClassFigures, ...], tuple[tuple[int, ...], ...]]:
-    """Macro means, means by support, each class's figures, and the confusion matrix."""
+    """Return macro means, means weighted by support, the metrics of each class, and the confusion matrix."""
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     labels, predicted = answers.labels, answers.predicted
-    everything = np.arange(len(classes))
-    confusion = confusion_matrix(labels, predicted, labels=everything)
-    answered = confusion.sum(axis=0)
+    every_class = np.arange(len(classes))
+    confusion = confusion_matrix(labels, predicted, labels=every_class)
+    predictions = confusion.sum(axis=0)
     precision, recall, f1, support = precision_recall_fscore_support(
-        labels, predicted, labels=everything, zero_division=0.0
+        labels, predicted, labels=every_class, zero_division=0.0
     )
     per_class = []
     for number, name in enumerate(classes):
         roc_auc, pr_auc = _ranking(answers, number)
-        one = ClassFigures(
+        metrics = ClassFigures(
             name=name,
-            precision=float(precision[number]) if answered[number] else None,
+            precision=float(precision[number]) if predictions[number] else None,
             recall=float(recall[number]) if support[number] else None,
-            f1=float(f1[number]) if support[number] + answered[number] else None,
+            f1=float(f1[number]) if support[number] + predictions[number] else None,
             support=int(support[number]),
-            predicted=int(answered[number]),
+            predicted=int(predictions[number]),
             roc_auc=roc_auc,
             pr_auc=pr_auc,
         )
-        per_class.append(one)
+        per_class.append(metrics)
     means = [
         Averages(
             *(
@@ -117,7 +126,7 @@ def _classical(
 
 
 def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:
-    """ROC-AUC and average precision of one class against the rest; None where one side has no rows."""
+    """Return ROC-AUC and average precision of one class against the rest; None where one side has no images."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     truth, score = answers.labels == number, answers.probabilities[:, number]

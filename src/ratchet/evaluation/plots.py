@@ -1,4 +1,4 @@
-"""What DVC and MLflow draw: CSV files for `dvc plots`, and the confusion matrix as a picture."""
+"""Plots for DVC and MLflow: CSV files for `dvc plots`, and the confusion matrix as a PNG image."""
 
 import csv
 import io
@@ -15,20 +15,20 @@ __all__ = ["draw_confusion", "write_confusion", "write_reliability"]
 
 _INK, _MUTED, _PAPER, _LINE = (32, 36, 42), (108, 112, 120), (255, 255, 255), (222, 220, 214)
 _RIGHT, _WRONG = (17, 107, 92), (178, 60, 38)
-_NUMBERED = 25  # more classes than this, and numbers in the cells could not be read
+_NUMBERED = 25  # classes; with more, numbers in the cells would be too small to read
 _MARGIN, _LONGEST_NAME = 24, 18
 
 
 def write_confusion(path: Path, predictions: Predictions) -> None:
-    """Write actual,predicted as class names, a line per test row: what DVC's `confusion` templates read."""
+    """Write actual,predicted as class names, one line for each test image, for DVC's `confusion` templates."""
     names = predictions.classes
     pairs = zip(predictions.labels, predictions.predicted, strict=True)
     _write_csv(path, ("actual", "predicted"), ((names[actual], names[answer]) for actual, answer in pairs))
 
 
 def write_reliability(path: Path, bins: Sequence[Bin]) -> None:
-    """Write confidence,accuracy,count,low,high, a line per bin that holds rows."""
-    lines = ((one.confidence, one.accuracy, one.count, one.low, one.high) for one in bins if one.count)
+    """Write confidence,accuracy,count,low,high, one line for each bin that is not empty."""
+    lines = ((part.confidence, part.accuracy, part.count, part.low, part.high) for part in bins if part.count)
     _write_csv(path, ("confidence", "accuracy", "count", "low", "high"), lines)
 
 
@@ -41,10 +41,10 @@ def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[objec
 
 
 def draw_confusion(figures: Figures) -> bytes:
-    """The confusion matrix as a PNG: truth downwards, answers across, shaded by the share of each truth.
+    """Return the confusion matrix as a PNG image: one row for each true class, one column for each predicted class.
 
-    Right answers are green, wrong ones red; numbers and names only where there are few enough classes to read them.
-    The same figures give the same bytes, for the font ships with Pillow.
+    Cells are shaded by their share of the row, green if right and red if wrong. Numbers and names are shown only for
+    few classes. Equal metrics give equal bytes, because the font is part of Pillow.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -99,7 +99,7 @@ def _draw_cells(draw: Any, figures: Figures, *, corner: tuple[int, int], cell: i
 def _draw_turned(
     image: Any, text: str, *, font: Any, at: tuple[int, int], colour: tuple[int, int, int], centred: bool = False
 ) -> None:
-    """Text that reads upwards; `at` is its left edge and its lower end, or its middle where `centred`."""
+    """Draw text upwards; `at` is its left edge and its lower end, or its middle where `centred`."""
     from PIL import Image, ImageDraw
 
     line = Image.new("RGB", (int(font.getlength(text)) + 4, 26), _PAPER)
@@ -113,6 +113,6 @@ def _shortened(name: str) -> str:
 
 
 def _mixed(colour: tuple[int, int, int], share: float) -> tuple[int, int, int]:
-    """`colour` laid over paper, `share` of it."""
+    """Return `colour` blended over the paper colour, with the opacity `share`."""
     red, green, blue = (round(top * share + under * (1 - share)) for top, under in zip(colour, _PAPER, strict=True))
     return red, green, blue

@@ -1,4 +1,4 @@
-"""The answer to every test row, kept so that any later comparison is row by row."""
+"""Predictions for every test image, stored so that later comparisons can be made image by image."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _CLASSES_KEY = b"ratchet.classes"
 
 @dataclass(frozen=True)
 class Predictions:
-    """One model's answers: ids of the rows, labels int64 (rows,), logits float32 (rows, classes), class names."""
+    """Predictions of one model: sample ids, labels int64 (rows,), logits float32 (rows, classes), class names."""
 
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -32,41 +32,42 @@ class Predictions:
         if self.labels.shape != (rows,) or self.logits.shape != (rows, len(self.classes)):
             raise DataError(
                 f"predictions: {rows} ids, labels of shape {self.labels.shape}, logits of shape {self.logits.shape} "
-                f"for {len(self.classes)} classes: they do not belong together; run evaluate again"
+                f"for {len(self.classes)} classes: the shapes disagree. Fix: run evaluate again"
             )
         if len(set(self.ids)) != rows:
             raise DataError(
-                f"predictions: {rows - len(set(self.ids))} ids stand twice: each row needs its own; run ingest again"
+                f"predictions: {rows - len(set(self.ids))} ids occur twice. Allowed: one row for each id. Fix: run "
+                "ingest again"
             )
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        """The answered class; of equal logits the first."""
+        """Predicted class, (rows,); of equal logits the first."""
         predicted: NDArray[np.int64] = self.logits.argmax(axis=1).astype(np.int64)
         return predicted
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """Whether the answer is the label."""
+        """Whether the predicted class is the label, (rows,)."""
         correct: NDArray[np.bool_] = self.predicted == self.labels
         return correct
 
     @property
     def probability(self) -> NDArray[np.float32]:
-        """Of the predicted class, float32 (rows,)."""
+        """Probability of the predicted class, float32 (rows,)."""
         probability: NDArray[np.float32] = np.exp(log_softmax(self.logits).max(axis=1)).astype(np.float32)
         return probability
 
     def worst_errors(self, count: int = 24) -> NDArray[np.int64]:
-        """The rows with the most confident wrong answers, worst first; ties in the order of rows."""
+        """Return the rows of the most confident wrong predictions, worst first; ties in the order of rows."""
         wrong = np.flatnonzero(~self.correct)
         return wrong[np.argsort(-self.probability[wrong], kind="stable")][:count]
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Write a Parquet file with one row per test row: id, label, predicted, probability, logits.
+    """Write a Parquet file with a row for each test image: id, label, predicted, probability, logits.
 
-    Whole or not at all, and the same bytes for the same answers.
+    The file is written atomically, and equal predictions give equal bytes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -91,10 +92,10 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """The answers that `write_predictions` wrote.
+    """Read the file that `write_predictions` wrote.
 
     Raises:
-        DataError: the file is missing, damaged, or not one of ours.
+        DataError: the file is missing or damaged, or another program wrote it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -102,25 +103,31 @@ def read_predictions(path: Path) -> Predictions:
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: not there; run `dvc repro evaluate` to write it") from None
+        raise DataError(f"{path}: file not found. Fix: `dvc repro evaluate` writes it") from None
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)}); run `dvc repro evaluate`") from error
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({first_line(error)}). Fix: `dvc repro evaluate`"
+        ) from error
     named = (table.schema.metadata or {}).get(_CLASSES_KEY)
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if named is None or missing:
         lacks = f"the columns {', '.join(missing)}" if missing else "the names of the classes"
-        raise DataError(f"{path}: lacks {lacks}: not a predictions file of this project; run `dvc repro evaluate`")
+        raise DataError(f"{path}: lacks {lacks}, so it is not a predictions file. Fix: `dvc repro evaluate`")
     try:
         classes: Sequence[str] = json.loads(named)
         flat = table["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        found = Predictions(
+        predictions = Predictions(
             ids=tuple(table["id"].to_pylist()),
             labels=table["label"].to_numpy().astype(np.int64),
             logits=flat.astype(np.float32).reshape(table.num_rows, len(classes)),
             classes=tuple(classes),
         )
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:  # columns of other types
-        raise DataError(f"{path}: is damaged ({first_line(error)}); run `dvc repro evaluate`") from error
-    if found.labels.size and not 0 <= found.labels.min() <= found.labels.max() < len(classes):
-        raise DataError(f"{path}: has a label that is none of its {len(classes)} classes; run `dvc repro evaluate`")
-    return found
+        raise DataError(f"{path}: damaged ({first_line(error)}). Fix: `dvc repro evaluate`") from error
+    labels = predictions.labels
+    if labels.size and not 0 <= labels.min() <= labels.max() < len(classes):
+        raise DataError(
+            f"{path}: has the label {labels.max() if labels.max() >= len(classes) else labels.min()}. Allowed: 0 to "
+            f"{len(classes) - 1}. Fix: `dvc repro evaluate`"
+        )
+    return predictions

@@ -1,122 +1,161 @@
-"""Is the model as good for some rows as for others? The figures on each part of the test rows.
+"""Slices of the test images: rows that share a value in a column, and the metrics on them.
 
-Parts may be small and there may be many, so each one's interval is Wilson's, which holds for few rows, and a part is
-called worse than the rest only where that outlasts having looked at so many.
+Slices may be small and there may be many. So their intervals are Wilson's, which hold for few rows, and a slice counts
+as worse than the rest only where that is significant after a correction for the number of slices.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.errors import SettingsError
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.intervals import Interval, share_difference, share_interval
+from ratchet.settings.model import EvaluationSettings
 
-__all__ = ["Slice", "cut", "parts", "slices"]
+__all__ = ["Slice", "rows_by_slice", "slice_columns", "slices", "thirds"]
 
 Values = Sequence[str | None]
 
-_PARTS = ("low", "middle", "high")
-_MOST_VALUES = 50  # different values of a column; with more it names rows and not kinds of them
+_BUILT_IN = ("brightness", "contrast", "side", "format")
+_THIRDS = ("low", "middle", "high")
+_MOST_VALUES = 50  # different values of a column; with more they are names of rows, not kinds
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The test rows that have one value in one column."""
+    """The test images that have one value in one column."""
 
     column: str
     value: str
     rows: int
     accuracy: Interval
-    gap: Interval  # accuracy here minus accuracy on all other rows, its interval widened for the number of slices
-    macro_f1: float  # over the classes that occur here among rows or answers
+    gap: Interval  # accuracy here minus accuracy elsewhere; the interval is corrected for the number of slices
+    macro_f1: float  # over the classes that occur here among labels or predictions
     log_loss: float
     ece: float
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is worse than the rest beyond chance."""
+        """Whether accuracy is significantly lower than on the other images."""
         return self.gap.high < 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Slice":
-        """The slice that `to_json` wrote."""
-        intervals = {name: Interval.from_json(content[name]) for name in ("accuracy", "gap")}
-        return cls(**{**content, **intervals})
 
 
 def slices(
     answers: Answers, columns: Mapping[str, Values], *, confidence: float, bins: int, least: int
 ) -> tuple[Slice, ...]:
-    """The figures for each value of each column, column by column and in the order of values.
+    """Return the metrics for each value of each column, column by column and in the order of values.
 
     Args:
-        answers: to all test rows.
-        columns: by name, the value of each row; None: it has none, and is in no slice of that column.
+        answers: predictions for all test images.
+        columns: by name, the value of each row; None: the row is in no slice of that column.
         confidence: level of the intervals.
         bins: of the calibration error.
-        least: rows that a slice needs; smaller ones are left out, as are columns that do not divide the rows.
+        least: smallest number of rows of a slice. Smaller ones are left out, and so are columns with a single value.
     """
-    found = parts(columns, least=least)
-    corrected = 1 - (1 - confidence) / max(1, len(found))  # Bonferroni
+    chosen = rows_by_slice(columns, least=least)
+    corrected = 1 - (1 - confidence) / max(1, len(chosen))  # Bonferroni
     return tuple(
-        _figures(answers, name, value, rows, confidence=confidence, corrected=corrected, bins=bins)
-        for name, value, rows in found
+        _measure(answers, name, value, rows, confidence=confidence, corrected=corrected, bins=bins)
+        for name, value, rows in chosen
     )
 
 
-def parts(columns: Mapping[str, Values], *, least: int) -> list[tuple[str, str, NDArray[np.int64]]]:
-    """For each column and value the numbers of the rows that have it, at least so many and not all."""
-    found = []
+def rows_by_slice(columns: Mapping[str, Values], *, least: int) -> list[tuple[str, str, NDArray[np.int64]]]:
+    """Return column, value and row numbers of each slice that has at least `least` rows, but not all."""
+    chosen = []
     for name, values in columns.items():
         texts = np.array(["" if value is None else f"={value}" for value in values], dtype=object)
         known = sorted({value for value in texts if value})
         if 2 <= len(known) <= _MOST_VALUES:
-            found += [(name, value[1:], np.flatnonzero(texts == value)) for value in known]
-    return [(name, value, rows) for name, value, rows in found if least <= len(rows) < len(columns[name])]
+            chosen += [(name, value[1:], np.flatnonzero(texts == value)) for value in known]
+    return [(name, value, rows) for name, value, rows in chosen if least <= len(rows) < len(columns[name])]
 
 
-def cut(numbers: NDArray[np.float64], *, like: NDArray[np.float64]) -> list[str | None] | None:
-    """Numbers as low, middle or high: in which third of the training rows' numbers, `like`, they would lie.
+def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[str | None]]:
+    """Return the columns that evaluation.slices selects, with a value for each test row; numbers become thirds.
 
-    None where hardly any differ; NaN has no value.
+    Args:
+        packed: folder data/packed.
+        settings: of the evaluation.
+
+    Raises:
+        SettingsError: evaluation.slices names a column that the index does not have.
     """
-    like = like[np.isfinite(like)]
-    if not len(like):
-        return None
-    edges = np.quantile(like, [1 / 3, 2 / 3], method="nearest")
-    parts = np.searchsorted(edges, numbers, side="right")
-    if len(np.unique(parts[np.isfinite(numbers)])) < 2:
-        return None
-    return [_PARTS[part] if np.isfinite(number) else None for part, number in zip(parts, numbers, strict=True)]
+    import polars
+
+    from ratchet.data.pack import own_columns
+
+    index = polars.read_parquet(packed / "index.parquet").with_columns(
+        side=polars.min_horizontal("width", "height").cast(polars.Float64)
+    )
+    allowed = [*_BUILT_IN, *own_columns(index.drop("side"))]
+    wanted = allowed if settings.slices == "auto" else settings.slices
+    unknown = [name for name in wanted if name not in allowed]
+    if unknown:
+        raise SettingsError(
+            f"params.yaml: evaluation.slices: found {unknown[0]}; allowed: auto, or columns of the data: "
+            f"{', '.join(allowed)}"
+        )
+    test, train = (index.filter(polars.col("split") == name).sort("row") for name in ("test", "train"))
+    columns: dict[str, list[str | None]] = {}
+    for name in wanted:
+        if index[name].dtype.is_numeric():
+            numbers, reference = (rows[name].cast(polars.Float64).to_numpy() for rows in (test, train))
+            values = thirds(numbers, reference=reference)
+            if values is not None:
+                columns[name] = values
+        else:
+            columns[name] = test[name].cast(polars.String).to_list()
+    return columns
 
 
-def _figures(
+def thirds(numbers: NDArray[np.float64], *, reference: NDArray[np.float64]) -> list[str | None] | None:
+    """Return "low", "middle" or "high" for each number: the third of the training rows' numbers that it falls into.
+
+    Args:
+        numbers: of the test rows. NaN gives None.
+        reference: numbers of the training rows.
+
+    Returns:
+        None if all numbers fall into the same third, or there is no reference.
+    """
+    reference = reference[np.isfinite(reference)]
+    if not len(reference):
+        return None
+    edges = np.quantile(reference, [1 / 3, 2 / 3], method="nearest")
+    places = np.searchsorted(edges, numbers, side="right")
+    if len(np.unique(places[np.isfinite(numbers)])) < 2:
+        return None
+    return [_THIRDS[place] if np.isfinite(number) else None for place, number in zip(places, numbers, strict=True)]
+
+
+def _measure(
     answers: Answers, name: str, value: str, rows: NDArray[np.int64], *, confidence: float, corrected: float, bins: int
 ) -> Slice:
-    part = Answers(answers.logits[rows], answers.labels[rows])
-    right, rest = int(part.correct.sum()), int(answers.correct.sum()) - int(part.correct.sum())
+    inside = Answers(answers.logits[rows], answers.labels[rows])
+    right = int(inside.correct.sum())
+    right_elsewhere = int(answers.correct.sum()) - right
     return Slice(
         column=name,
         value=value,
-        rows=part.rows,
-        accuracy=share_interval(right, part.rows, confidence=confidence),
-        gap=share_difference((right, part.rows), (rest, answers.rows - part.rows), confidence=corrected),
-        macro_f1=_macro_f1(part),
-        log_loss=float(part.losses.mean()),
-        ece=calibration_error(reliability(part.confidence, part.correct, bins=bins)),
+        rows=inside.rows,
+        accuracy=share_interval(right, inside.rows, confidence=confidence),
+        gap=share_difference((right, inside.rows), (right_elsewhere, answers.rows - inside.rows), confidence=corrected),
+        macro_f1=_macro_f1(inside),
+        log_loss=float(inside.losses.mean()),
+        ece=calibration_error(reliability(inside.confidence, inside.correct, bins=bins)),
     )
 
 
 def _macro_f1(answers: Answers) -> float:
-    truth, answered = (np.bincount(values, minlength=answers.classes) for values in (answers.labels, answers.predicted))
+    labels, predicted = (
+        np.bincount(values, minlength=answers.classes) for values in (answers.labels, answers.predicted)
+    )
     hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
-    occurs = truth + answered > 0
-    return float((2 * hits[occurs] / (truth + answered)[occurs]).mean())
+    occurs = labels + predicted > 0
+    return float((2 * hits[occurs] / (labels + predicted)[occurs]).mean())

@@ -1,11 +1,11 @@
-"""The level of each comparison with the champion, so that all comparisons on one test set err with 5 % together.
+"""The significance level of each comparison with the champion, so that all comparisons on one test set err with 5 %.
 
-Candidates that are judged one after another on the same rows are many tests, and one of them passes by luck sooner or
-later. So the error that `gate.confidence` leaves is spent over the tries by a fixed series (alpha spending: Foster and
-Stine 2008, "Alpha-investing"; Tian and Ramdas 2021, "Online control of the familywise error rate"). The sum of the
-series is 1, so by the union bound the chance of any wrong promotion is at most the error, whatever the dependence
-between the tries. Two things restore what was spent: a promotion through the gate, after which the hypotheses are about
-another champion (as in LORD, Javanmard and Montanari 2018), and test rows that no earlier candidate was judged on.
+Candidates that are judged one after another on the same images are many tests, and one of them passes by chance sooner
+or later. So the error that `gate.confidence` leaves is spread over the tries by a fixed series (alpha spending: Foster
+and Stine 2008, "Alpha-investing"; Tian and Ramdas 2021, "Online control of the familywise error rate"). The series adds
+up to 1. By the union bound the chance of any wrong promotion is therefore at most the error, however the tries depend
+on each other. Two things restore what was used: a promotion through the gate, after which the hypotheses are about
+another champion (as in LORD, Javanmard and Montanari 2018), and test images that no earlier candidate was judged on.
 
 bench/gate_errors.py compares this series with others, LORD++, SAFFRON and ADDIS, by simulation.
 """
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 __all__ = ["FIRST_TRY", "Level", "Tries", "spend"]
 
-_AT_ONCE = 0.3  # of the error: spent on the first few tries
+_FIRST_SHARE = 0.3  # of the error: for the first few tries
 _LATER_TRIES = 30  # the rest: about evenly over so many tries, then slowly falling
 
 
 @dataclass(frozen=True)
 class Tries:
-    """The tries that came before a comparison, as the ledger has them.
+    """The tries before a comparison, counted from the ledger.
 
     Attributes:
         count: comparisons since the last promotion through the gate.
-        spent: for how many tries level is spent. New rows restore a share of it, so it need not be a whole number.
-        new_rows: share of the test rows that no earlier candidate was judged on; it is already taken off `spent`.
+        spent: number of tries whose level is used up. New test images restore a share, so it may be a fraction.
+        new_rows: share of the test images that no earlier candidate was judged on; already subtracted from `spent`.
         reserved: the smallest gate.reserved_fraction of any earlier comparison; 1 if there was none.
     """
 
@@ -37,10 +37,10 @@ class Tries:
 
 @dataclass(frozen=True)
 class Level:
-    """The p-value that a comparison needs, and what remains for later ones."""
+    """Largest p-value with which a comparison wins, and the error that remains for later ones."""
 
     level: float
-    left: float
+    remaining: float
     error: float  # of all tries together: 1 - gate.confidence
 
 
@@ -51,12 +51,12 @@ def spend(tries: Tries, *, confidence: float) -> Level:
     """Return the level of the next comparison."""
     error = 1.0 - confidence
     before, after = _spent(tries.spent), _spent(tries.spent + 1)
-    return Level(level=error * (after - before), left=error * (1.0 - after), error=error)
+    return Level(level=error * (after - before), remaining=error * (1.0 - after), error=error)
 
 
 def _spent(tries: float) -> float:
-    """The share of the error that so many tries spend: concave, from 0 to 1.
+    """Return the share of the error that so many tries use up: concave, from 0 to 1.
 
-    Being concave, it makes room: taking the share f off the tries takes at most f off what is spent.
+    Because it is concave, removing the share f of the tries restores at most the share f of the error.
     """
-    return _AT_ONCE * tries / (tries + 1) + (1 - _AT_ONCE) * tries / (tries + _LATER_TRIES)
+    return _FIRST_SHARE * tries / (tries + 1) + (1 - _FIRST_SHARE) * tries / (tries + _LATER_TRIES)

@@ -1,39 +1,197 @@
-"""The gate's answer, as a value: the gate makes it, the report and the registry show it."""
+"""The gate's verdict as data: one result for each rule. The module `text` formats it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-__all__ = ["Comparison", "RuleResult", "Unused", "Verdict"]
+from pydantic import Field, TypeAdapter
+
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.latency import Costs
+
+__all__ = [
+    "AccuracyResult",
+    "CalibrationResult",
+    "ChampionResult",
+    "Comparison",
+    "ExportResult",
+    "LatencyResult",
+    "LeftOut",
+    "Obstacle",
+    "PairedCounts",
+    "ReloadResult",
+    "RuleResult",
+    "SizeResult",
+    "SlicesResult",
+    "Unused",
+    "Verdict",
+]
 
 
 @dataclass(frozen=True)
-class RuleResult:
-    """One rule: what it found, what it needed, and a sentence that says both."""
+class AccuracyResult:
+    """Test accuracy and the minimum that it must reach."""
 
-    name: str
     passed: bool
-    found: str
-    needed: str
-    words: str
+    accuracy: Interval
+    confidence: float  # level of the interval
+    minimum: float
+    images: int
+    name: Literal["accuracy"] = "accuracy"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The test against the champion: which try it is, what it found, and what it may spend."""
+    """Significance test against the champion, at the level of this try."""
 
     number: int  # of the try, since the last promotion through the gate
-    rows: int  # compared
-    test_rows: int  # there are
+    rows: int  # test images that were compared
     p: float
-    level: float  # p may be so large
-    left: float  # of the error, for later tries
-    won: bool  # p is at most the level
+    level: float  # largest p-value that wins
+    remaining: float  # error that is left for later tries
+    won: bool
+
+
+@dataclass(frozen=True)
+class PairedCounts:
+    """Right answers of both models on the same test images."""
+
+    candidate_right: int
+    champion_right: int
+    fixed: int  # errors of the champion that the candidate does not make
+    broken: int  # errors of the candidate that the champion does not make
+    difference: Interval  # accuracy of the candidate minus accuracy of the champion
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Numbers of test images that cannot be compared, by the first reason that applies."""
+
+    seen: int = 0  # used to train or select one of the two models
+    unknown: int = 0  # of a class that the champion does not know
+    reserved: int = 0  # by gate.reserved_fraction
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Reason why candidate and champion cannot be compared."""
+
+    kind: Literal["input", "no shared class", "classes", "other images", "no record", "too few images"]
+    mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"
+    new_classes: tuple[str, ...] = ()  # that the champion does not know
+    lost_classes: tuple[str, ...] = ()  # that the candidate does not know
+    allowed: str = ""  # gate.classes
+    missing: int = 0  # test images that the champion was not measured on
+    extra: int = 0  # images that only the champion was measured on
+    compared: int = 0
+    minimum: int = 0  # gate.minimum_rows
+
+
+@dataclass(frozen=True)
+class ChampionResult:
+    """The comparison with the champion; exactly one of `obstacle` and `comparison` is set where there is one."""
+
+    passed: bool
+    champion: str | None = None  # for example "digits version 3"; None: there is none yet
+    obstacle: Obstacle | None = None
+    comparison: Comparison | None = None
+    counts: PairedCounts | None = None
+    goal: Literal["better", "not-worse"] = "better"  # gate.champion
+    tolerance: float = 0.0  # gate.tolerance, a share
+    confidence: float = 0.95  # gate.confidence
+    test_images: int = 0
+    new_share: float = 1.0  # of the test images: those that no earlier candidate was judged on
+    left_out: LeftOut = field(default_factory=LeftOut)
+    input_shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # candidate's and champion's, if they differ
+    name: Literal["champion"] = "champion"
+
+
+@dataclass(frozen=True)
+class SlicesResult:
+    """Slices on which the candidate is significantly worse than the champion."""
+
+    passed: bool
+    count: int  # of slices
+    worse: tuple[str, ...]  # "column: value"
+    worst: str
+    difference: Interval  # on the worst slice: accuracy of the candidate minus accuracy of the champion
+    tolerance: float
+    name: Literal["slices"] = "slices"
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """Calibration error (ECE) and its limit; the lower end of the interval decides."""
+
+    passed: bool
+    ece: Interval
+    confidence: float  # level of the interval
+    limit: float
+    name: Literal["calibration"] = "calibration"
+
+
+@dataclass(frozen=True)
+class LatencyResult:
+    """Time for an answer, as a factor of the champion's: the larger one of a single image and a batch."""
+
+    passed: bool
+    factor: float
+    limit: float
+    costs: Costs
+    name: Literal["latency"] = "latency"
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """Bytes of the weights, as a factor of the champion's."""
+
+    passed: bool
+    factor: float
+    limit: float
+    costs: Costs
+    name: Literal["size"] = "size"
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """Largest difference of a probability between the model and its ONNX program."""
+
+    passed: bool
+    limit: float
+    largest_difference: float | None = None  # None: not a finite number, or there is no program
+    images: int = 0
+    other_class: int = 0  # images that the program puts into another class
+    missing: str = ""  # reason why there is no program
+    name: Literal["ONNX export"] = "ONNX export"
+
+
+@dataclass(frozen=True)
+class ReloadResult:
+    """Largest difference of a probability between the stored model, once loaded, and the evaluation."""
+
+    passed: bool
+    limit: float
+    largest_difference: float | None  # None: not a finite number
+    images: int
+    name: Literal["reload"] = "reload"
+
+
+RuleResult = Annotated[
+    AccuracyResult
+    | ChampionResult
+    | SlicesResult
+    | CalibrationResult
+    | LatencyResult
+    | SizeResult
+    | ExportResult
+    | ReloadResult,
+    Field(discriminator="name"),
+]
 
 
 @dataclass(frozen=True)
 class Unused:
-    """The test rows that took no part in any comparison, and how many of them the model answers rightly."""
+    """Test images that no comparison used, and how many of them the model answers correctly."""
 
     rows: int
     right: int
@@ -41,27 +199,41 @@ class Unused:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The gate's answer. `words` is a paragraph for a person; `comparison` is None where nothing was compared."""
+    """Results of all rules, in the order in which they were applied."""
 
     passed: bool
     rules: tuple[RuleResult, ...]
-    words: str
-    comparison: Comparison | None = None
     unused: Unused | None = None
 
+    @property
+    def comparison(self) -> Comparison | None:
+        """The test against the champion; None where nothing was compared."""
+        return next((rule.comparison for rule in self.rules if isinstance(rule, ChampionResult)), None)
+
+    @property
+    def failed(self) -> tuple[RuleResult, ...]:
+        """The rules that did not pass."""
+        return tuple(rule for rule in self.rules if not rule.passed)
+
+    @property
+    def summary(self) -> str:
+        """One line: "Passed, 5 of 5 rules" or "Refused, 1 of 5 rules failed"."""
+        count = len(self.rules)
+        return (
+            f"Passed, {count} of {count} rules"
+            if self.passed
+            else f"Refused, {len(self.failed)} of {count} rules failed"
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it."""
-        return asdict(self)
+        """Return plain data that `from_json` reads."""
+        content: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Verdict":
-        """The verdict that `to_json` wrote."""
-        rules = tuple(RuleResult(**rule) for rule in content["rules"])
-        comparison, unused = content.get("comparison"), content.get("unused")
-        return cls(
-            passed=content["passed"],
-            rules=rules,
-            words=content["words"],
-            comparison=Comparison(**comparison) if comparison else None,
-            unused=Unused(**unused) if unused else None,
-        )
+        """Read what `to_json` returned."""
+        return _ADAPTER.validate_python(content)
+
+
+_ADAPTER = TypeAdapter(Verdict)

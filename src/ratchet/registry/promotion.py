@@ -59,6 +59,7 @@ class Promotions(AliasSync):
         Raises:
             ChampionMoved: it was compared with a champion that is champion no longer.
         """
+        from ratchet.gate.text import message
         from ratchet.registry.tries import judgement, known_try, tries_before
 
         who = user()
@@ -73,8 +74,7 @@ class Promotions(AliasSync):
             verdict = judge(before)
             if known is None:
                 content = judgement(entries, question, before, verdict, reserved=reserved)
-                why = verdict.words.partition(". ")[0].removesuffix(".") + "."
-                self.ledger.append("judge", model=self.name, version=None, who=who, why=why, **content)
+                self.ledger.append("judge", model=self.name, version=None, who=who, why=message(verdict), **content)
                 self._follow()
             return verdict
 

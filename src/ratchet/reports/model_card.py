@@ -12,10 +12,11 @@ from ratchet import urls
 from ratchet.cost import Cost
 from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import share_interval
-from ratchet.evaluation.limits import limits
 from ratchet.evaluation.robustness import NotMeasured, Robustness
-from ratchet.gate.verdict import Verdict
+from ratchet.gate.text import message, rule_text
+from ratchet.gate.verdict import RuleResult, Verdict
 from ratchet.reports import templating
+from ratchet.reports.limits_text import limit_sentences
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.serving.program import INPUT, PROGRAM
 
@@ -77,8 +78,8 @@ def _values(content: CardContent) -> dict[str, object]:
         "test_samples": figures.rows,
         "accuracy": figures.accuracy,
         "level": percent(figures.confidence, 0),
-        "verdict": content.verdict.words,
-        "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in limits(figures)],
+        "verdict": message(content.verdict),
+        "warnings": limit_sentences(figures),
         "data_name": content.data["name"],
         "quarantined": content.quarantined,
         "headline": _headline(figures),
@@ -88,7 +89,7 @@ def _values(content: CardContent) -> dict[str, object]:
         "lowest_slices": _lowest_slices(figures),
         "corrupted_samples": robustness.rows if robustness else 0,
         "corruptions": _corruptions(robustness) if robustness else [],
-        "rules": [(rule.name, rule.passed, rule.found, rule.needed) for rule in content.verdict.rules],
+        "rules": [_rule(rule) for rule in content.verdict.rules],
         "shape": " x ".join(map(str, content.input)),
         "dtype": content.dtype,
         "program": _program(content),
@@ -98,6 +99,11 @@ def _values(content: CardContent) -> dict[str, object]:
         "provenance": content.lineage,
         "checksums": list(content.checksums.items()),
     }
+
+
+def _rule(rule: RuleResult) -> tuple[str, bool, str, str]:
+    text = rule_text(rule)
+    return rule.name, rule.passed, text.measured, text.limit
 
 
 def _data(content: CardContent) -> dict[str, object]:
@@ -147,7 +153,7 @@ def _lowest_slices(figures: Figures) -> Rows:
 def _corruptions(robustness: Robustness) -> Rows:
     return [
         (kind, percent(robustness.mean(kind)), percent(strengths[0].value), percent(strengths[-1].value))
-        for kind, strengths in robustness.spoilt.items()
+        for kind, strengths in robustness.corrupted.items()
     ]
 
 

@@ -9,7 +9,8 @@ from markupsafe import Markup
 
 from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.robustness import NotMeasured, Robustness
-from ratchet.gate.verdict import Verdict
+from ratchet.gate.text import message, rule_text
+from ratchet.gate.verdict import RuleResult, Verdict
 from ratchet.reports import worst_errors
 from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.templating import render_html
@@ -105,7 +106,7 @@ def render(content: ReportContent) -> str:
         slices=sorted(figures.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
         robustness=robustness,
         corruption_chart=None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
-        corruptions={} if isinstance(robustness, NotMeasured) else robustness.spoilt,
+        corruptions={} if isinstance(robustness, NotMeasured) else robustness.corrupted,
         classes=_classes(figures),
         listed=_LISTED,
         wrong=figures.rows - sum(row[actual] for actual, row in enumerate(figures.confusion)),
@@ -122,11 +123,14 @@ def render(content: ReportContent) -> str:
 
 def _head(verdict: Verdict) -> Head:
     """Summarize the verdict by the rules that failed, or else by the comparison with the champion."""
-    ending = verdict.words.partition(". ")[0].removesuffix(".") + "."
-    failed = [rule for rule in verdict.rules if not rule.passed]
-    decisive = failed or [rule for rule in verdict.rules if rule.name == "champion"]
-    rules = [RuleRow(rule.name, rule.passed, rule.found, rule.needed, rule.words) for rule in verdict.rules]
-    return Head(verdict.passed, " ".join([ending, *(rule.words for rule in decisive)]), rules)
+    champion = [rule_text(rule).details for rule in verdict.rules if rule.name == "champion"]
+    summary = message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
+    return Head(verdict.passed, summary, [_rule(rule) for rule in verdict.rules])
+
+
+def _rule(rule: RuleResult) -> RuleRow:
+    text = rule_text(rule)
+    return RuleRow(rule.name, rule.passed, text.measured, text.limit, text.details)
 
 
 def _curves(history: Epochs) -> list[Chart]:
@@ -155,7 +159,7 @@ def _corruption_chart(robustness: Robustness) -> Chart:
         Line(
             kind, colour, [(float(at), accuracy.value) for at, accuracy in enumerate((robustness.clean, *by_strength))]
         )
-        for (kind, by_strength), colour in zip(robustness.spoilt.items(), COLOURS, strict=True)
+        for (kind, by_strength), colour in zip(robustness.corrupted.items(), COLOURS, strict=True)
     ]
     title = "Accuracy by strength"
     return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)

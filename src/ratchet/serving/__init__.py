@@ -1,5 +1,5 @@
-"""What a registered model is used by: so far its program, for runtimes other than PyTorch.
+"""The ONNX program of a registered model, for runtimes other than PyTorch.
 
-export.py   a model -> model.onnx and program.json
-program.py  these, read and run, and held against the model's own answers
+export.py   export a model to model.onnx and program.json
+program.py  read and run the program, and compare it with the model
 """

@@ -1,6 +1,6 @@
-"""A model made a program of its own: ONNX, for runtimes that know neither ratchet nor PyTorch.
+"""Export of a model to ONNX, for runtimes without ratchet and PyTorch.
 
-ONNX is a protocol buffer and holds no pickle; the archive that `torch.export.save` writes holds one.
+ONNX is a protocol buffer and contains no pickle. The archive that `torch.export.save` writes contains one.
 """
 
 import contextlib
@@ -15,32 +15,32 @@ from torch import nn
 
 from ratchet import files
 from ratchet.data.depth import largest
-from ratchet.serving.program import ABOUT, INPUT, OUTPUT, PROGRAM, opening
+from ratchet.serving.program import ABOUT, INPUT, OUTPUT, PROGRAM, first_paragraph
 from ratchet.training.models import Classifier, ModelSpec
 
 __all__ = ["export"]
 
-_ROWS = 2  # that the model is followed with: their number may vary, but one or none PyTorch takes for a constant
+_TRACED_IMAGES = 2  # their number may vary in the program, but PyTorch would take 0 or 1 for a constant
 
 
 def export(model: Classifier, spec: ModelSpec, folder: Path) -> None:
-    """Write model.onnx into `folder`, and program.json, which says what it takes, or why there is none.
+    """Write model.onnx and program.json, which describes its input, or the reason why there is no program.
 
-    It takes and gives what MLflow's loader does (`Program.predict`), any number of rows. The weights of a model of
-    more than 2 GB come to lie in a file beside it: the format allows no more in one.
+    Input and output are those of MLflow's loader (see `Program.predict`), for any number of images. Weights of more
+    than 2 GB are in a second file, because the format allows no more in one.
     """
-    pixels = torch.zeros((_ROWS, spec.height, spec.width, spec.channels), dtype=getattr(torch, spec.raw_dtype))
+    pixels = torch.zeros((_TRACED_IMAGES, spec.height, spec.width, spec.channels), dtype=getattr(torch, spec.raw_dtype))
     about: dict[str, object]
     try:
-        opset = _write(_Answering(model, spec.depth).eval(), pixels, folder / PROGRAM)
+        opset = _write(_WithProbabilities(model, spec.depth).eval(), pixels, folder / PROGRAM)
         about = {"program": PROGRAM, "input": INPUT, "output": OUTPUT, "opset": opset}
-    except Exception as error:  # the exporter raises anything, and so may the user's code that it follows
-        about = {"program": None, "why": _reason(error)}
+    except Exception as error:  # the exporter may raise anything, and so may the user's code that it traces
+        about = {"program": None, "reason": _reason(error)}
     files.write_json(folder / ABOUT, {"format": 1, **about})
 
 
-class _Answering(nn.Module):
-    """A classifier that takes and gives what the program does."""
+class _WithProbabilities(nn.Module):
+    """A classifier with the input and output of the program."""
 
     def __init__(self, model: Classifier, depth: int | None) -> None:
         super().__init__()
@@ -56,21 +56,21 @@ class _Answering(nn.Module):
 
 
 def _write(model: nn.Module, pixels: torch.Tensor, path: Path) -> int:
-    """Export; the version of ONNX's operators that the program is made of."""
+    """Export the model and return the version of the ONNX operators that it uses."""
     with _quiet(), torch.no_grad():
-        # Given the model itself, `torch.onnx.export` tries a second way, and tells but what went wrong on that one
-        followed = torch.export.export(model, (pixels,), dynamic_shapes=({0: torch.export.Dim("rows")},), strict=False)
+        # Given the model itself, `torch.onnx.export` tries a second method and reports only that one's error.
+        exported = torch.export.export(model, (pixels,), dynamic_shapes=({0: torch.export.Dim("rows")},), strict=False)
         program = torch.onnx.export(
-            followed, dynamic_shapes=({0: "rows"},), input_names=[INPUT], output_names=[OUTPUT], verbose=False
+            exported, dynamic_shapes=({0: "rows"},), input_names=[INPUT], output_names=[OUTPUT], verbose=False
         )
-    assert program is not None, "it is None where a file is named"
+    assert program is not None, "it is None only where a file is named"
     program.save(path)
     return program.model.opset_imports[""]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the graph that PyTorch prints of a model it cannot follow, and the warning it logs."""
+    """Hide the graph that PyTorch prints of a model that it cannot trace, and the warning that it logs."""
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -82,15 +82,15 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong first, and at which line of the model."""
+    """Return the first error, and the line of the model that raised it."""
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
     library = str(Path(torch.__file__).parent)
-    places = [
-        place
-        for place in traceback.extract_tb(first.__traceback__)
-        if not place.filename.startswith(library) and place.filename != __file__
+    frames = [
+        frame
+        for frame in traceback.extract_tb(first.__traceback__)
+        if not frame.filename.startswith(library) and frame.filename != __file__
     ]
-    where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno}: {places[-1].line})" if places else ""
-    return opening(first) + where
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return first_paragraph(first) + where

@@ -1,4 +1,4 @@
-"""The exported program of a model, as it is stored: read, run by onnxruntime, and held against the model's answers."""
+"""The stored ONNX program of a model: read it, run it with onnxruntime, and compare it with the model."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,51 +12,51 @@ from ratchet import files
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ABOUT", "INPUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "opening"]
+__all__ = ["ABOUT", "INPUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph"]
 
 PROGRAM, ABOUT = "model.onnx", "program.json"
 INPUT, OUTPUT = "pixels", "probabilities"
-_LONGEST = 300  # letters of a reason
+_LONGEST = 300  # characters of a reason
 
 
 @dataclass(frozen=True)
 class NotExported:
-    """There is no program that could be asked, and why: for a person, without a full stop."""
+    """There is no program that can be run. `reason` is for people and has no full stop."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Parity:
-    """A program's answers beside those of the model that it was made of."""
+    """Comparison of a program's answers with the model's."""
 
-    rows: int
+    images: int
     largest_difference: float  # of a probability
-    elsewhere: int  # rows that it puts into another class
+    other_class: int  # images that the program puts into another class
 
 
 @dataclass(frozen=True)
 class Program:
-    """An exported model; runs on the CPU and needs neither PyTorch nor the model's code."""
+    """An exported model. It runs on the CPU and needs neither PyTorch nor the model's code."""
 
     path: Path
 
     @classmethod
     def of(cls, folder: Path) -> "Program | NotExported | None":
-        """That of the model stored in `folder`; None where it was stored without asking for one."""
+        """Return the program of the model stored in `folder`; None if it was stored without one."""
         if not (folder / ABOUT).exists():
             return None
         about = files.read_json(folder / ABOUT)
-        return cls(folder / about["program"]) if about["program"] else NotExported(about["why"])
+        return cls(folder / about["program"]) if about["program"] else NotExported(about["reason"])
 
     def predict(self, pixels: "NDArray[Any]") -> "NDArray[np.float32]":
-        """Pixels of the model's dtype (n, height, width, channels) -> class probabilities float32 (n, classes).
+        """Return class probabilities float32 (n, classes) for pixels of the model's dtype (n, height, width, channels).
 
         Raises:
-            Exception: onnxruntime's own, which have no family: it cannot load the program, or not run it on these rows.
+            Exception: onnxruntime's own, which have no common base: the program cannot be loaded, or cannot run.
         """
-        found: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: pixels})[0]
-        return found
+        probabilities: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: pixels})[0]
+        return probabilities
 
     @cached_property
     def _session(self) -> Any:
@@ -66,23 +66,30 @@ class Program:
 
 
 def compare(folder: Path, pixels: "NDArray[Any]", probabilities: "NDArray[np.float32]") -> Parity | NotExported | None:
-    """Ask the program of the model in `folder` what the model was asked; None where it was stored without.
+    """Run the program of the model in `folder` on images that the model has answered.
 
-    `pixels` as `Program.predict` takes them, `probabilities` (n, classes) the model's own answers. The first row is
-    asked alone and the others together: a program that knows but one number of rows is found out.
+    The first image runs alone and the others together. This detects a program that accepts only one batch size.
+
+    Args:
+        folder: of the stored model.
+        pixels: images as `Program.predict` takes them.
+        probabilities: the model's own answers, (n, classes).
+
+    Returns:
+        None if the model was stored without a program.
     """
     program = Program.of(folder)
     if not isinstance(program, Program):
         return program
     try:
-        found = np.concatenate([program.predict(part) for part in (pixels[:1], pixels[1:]) if len(part)])
+        answers = np.concatenate([program.predict(batch) for batch in (pixels[:1], pixels[1:]) if len(batch)])
     except Exception as error:
-        return NotExported(f"onnxruntime cannot run the program: {opening(error)}")
-    difference = float(np.abs(found - probabilities).max())
-    return Parity(len(pixels), difference, int(np.count_nonzero(found.argmax(1) != probabilities.argmax(1))))
+        return NotExported(f"onnxruntime cannot run the program: {first_paragraph(error)}")
+    difference = float(np.abs(answers - probabilities).max())
+    return Parity(len(pixels), difference, int(np.count_nonzero(answers.argmax(1) != probabilities.argmax(1))))
 
 
-def opening(error: BaseException) -> str:
-    """What an error says in its first paragraph, on one line, without a full stop."""
-    words = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
-    return words[:_LONGEST].rstrip(".")
+def first_paragraph(error: BaseException) -> str:
+    """Return the first paragraph of an error's message, on one line and without a full stop."""
+    text = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
+    return text[:_LONGEST].rstrip(".")

@@ -1,0 +1,213 @@
+"""The gate's rules. A rule is a function of the case that returns its measured values, and an entry in `RULES`.
+
+It returns None where it is switched off, or where there is nothing to measure. To add a rule, write the function here,
+its result in verdict.py and its text in text.py.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ratchet.evaluation.slices import rows_by_slice
+from ratchet.gate.case import Candidate, Case, Champion
+from ratchet.gate.level import FIRST_TRY, Tries
+from ratchet.gate.verdict import (
+    AccuracyResult,
+    CalibrationResult,
+    ChampionResult,
+    ExportResult,
+    LatencyResult,
+    LeftOut,
+    PairedCounts,
+    ReloadResult,
+    RuleResult,
+    SizeResult,
+    SlicesResult,
+    Verdict,
+)
+from ratchet.serving.program import NotExported
+from ratchet.settings.model import EvaluationSettings, GateSettings
+
+__all__ = ["RULES", "Rule", "judge", "reload_rule"]
+
+Rule = Callable[[Case], RuleResult | None]
+
+
+def minimum_accuracy(case: Case) -> AccuracyResult:
+    """Check that test accuracy reaches gate.minimum_accuracy."""
+    accuracy, minimum = case.candidate.accuracy, case.gate.minimum_accuracy
+    return AccuracyResult(
+        accuracy.value >= minimum,
+        accuracy=accuracy,
+        confidence=case.evaluation.confidence,
+        minimum=minimum,
+        images=len(case.candidate.ids),
+    )
+
+
+def better_than_champion(case: Case) -> ChampionResult:
+    """Check that the candidate is significantly better than the champion, or not worse (gate.champion).
+
+    An exact test on the same images decides, at the level of this try (see level.py). A model that is right on exactly
+    the same images as the champion is not worse at any level.
+    """
+    champion, gate, candidate = case.champion, case.gate, case.candidate
+    if champion is None:
+        return ChampionResult(True)
+    comparison, counts, passed = case.comparison, None, False
+    if comparison is not None:
+        fixed, broken = case.counts
+        passed = comparison.won or (fixed + broken == 0 and gate.champion == "not-worse")
+        counts = PairedCounts(
+            candidate_right=int(np.count_nonzero(case.ours)),
+            champion_right=int(np.count_nonzero(case.theirs)),
+            fixed=fixed,
+            broken=broken,
+            difference=case.difference(),
+        )
+    shapes, obstacle = (candidate.input_shape, champion.input_shape), case.obstacle
+    same_images = obstacle is None or obstacle.kind == "too few images"
+    return ChampionResult(
+        passed,
+        champion=champion.name,
+        obstacle=obstacle,
+        comparison=comparison,
+        counts=counts,
+        goal=gate.champion,
+        tolerance=gate.tolerance,
+        confidence=gate.confidence,
+        test_images=len(candidate.ids),
+        new_share=case.tries.new_rows,
+        left_out=case.left_out if same_images else LeftOut(),
+        input_shapes=shapes if shapes[0] != shapes[1] else None,
+    )
+
+
+def no_slice_worse(case: Case) -> SlicesResult | None:
+    """Check that on no slice the candidate is significantly worse than the champion (gate.slice_tolerance).
+
+    None without slices, or without a champion to compare with.
+    """
+    if case.rival is None:
+        return None
+    compared = {name: [values[row] for row in case.compared] for name, values in case.candidate.slices.items()}
+    slices = rows_by_slice(compared, least=case.evaluation.slice_rows)
+    if not slices:
+        return None
+    tolerance = case.gate.slice_tolerance
+    differences = {f"{column}: {value}": case.difference(rows, looks=len(slices)) for column, value, rows in slices}
+    worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
+    worse = tuple(name for name, difference in differences.items() if difference.high < -tolerance)
+    return SlicesResult(
+        not worse, count=len(slices), worse=worse, worst=worst, difference=differences[worst], tolerance=tolerance
+    )
+
+
+def calibrated(case: Case) -> CalibrationResult | None:
+    """Check that the calibration error is not significantly above gate.calibration_error; 1 switches the rule off.
+
+    The lower end of its interval decides: on few images a well calibrated model shows some error by chance.
+    """
+    error, limit = case.candidate.calibration_error, case.gate.calibration_error
+    if limit == 1.0:
+        return None
+    return CalibrationResult(error.low <= limit, ece=error, confidence=case.evaluation.confidence, limit=limit)
+
+
+def latency(case: Case) -> LatencyResult | None:
+    """Check that latency is at most gate.latency_factor times the champion's, for one image and a batch; 0: off.
+
+    None also where the two models were not measured side by side.
+    """
+    costs, limit = case.costs, case.gate.latency_factor
+    if costs is None or limit == 0.0:
+        return None
+    ours, theirs = costs.candidate, costs.champion
+    factor = max(ours.single / theirs.single, ours.batch / theirs.batch)
+    return LatencyResult(factor <= limit, factor=factor, limit=limit, costs=costs)
+
+
+def size(case: Case) -> SizeResult | None:
+    """Check that the weights take at most gate.size_factor times the champion's bytes; 0: off."""
+    costs, limit = case.costs, case.gate.size_factor
+    if costs is None or limit == 0.0:
+        return None
+    factor = costs.candidate.weights / costs.champion.weights
+    return SizeResult(factor <= limit, factor=factor, limit=limit, costs=costs)
+
+
+def export_parity(case: Case) -> ExportResult | None:
+    """Check that the ONNX program's probabilities differ from the model's by at most gate.export_difference; 1: off.
+
+    None also where the model was stored without a program (registry.export).
+    """
+    exported, limit = case.candidate.exported, case.gate.export_difference
+    if exported is None or limit == 1.0:
+        return None
+    if isinstance(exported, NotExported):
+        return ExportResult(False, limit, missing=exported.reason)
+    return ExportResult(
+        exported.images > 0 and exported.largest_difference <= limit,  # NaN does not pass
+        limit,
+        largest_difference=_finite(exported.largest_difference),
+        images=exported.images,
+        other_class=exported.other_class,
+    )
+
+
+def reload_rule(*, images: int, largest_difference: float, tolerance: float) -> ReloadResult:
+    """Return the result of the last rule: the registered model, once loaded, answers as it did in the evaluation.
+
+    Args:
+        images: number of test images that the loaded model answered.
+        largest_difference: of a probability.
+        tolerance: largest difference that passes.
+    """
+    passed = images > 0 and largest_difference <= tolerance  # NaN does not pass
+    return ReloadResult(passed, tolerance, largest_difference=_finite(largest_difference), images=images)
+
+
+RULES: tuple[Rule, ...] = (
+    minimum_accuracy,
+    better_than_champion,
+    no_slice_worse,
+    calibrated,
+    latency,
+    size,
+    export_parity,
+)
+"""The rules in their order. `judge` adds the result of `reload_rule`, which needs the stored model, as the last."""
+
+
+def judge(
+    candidate: Candidate,
+    champion: Champion | None,
+    settings: GateSettings,
+    evaluation: EvaluationSettings,
+    *,
+    reloaded: ReloadResult,
+    tries: Tries = FIRST_TRY,
+    seed: int = 0,
+) -> Verdict:
+    """Apply every rule to the candidate; all must pass.
+
+    Only the comparison with the champion uses up significance level. Every other rule can only refuse, which makes a
+    wrong promotion rarer.
+
+    Args:
+        candidate: the model that is judged.
+        champion: the model that it would replace; None: there is none yet.
+        settings: of the gate.
+        evaluation: settings of the slices and of the bootstrap.
+        reloaded: result of `reload_rule` for the registered model.
+        tries: comparisons before this one.
+        seed: of the bootstrap's resamples.
+    """
+    case = Case(candidate, champion, settings, evaluation, tries=tries, seed=seed)
+    rules = (*(result for rule in RULES if (result := rule(case)) is not None), reloaded)
+    return Verdict(all(rule.passed for rule in rules), rules, unused=case.unused)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

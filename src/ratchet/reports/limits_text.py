@@ -1,0 +1,55 @@
+"""Text of a model's limits, for its card."""
+
+from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.limits import FEW_IMAGES, find_limits
+
+__all__ = ["limit_sentences"]
+
+_LISTED = 5  # classes or slices
+
+
+def limit_sentences(figures: Figures) -> list[str]:
+    """Return one sentence for each limit of the model, the most serious first; none where there are no limits."""
+    limits, sentences = find_limits(figures), []
+    for weak in limits.weak_classes[:_LISTED]:
+        sentences.append(
+            f"Recall of class {weak.name} is {weak.recall.value:.1%} on {weak.rows:,} test images "
+            f"(CI {_span(weak.recall)}), significantly below the overall accuracy."
+        )
+    if len(limits.weak_classes) > _LISTED:
+        more = len(limits.weak_classes) - _LISTED
+        sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
+    for part in limits.weak_slices[:_LISTED]:
+        sentences.append(
+            f"Where {part.column} is {part.value}, accuracy is {part.accuracy.value:.1%} on {part.rows:,} test images "
+            f"(CI {_span(part.accuracy)}), significantly below the accuracy on the others."
+        )
+    if len(limits.weak_slices) > _LISTED:
+        more = len(limits.weak_slices) - _LISTED
+        sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
+    if limits.ece is not None:
+        sentences.append(
+            f"Calibration error (ECE) is {limits.ece.value:.1%} (CI {_span(limits.ece)}): do not read the "
+            "probabilities as frequencies. evaluation.temperature_scaling may correct them."
+        )
+    if limits.untested:
+        sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
+    if limits.barely_tested:
+        counted = [f"{metrics.name} ({metrics.support:,})" for metrics in limits.barely_tested]
+        sentences.append(f"Barely measured, with fewer than {FEW_IMAGES} test images: {_listed(counted)}.")
+    if limits.accuracy is not None:
+        sentences.append(
+            f"Small test set ({figures.rows:,} images): accuracy has a CI of {_span(limits.accuracy)}. A smaller "
+            "difference from another model may be chance."
+        )
+    return sentences
+
+
+def _span(interval: Interval) -> str:
+    return f"{interval.low:.1%} to {interval.high:.1%}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 2 * _LISTED:,} more" if len(names) > 2 * _LISTED else ""
+    return ", ".join(names[: 2 * _LISTED]) + more

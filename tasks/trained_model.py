@@ -1,0 +1,80 @@
+"""The trained model as later stages see it, and its record in MLflow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.registry.runs import Run
+
+__all__ = ["TrainedModel", "record_training"]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Summary of a finished training."""
+
+    name: str
+    key: str  # of the training: a digest of its data, settings and code
+    best_epoch: int
+    best_metric: str
+    best_value: float
+    steps: int
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> "TrainedModel":
+        """Read it from data/model."""
+        described = files.read_json(workspace.model / "model.json")
+        own = described["spec"].get("factory", "none")
+        return cls(name=described["spec"]["name"] if own == "none" else own, **described["training"])
+
+    @property
+    def summary(self) -> str:
+        """One line: the model, its best epoch and its steps."""
+        best = f"best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}"
+        return f"{self.name}: {best}, {self.steps:,} steps"
+
+
+def record_training(
+    run: "Run",
+    params: Params,
+    workspace: Workspace,
+    manifest: Manifest,
+    *,
+    flow_run: str | None,
+    inputs: Mapping[str, str] | None = None,
+) -> None:
+    """Record settings, data and provenance of a training in MLflow, before its first step.
+
+    `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training.
+    """
+    from ratchet.data.versions import read_version
+    from ratchet.provenance import record as provenance
+
+    values = {
+        "seed": params.seed,
+        **{f"model.{name}": value for name, value in params.model.model_dump().items()},
+        **{f"training.{name}": value for name, value in params.training.model_dump().items()},
+        **{f"data.{name}": value for name, value in params.data.model_dump().items()},
+    }
+    run.settings(values)
+    version = read_version(workspace.root)
+    rows = {name: split.rows for name, split in manifest.splits.items()}
+    run.dataset(
+        name=manifest.name,
+        digest=version.dvc_hash if version else manifest.digest,
+        source=params.data.source if params.data.source == "digits" else params.data.path,
+        profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
+    )
+    record = provenance.begun(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": record["id"]})
+    if record["git_commit"]:
+        run.tags({"mlflow.source.git.commit": record["git_commit"]})  # MLflow's own name: shown beside the source
+    if flow_run:
+        run.tags({"ratchet.prefect_flow_run": flow_run})
+    run.status("RUNNING")

@@ -1,0 +1,217 @@
+"""Text of a verdict: the table at the end of a run, the message, and the details of each rule."""
+
+import re
+
+import pytest
+
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.latency import Cost, Costs
+from ratchet.gate.text import message, rule_text, verdict_table
+from ratchet.gate.verdict import (
+    AccuracyResult,
+    CalibrationResult,
+    ChampionResult,
+    Comparison,
+    ExportResult,
+    LatencyResult,
+    LeftOut,
+    Obstacle,
+    PairedCounts,
+    ReloadResult,
+    RuleResult,
+    SizeResult,
+    SlicesResult,
+    Verdict,
+)
+from ratchet.settings.model import GateSettings
+
+ACCURACY = AccuracyResult(True, Interval(0.975, 0.9930, 0.9981), confidence=0.95, minimum=0.5, images=287)
+CALIBRATION = CalibrationResult(True, Interval(0.048, 0.0903, 0.133), confidence=0.95, limit=0.25)
+EXPORT = ExportResult(True, 1e-4, largest_difference=3e-8, images=256)
+RELOAD = ReloadResult(True, 1e-5, largest_difference=0.0, images=256)
+FIRST = Verdict(True, (ACCURACY, ChampionResult(True), CALIBRATION, EXPORT, RELOAD))
+COSTS = Costs(Cost(45_056, 0.005, 0.09), Cost(4096, 0.001, 0.02), rows=64)
+
+LOW = AccuracyResult(False, Interval(0.21, 0.25, 0.2946), confidence=0.95, minimum=0.5, images=400)
+COMPARED = ChampionResult(
+    True,
+    champion="digits version 3",
+    comparison=Comparison(1, rows=1000, p=0.0025, level=0.0086, remaining=0.041, won=True),
+    counts=PairedCounts(921, 897, fixed=46, broken=22, difference=Interval(0.008, 0.024, 0.04)),
+    test_images=1400,
+    left_out=LeftOut(seen=316, unknown=50, reserved=34),
+    input_shapes=((32, 32, 3), (16, 16, 3)),
+)
+LOST = ChampionResult(
+    False,
+    champion="digits version 3",
+    comparison=Comparison(2, rows=1000, p=0.31, level=0.0036, remaining=0.038, won=False),
+    counts=PairedCounts(900, 897, fixed=25, broken=22, difference=Interval(-0.01, 0.003, 0.016)),
+    test_images=1000,
+)
+
+
+def other_task(obstacle: Obstacle, **changes: object) -> ChampionResult:
+    return ChampionResult(False, champion="pets version 3", obstacle=obstacle, test_images=400, **changes)
+
+
+FAILED: tuple[RuleResult, ...] = (
+    LOW,
+    LOST,
+    SlicesResult(False, 4, ("ward: south",), "ward: south", Interval(-0.3, -0.2, -0.1), tolerance=0.0),
+    CalibrationResult(False, Interval(0.26, 0.35, 0.44), confidence=0.95, limit=0.25),
+    LatencyResult(False, 5.0, 4.0, COSTS),
+    SizeResult(False, 11.0, 10.0, COSTS),
+    ExportResult(False, 1e-4, largest_difference=0.02, images=256, other_class=3),
+)
+
+
+def test_table_of_a_first_model_that_passed() -> None:
+    assert verdict_table(FIRST).splitlines() == [
+        "gate  PASSED (5 of 5 rules)",
+        "  ok  accuracy     99.3 % (97.5-99.8 %), minimum 50 %",
+        "  ok  champion     none yet",
+        "  ok  calibration  ECE 9.0 %, limit 25 %",
+        "  ok  ONNX export  max difference 3e-08 on 256 images",
+        "  ok  reload       identical predictions on 256 images",
+    ]
+
+
+def test_table_marks_failed_rules_with_their_fix() -> None:
+    table = verdict_table(Verdict(False, (LOW, ChampionResult(True), RELOAD)))
+    assert table.splitlines() == [
+        "gate  REFUSED (1 of 3 rules failed)",
+        "  FAILED  accuracy  25.00 % (21.00-29.46 %), minimum 50 %",
+        "                    Fix: train a better model, or lower gate.minimum_accuracy",
+        "  ok      champion  none yet",
+        "  ok      reload    identical predictions on 256 images",
+    ]
+
+
+def test_table_fits_one_hundred_columns() -> None:
+    obstacle = Obstacle("classes", new_classes=tuple(f"class {n}" for n in range(9)), allowed="same")
+    table = verdict_table(Verdict(False, (*FAILED, COMPARED, other_task(obstacle))))
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_message_has_the_reason_of_each_failed_rule() -> None:
+    assert message(FIRST) == FIRST.summary == "Passed, 5 of 5 rules"
+    refused = Verdict(False, (LOW, ChampionResult(True), RELOAD))
+    assert refused.summary == "Refused, 1 of 3 rules failed"
+    assert message(refused) == (
+        "Refused, 1 of 3 rules failed. accuracy: 25.00 % (21.00-29.46 %), minimum 50 %. "
+        "Fix: train a better model, or lower gate.minimum_accuracy."
+    )
+
+
+def test_comparison_with_the_champion_has_all_values() -> None:
+    text = rule_text(COMPARED)
+    assert text.short == "+2.40 points (95 % CI +0.80 to +4.00), p = 0.0025, limit 0.0086 (try 1)"
+    for part in (
+        "On the same 1,000 images this model is right on 921 and the champion (digits version 3) on 897",
+        "46 errors fixed, 22 new, +2.40 points (95 % CI +0.80 to +4.00).",
+        "These are 1,000 of 1,400 test images: 316 were used to train or select one of the two models, 50 are of "
+        "classes that the champion does not know, 34 are reserved (gate.reserved_fraction).",
+        "The champion was measured at its own input size: 32 x 32 x 3 images resized to 16 x 16 x 3.",
+        "Significantly better: p = 0.0025, limit 0.0086.",
+        "This is try 1 on these test images since the last promotion. Its level is 0.0086 of the 0.05",
+        "0.041 remains.",
+    ):
+        assert part in text.details
+
+
+def test_identical_answers_are_named() -> None:
+    counts = PairedCounts(390, 390, fixed=0, broken=0, difference=Interval(0.0, 0.0, 0.0))
+    comparison = Comparison(1, rows=400, p=1.0, level=0.0086, remaining=0.041, won=False)
+    same = ChampionResult(
+        True, champion="pets version 3", comparison=comparison, counts=counts, goal="not-worse", test_images=400
+    )
+    assert rule_text(same).short == "right on the same 400 images as pets version 3"
+    assert "right exactly where the champion (pets version 3) is. It is not worse." in rule_text(same).details
+
+
+@pytest.mark.parametrize(
+    ("result", "reason", "fix"),
+    [
+        (
+            other_task(Obstacle("input", mismatch="it takes float32 pixels, and these are uint8")),
+            "it takes float32 pixels, and these are uint8",
+            "set registry.model to another name",
+        ),
+        (
+            other_task(Obstacle("no shared class", lost_classes=("frog", "bird"))),
+            "it knows none of the new model's classes, only 'frog', 'bird'",
+            "set registry.model to another name",
+        ),
+        (
+            other_task(Obstacle("classes", new_classes=("dog",), lost_classes=("owl",), allowed="same")),
+            "it does not know 'dog' and it knows 'owl', which the data no longer has, and gate.classes is same",
+            "`ratchet set gate.classes=may-change`",
+        ),
+        (
+            other_task(Obstacle("classes", new_classes=("dog",), allowed="same")),
+            "it does not know 'dog', and gate.classes is same",
+            "`ratchet set gate.classes=may-grow`",
+        ),
+        (
+            other_task(Obstacle("other images", missing=400, extra=12)),
+            "it was measured on other test images (400 of 400 are missing, 12 are extra)",
+            "measure it on these images",
+        ),
+        (
+            other_task(Obstacle("no record")),
+            "no record says which samples it was trained on",
+            "`ratchet rollback`",
+        ),
+        (
+            other_task(Obstacle("too few images", compared=50, minimum=100), left_out=LeftOut(seen=350)),
+            "only 50 of 400 test images can be compared (350 were used to train or select",
+            "lower gate.minimum_rows",
+        ),
+    ],
+)
+def test_obstacles_have_a_reason_and_a_fix(result: ChampionResult, reason: str, fix: str) -> None:
+    text = rule_text(result)
+    assert reason in text.measured
+    assert fix in text.fix
+    for part in ("The champion (pets version 3) cannot be compared: ", reason, fix):
+        assert part in text.details
+
+
+@pytest.mark.parametrize("result", FAILED, ids=lambda result: result.name)
+def test_every_refusal_names_the_setting_that_allows_it(result: RuleResult) -> None:
+    text = rule_text(result)
+    for shown in (text.fix, text.details):
+        named = re.findall(r"gate\.(\w+)", shown)
+        assert named
+        assert set(named) <= set(GateSettings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        (FAILED[2], ("1 of 4 significantly worse: ward: south \u221220.00 points (\u221230.00 to \u221210.00)",)),
+        (FAILED[3], ("ECE 35.00 % (95 % CI 26.00-44.00 %), limit 25 %", "evaluation.temperature_scaling")),
+        (FAILED[4], ("5 ms for one image (champion 1 ms)", "90 ms for 64 images (champion 20 ms)", "5.00 times")),
+        (FAILED[5], ("The weights take 44 KiB, the champion's 4 KiB: 11.00 times as much, limit 10 times",)),
+        (FAILED[6], ("max difference 0.02 on 256 images, 3 in another class, limit 0.0001", "registry.export: none")),
+        (
+            ExportResult(False, 1e-4, missing="No ONNX function found for it"),
+            ("no program (No ONNX function found for it)", "registry.export: none"),
+        ),
+        (
+            ReloadResult(False, 1e-5, largest_difference=None, images=256),
+            ("max difference not a number on 256 images, limit 1e-05", "train again"),
+        ),
+    ],
+)
+def test_failed_rules_show_values_and_limits(result: RuleResult, parts: tuple[str, ...]) -> None:
+    text = rule_text(result)
+    for part in parts:
+        assert part in f"{text.short} {text.details} {text.fix}"
+
+
+def test_calibration_above_the_limit_shows_its_interval() -> None:
+    """It passes because its interval begins below the limit."""
+    text = rule_text(CalibrationResult(True, Interval(0.2, 0.35, 0.5), confidence=0.95, limit=0.25))
+    assert text.short == "ECE 35.0 % (95 % CI 20.0-50.0 %), limit 25 %"

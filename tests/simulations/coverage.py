@@ -1,0 +1,119 @@
+"""Coverage of the confidence intervals, with known true values.
+
+A population of 200,000 predictions has known metrics. Test sets are drawn from it, and the share of intervals that
+contain the population's value is counted. The same is done for the difference of two models on the same images.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.answers import Answers
+from ratchet.evaluation.calibration import calibration_error, reliability
+from ratchet.evaluation.headline import intervals
+from ratchet.evaluation.intervals import paired_difference
+from ratchet.settings.model import EvaluationSettings
+from tests.simulations.gate import Pair
+
+__all__ = ["POPULATIONS", "Population", "headline_metrics", "metric_coverage", "paired_coverage"]
+
+_SIZE = 200_000  # predictions in a population
+
+
+@dataclass(frozen=True)
+class Population:
+    """A population of predictions with known metrics.
+
+    Attributes:
+        name: description.
+        classes: number of classes.
+        margin: added to the logit of the right class; the logits are standard normal before.
+        sharpness: factor of all logits. Above some value the model is overconfident.
+        rarer: how many times as rare each class is as the one before it.
+    """
+
+    name: str
+    classes: int
+    margin: float
+    sharpness: float
+    rarer: float = 1.0
+
+    def answers(self, *, seed: int = 0) -> Answers:
+        """Draw the whole population."""
+        generator = np.random.default_rng(seed)
+        shares = self.rarer ** -np.arange(self.classes, dtype=float)
+        labels = generator.choice(self.classes, size=_SIZE, p=shares / shares.sum())
+        logits = generator.normal(size=(_SIZE, self.classes))
+        logits[np.arange(_SIZE), labels] += self.margin
+        return Answers((logits * self.sharpness).astype(np.float32), labels)
+
+
+POPULATIONS = (
+    Population("4 classes, accuracy .95", 4, 2.95, 4.5),
+    Population("10 classes, accuracy .90", 10, 3.0, 3.0),
+    Population("10 classes, the rarest 1 in 33, accuracy .95", 10, 3.45, 3.5, rarer=1.25),
+    Population("2 classes, accuracy .82", 2, 1.3, 1.3),
+)
+
+
+def headline_metrics(answers: Answers, *, bins: int, k: int) -> dict[str, float]:
+    """Return each headline metric, by name and from its plain definition."""
+    labels = np.bincount(answers.labels, minlength=answers.classes)
+    predicted = np.bincount(answers.predicted, minlength=answers.classes)
+    hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
+    occurs = labels + predicted > 0
+    areas = [_area(answers.probabilities[:, number], answers.labels == number) for number in np.flatnonzero(labels)]
+    top_k = {"top_k": float((answers.rank < k).mean())} if k < answers.classes else {}
+    return {
+        "accuracy": float(answers.correct.mean()),
+        **top_k,
+        "macro_f1": float((2 * hits[occurs] / (labels + predicted)[occurs]).mean()),
+        "log_loss": float(answers.losses.mean()),
+        "roc_auc": float(np.mean(areas)),
+        "ece": calibration_error(reliability(answers.confidence, answers.correct, bins=bins)),
+    }
+
+
+def _area(score: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
+    """Return ROC-AUC by ranks (Mann & Whitney 1947)."""
+    from scipy.stats import rankdata
+
+    positive = int(truth.sum())
+    ranks = float(rankdata(score)[truth].sum())
+    return (ranks - positive * (positive + 1) / 2) / (positive * (len(truth) - positive))
+
+
+def metric_coverage(population: Population, *, rows: int, sets: int, resamples: int) -> dict[str, float]:
+    """Return, for each metric, the share of test sets whose interval contains the population's value.
+
+    Args:
+        population: from which the test sets are drawn.
+        rows: images of a test set.
+        sets: number of test sets.
+        resamples: of the bootstrap.
+    """
+    settings = EvaluationSettings(resamples=resamples, top_k=max(2, min(3, population.classes - 1)))
+    how = {"bins": settings.calibration_bins, "k": settings.top_k}
+    whole = population.answers()
+    truth = headline_metrics(whole, **how)
+    generator = np.random.default_rng(1)
+    held = dict.fromkeys(truth, 0)
+    for number in range(sets):
+        drawn = generator.integers(_SIZE, size=rows)
+        answers = Answers(whole.logits[drawn], whole.labels[drawn])
+        bounds = intervals(answers, headline_metrics(answers, **how), settings=settings, seed=number)
+        for name, interval in bounds.items():
+            held[name] += interval.low <= truth[name] <= interval.high
+    return {name: count / sets for name, count in held.items()}
+
+
+def paired_coverage(pair: Pair, *, rows: int, sets: int, resamples: int) -> float:
+    """Return the share of test sets on which the interval of the difference contains the true difference."""
+    generator = np.random.default_rng(2)
+    held = 0
+    for number in range(sets):
+        new, old = pair.draw(generator, rows)
+        difference = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
+        held += difference.low <= pair.better <= difference.high
+    return held / sets

@@ -31,9 +31,7 @@ def print_comparison(comparison: Comparison, *, most: int, page: Path) -> None:
         _table(console, "environment", _rows(comparison.environment))
     else:
         _plain(console, "environment", ["the same, or not recorded for both"])
-    metrics = [
-        (metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.figures
-    ]
+    metrics = [(metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.figures]
     _table(console, "test metrics", metrics)
     if comparison.rows is not None:
         _plain(console, "test samples", [comparison.rows.words])

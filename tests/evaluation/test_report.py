@@ -54,6 +54,11 @@ class Reader(HTMLParser):
             self.texts.append(data.strip().replace("\N{NO-BREAK SPACE}", " "))
 
 
+def shown(text: str) -> str:
+    """Return the text as `Reader` reads it from the page."""
+    return text.strip().replace("\N{NO-BREAK SPACE}", " ")
+
+
 @pytest.fixture(scope="module")
 def predictions() -> Predictions:
     images, labels = load_digits(return_X_y=True)
@@ -102,8 +107,10 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     assert texts[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
     (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
-    assert texts[2] == f"{ending}. {champion.words}"
-    assert all(rule.words in texts for rule in content.verdict.rules)  # folded away, but on the page
+    assert texts[2] == shown(f"{content.verdict.summary}. {rule_text(champion).details}")
+    assert all(
+        shown(rule_text(rule).details) in texts for rule in content.verdict.rules
+    )  # folded away, but on the page
     headings = ("Metrics", "Training curves", "Confusion matrix", "Calibration", "Robustness")
     headings += ("Metrics by class", "Worst errors", "Data", "Settings", "Provenance")
     places = [texts.index(heading) for heading in headings]
@@ -113,17 +120,16 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
 def test_refusal_shows_each_rule(content: ReportContent) -> None:
     assert content.verdict is not None
     first, *rest = content.verdict.rules
-    failed = replace(first, passed=False, words="Accuracy is too low.")
-    refused = Verdict(
-        passed=False, rules=(failed, *rest), words="Refused: 1 rule failed. Accuracy is too low. And so on."
-    )
+    assert isinstance(first, AccuracyResult)
+    refused = Verdict(passed=False, rules=(replace(first, passed=False, minimum=0.99), *rest))
     page = render(replace(content, verdict=refused))
     texts = Reader(page).texts
-    assert texts[1:3] == ["Refused by the gate", "Refused: 1 rule failed. Accuracy is too low."]
+    assert texts[1:3] == ["Refused by the gate", shown(message(refused))]
     for rule in refused.rules:
-        assert rule.words in texts
-        assert rule.found in texts
-        assert f"Required: {rule.needed}" in texts
+        text = rule_text(rule)
+        assert shown(text.details) in texts
+        assert shown(text.measured) in texts
+        assert shown(f"Required: {text.limit}") in texts
 
 
 def test_page_without_verdict_says_so(content: ReportContent) -> None:
@@ -324,7 +330,7 @@ def test_accuracy_by_strength_is_drawn_and_listed(content: ReportContent) -> Non
     assert 'aria-label="Accuracy by strength"' in page
     assert texts.index("Robustness") < texts.index("Metrics by class")
     place = texts.index("brightness", texts.index("none"))
-    shares = [f"{100 * accuracy.value:.1f}" for accuracy in robustness.spoilt["brightness"]]
+    shares = [f"{100 * accuracy.value:.1f}" for accuracy in robustness.corrupted["brightness"]]
     assert texts[place : place + 7] == ["brightness", f"{100 * robustness.mean('brightness'):.1f}", *shares]
     without = replace(content.figures, robustness=NotMeasured("there are no test samples"))
     assert "Not measured: there are no test samples." in Reader(render(replace(content, figures=without))).texts

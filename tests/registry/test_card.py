@@ -30,12 +30,12 @@ def content() -> CardContent:
     figures = measure(
         logits, labels, classes=CLASSES, settings=EvaluationSettings(resamples=100), columns={"light": parts}
     )
-    rules = (RuleResult("minimum accuracy", True, "80 %", "at least 50 %", "Accuracy is high enough."),)
+    rules = (AccuracyResult(True, Interval(0.75, 0.8, 0.84), confidence=0.95, minimum=0.5, images=300),)
     return CardContent(
         name=NASTY,
         number="3",
         purpose="",
-        verdict=Verdict(True, rules, "Passed: 1 of 1 rules."),
+        verdict=Verdict(True, rules),
         figures=figures,
         input=(8, 8, 1),
         dtype="uint8",
@@ -81,7 +81,7 @@ def test_card_has_what_a_decision_needs(content: CardContent) -> None:
     low, value, high = (f"{100 * share:.1f}" for share in content.figures.accuracy.to_json().values())
     for wanted in (
         f"Accuracy on 300 test samples: {value} % (95 % CI {low}\N{EN DASH}{high} %).",
-        "Passed: 1 of 1 rules.",
+        "Passed, 1 of 1 rules",
         "The model answers with one of its classes for every image",
         "4 samples were quarantined (truncated)",
         "Input: images of 8 x 8 x 1 (height x width x channels), uint8",

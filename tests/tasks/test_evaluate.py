@@ -105,7 +105,7 @@ def run_evaluate(workspace: Workspace, **changes: object) -> None:
 
 def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=16, explained_errors=0)
+    run_evaluate(workspace, robustness_rows=16, explained_errors=0)
     robustness = read_figures(workspace.reports).robustness
     assert isinstance(robustness, Robustness)
     test = open_split(workspace.packed, "test")
@@ -125,7 +125,7 @@ def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspa
 
 def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=0, explained_errors=3)
+    run_evaluate(workspace, robustness_rows=0, explained_errors=3)
     explanations = read_explanations(workspace.reports / "explanations.safetensors")
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     np.testing.assert_array_equal(explanations.rows, predictions.worst_errors(3))
@@ -135,7 +135,7 @@ def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None
 
 def test_measurements_that_are_switched_off_have_a_reason(workspace: Workspace) -> None:
     with_model(workspace)
-    measured(workspace, robustness_rows=0, explained_errors=0)
+    run_evaluate(workspace, robustness_rows=0, explained_errors=0)
     assert read_figures(workspace.reports).robustness == NotMeasured("evaluation.robustness_rows is 0")
     assert (
         read_explanations(workspace.reports / "explanations.safetensors").reason == "evaluation.explained_errors is 0"

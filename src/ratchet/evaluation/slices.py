@@ -88,12 +88,12 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
     """
     import polars
 
-    from ratchet.data.pack import own_columns
+    from ratchet.data.pack import extra_columns
 
     index = polars.read_parquet(packed / "index.parquet").with_columns(
         side=polars.min_horizontal("width", "height").cast(polars.Float64)
     )
-    allowed = [*_BUILT_IN, *own_columns(index.drop("side"))]
+    allowed = [*_BUILT_IN, *extra_columns(index.drop("side"))]
     wanted = allowed if settings.slices == "auto" else settings.slices
     unknown = [name for name in wanted if name not in allowed]
     if unknown:

@@ -94,7 +94,7 @@ def test_a_link_that_is_not_there_says_which_and_why(made: Made, title: str, tol
     assert told in " | ".join(lines(data_link([made], kept="kept"))[title])
 
 
-def test_the_page_shows_every_link_and_nothing_of_it_becomes_markup() -> None:
+def test_page_shows_every_link_and_escapes_every_text() -> None:
     nasty = "<script>alert('x')</script>"
     chain = data_link([replace(WHOLE, run_name=nasty)], kept="kept in DVC's cache")
     page = chain_page.render("digits/2", ["digits version 2"], [chain])

@@ -1,5 +1,7 @@
 """Two runs side by side, without MLflow: what differs is found and told, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.provenance import comparison
 from ratchet.provenance.changes import Change, changes, environment
-from ratchet.provenance.comparison import CodeChange, Comparison, Figure, compare_rows, patched_files
+from ratchet.provenance.comparison import CodeChange, Comparison, Figure, Flip, compare_rows, patched_files
 from ratchet.reports import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
@@ -103,7 +105,7 @@ def test_the_environment_is_packages_python_lock_and_machine_alone() -> None:
 
 
 @pytest.fixture
-def found() -> Comparison:
+def two_runs() -> Comparison:
     import polars
 
     index = polars.DataFrame({"id": ["<b>"], "split": ["test"], "class": ["cat"], "content": ["1"]})
@@ -120,12 +122,12 @@ def found() -> Comparison:
     )
 
 
-def test_page_shows_everything_and_escapes_every_text(found: Comparison) -> None:
-    page = comparison_page.page(found)
+def test_page_shows_everything_and_escapes_every_text(two_runs: Comparison) -> None:
+    page = comparison_page.page(two_runs)
     assert "<script>" not in page
     assert "<b>" not in page
     assert "<x>" not in page
-    for words in (
+    for text in (
         "&lt;script&gt;",
         "a.py | 2 +-",
         "training.epochs",
@@ -136,4 +138,33 @@ def test_page_shows_everything_and_escapes_every_text(found: Comparison) -> None
         "Correct in A, wrong in B: 2",
         "-25.00 points",
     ):
-        assert words in page, words
+        assert text in page, text
+
+
+def test_page_of_runs_without_records_says_what_is_missing(two_runs: Comparison) -> None:
+    unknown = replace(
+        two_runs, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None, environment=(),
+        figures=(), rows=None, doubts=("one/1: was changed",),
+    )  # fmt: skip
+    page = comparison_page.page(unknown)
+    for text in (
+        "Not comparable",
+        "one/1: was changed",
+        "The commit of both is unknown.",
+        "No uncommitted change differs.",
+        "A: data version <code>unknown</code><br>B: data version <code>d2</code>",
+        "No difference recorded.",
+        "this is missing",
+    ):
+        assert text in page, text
+    for heading in ("Settings", "Test metrics", "Predictions that changed"):
+        assert f"<h2>{heading}" not in page
+
+
+def test_page_folds_away_many_changed_predictions(two_runs: Comparison) -> None:
+    assert two_runs.rows is not None
+    flips = tuple(Flip(f"sample {number}", "cat", "cat", "dog") for number in range(25))
+    page = comparison_page.page(replace(two_runs, rows=replace(two_runs.rows, worse=flips, better=())))
+    assert "Correct in A, wrong in B: 25" in page
+    assert page.index("sample 19") < page.index("<summary>The other 5") < page.index("sample 20")
+    assert "Wrong in A, correct in B" not in page

@@ -16,7 +16,7 @@ from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings
 
-NASTY = "<script>alert('x')</script>|*_`&\"[a](b)"
+NASTY = "<script>alert('x')</script>|*_`&\"[a](b){{ 1 }}\n# b\u202e"
 CLASSES = ("ant", NASTY, "cat")
 
 

@@ -1,1 +1,1 @@
-"""Pages and cards."""
+"""Reports, cards and other pages. The modules prepare the data, the templates in templates/ hold text and layout."""

@@ -14,7 +14,7 @@ _LINE_START = re.compile(r"^(?:[-+=]|(\d+)(?=[.)](?:\s|$)))")
 def escaped(value: object) -> str:
     """Return a value as Markdown that shows it unchanged, on one line, whatever characters it holds.
 
-    Characters that cannot be printed, such as line breaks and marks of the writing direction, become spaces.
+    Line breaks and other characters that cannot be printed become spaces.
     """
     text = "".join(letter if letter.isprintable() else " " for letter in shown(value))
     return _LINE_START.sub(_escaped_start, _MARKS.sub(r"\\\1", text.strip()))

@@ -1,5 +1,7 @@
 """Numbers and values as text for people, the same on pages, in Markdown and in the terminal."""
 
+import re
+
 from ratchet.evaluation.intervals import Interval
 
 __all__ = [
@@ -15,10 +17,15 @@ __all__ = [
 ]
 
 _LISTED = 30  # items of a list that are written out
+# Control characters, marks that change the direction of the text around them, and halves of surrogate pairs
+_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
-    """Text of a value of any type: an int with thousands separators, a float with four digits, None as a dash."""
+    """Text of a value of any type: an int with thousands separators, a float with four digits, None as a dash.
+
+    Characters that could damage the text around them are replaced.
+    """
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -30,7 +37,7 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         more = f" and {len(value) - _LISTED:,} more" if len(value) > _LISTED else ""
         return ", ".join(map(shown, value[:_LISTED])) + more or shown(None)
-    return str(value)
+    return _HARMFUL.sub("\N{REPLACEMENT CHARACTER}", str(value))
 
 
 def percent(share: float, digits: int = 1) -> str:

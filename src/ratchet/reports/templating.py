@@ -19,8 +19,6 @@ __all__ = ["environment", "render_html", "render_markdown"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _NUMBERS = ("decimal", "percent", "percent_number", "percent_range", "points", "points_range", "shown")
-# Control characters, marks that change the direction of the text around them, and halves of surrogate pairs
-_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def render_html(template: str, **values: object) -> str:
@@ -46,7 +44,7 @@ def render_markdown(template: str, **values: object) -> str:
 @cache
 def environment(form: Literal["html", "markdown"]) -> Environment:
     """Return the environment of all templates of one form."""
-    escape_value = _html if form == "html" else _markdown
+    escape_value = escape if form == "html" else _markdown
 
     def finalize(value: object) -> object:
         """Escape the value of each expression, before Jinja's own escaping, which leaves Markup as it is."""
@@ -68,10 +66,6 @@ def environment(form: Literal["html", "markdown"]) -> Environment:
     }
     result.globals["stylesheet"] = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
     return result
-
-
-def _html(text: str) -> Markup:
-    return escape(_HARMFUL.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def _markdown(text: str) -> Markup:

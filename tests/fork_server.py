@@ -1,8 +1,8 @@
 """Run `ratchet ...` and `python -m tasks...` in a fork of a process that has imported their libraries already.
 
-Importing takes seconds, forking takes milliseconds. A command behaves as in a new process: it has its own working folder,
-environment, streams and exit code, and imports the project's code afresh. Prefect and DVC are not imported beforehand,
-because they read their settings as they are imported.
+Importing takes seconds, forking takes milliseconds. A command behaves as in a new process: it has its own working
+folder, environment, streams and exit code, and imports the project's code afresh. Prefect and DVC are not imported
+beforehand, because they read their settings as they are imported.
 """
 
 import array
@@ -23,8 +23,8 @@ from pathlib import Path
 LIBRARIES = (
     "captum.attr", "cyclonedx.model.bom", "filelock", "fsspec", "mlflow", "mlflow.pyfunc", "mlflow.store.db.utils",
     "mlflow.store.tracking.sqlalchemy_store", "numpy", "pandera.polars", "PIL.Image", "polars", "psutil", "pyarrow",
-    "pydantic", "rich.progress", "ruamel.yaml", "safetensors.torch", "scipy.stats", "sklearn.datasets", "sklearn.metrics",
-    "sqlalchemy", "torch", "typer",
+    "pydantic", "rich.progress", "ruamel.yaml", "safetensors.torch", "scipy.stats", "sklearn.datasets",
+    "sklearn.metrics", "sqlalchemy", "torch", "typer",
 )  # fmt: skip
 READ_AT_IMPORT = ("OMP_", "MKL_", "MLFLOW_", "PREFECT_", "TORCH", "CUDA", "PYTHONHASHSEED")  # by these libraries
 MODULES = ("tasks.", "commands")

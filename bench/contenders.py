@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.project import SIDE
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
-from ratchet.training import Plan, build, open_split
+from ratchet.training import build, open_split
 from ratchet.training.device import choose_device
 from ratchet.training.precision import Precision, choose_precision
 
@@ -38,7 +38,7 @@ LOADERS = ("textbook", "accelerate", "lightning")  # whose number of workers can
 _PADDING = 4  # pixels
 DEVICE = choose_device("auto")
 FP32 = Precision("fp32", False, "")
-AUTO = choose_precision(Plan(), DEVICE)
+AUTO = choose_precision("auto", DEVICE)
 Timing = Callable[[int, int], float]  # (steps to warm up, steps to time) -> seconds
 
 

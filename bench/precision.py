@@ -17,7 +17,6 @@ import torch
 from bench.report import Row, alone, options
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
 from ratchet.errors import TrainingError
-from ratchet.training import Plan
 from ratchet.training.device import choose_device
 from ratchet.training.precision import Precision, choose_precision
 
@@ -43,7 +42,7 @@ def measure(rounds: int, *, quick: bool, compiled: bool) -> list[Row]:
 
 def _row(model: str, side: int, batch: int, rounds: int, *, compiled: bool) -> Row:
     device = choose_device("auto")
-    auto = choose_precision(Plan(), device)
+    auto = choose_precision("auto", device)
     variants: list[_Variant] = list(
         itertools.product(("fp32", "bf16"), (False, True), (False, True) if compiled else (False,))
     )

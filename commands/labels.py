@@ -16,8 +16,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RatchetError
-from ratchet.settings.model import Params
-from ratchet.settings.run_settings import restore_if_idle
+from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace, disk_errors
 from tasks.progress import Terminal, Watch
 from tasks.stage_runner import INTERRUPTED
@@ -111,8 +110,7 @@ class _Recipe:
 
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
     """The recipes to choose from; `rows` is how many samples a model is trained on."""
-    from ratchet import training
-    from tasks.training_job import TrainingJob
+    from tasks.training_job import TrainingJob, make_plan
 
     course = TrainingJob.of(params, workspace, manifest)
     if params.model.factory != "none" or course.pretrained is not None:
@@ -126,8 +124,9 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))
     first = (3 * side // 4,) * (epochs // 3) if side >= 24 else ()
     given = params.training
-    plan = training.Plan(
-        seed=params.seed, epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
+    plan = replace(
+        make_plan(TrainingSettings(), seed=params.seed),
+        epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
         momentum=0.6, betas=(0.9, 0.95), weight_decay=0.5, decay_all=False, clip_norm=0.0, schedule="warmup-linear",
         warmup_epochs=0.0, ema_decay=1 - 1 / max(20, math.ceil(rows / batch)), crop_padding=max(1, side // 16),
         crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
@@ -159,11 +158,9 @@ class _Work:
         with tempfile.TemporaryDirectory() as folder:
             store = _store(Path(folder))
             # Its validation samples are some of its own: the part held out must not choose anything.
-            events = training.fit(
-                others, others.only(_some(len(rest))), recipe.spec, plan, store=store, identity={},
-                pretrained=recipe.pretrained,
-            )  # fmt: skip
-            for event in events:
+            chosen_by = others.only(_some(len(rest)))
+            inputs = training.TrainingInputs(others, chosen_by, recipe.spec, plan, recipe.pretrained)
+            for event in training.fit(inputs, store=store):
                 if isinstance(event, training.Points | training.Epoch):
                     note = f"model {self._done + 1} of {self._runs}"
                     self._watch.progress(self._done * per_run + event.step, self._runs * per_run, note)
@@ -290,7 +287,7 @@ def main(folds: int, epochs: int) -> None:
     """Check, write the table and print its beginning."""
     try:
         workspace = Workspace.find()
-        restore_if_idle(workspace)
+        workspace.restore_if_idle()
         params = settings.load(workspace.params)
         with (
             disk_errors(workspace.root),

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["main", "run_here"]
 
 
-def run_here(run: RunSettings) -> str | None:
+def run_here(workspace: Workspace, run: RunSettings) -> str | None:
     """Run train-flow on the workspace; why it failed, or None. Nothing is started where nothing is to be done."""
     from tasks.summary import summary
 
-    workspace, params = run.workspace, run.params
+    params = run.params
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root):
         run.keep()
         _tell(summary(params, workspace), "Nothing to do: code, data and settings are those of the last run.")
@@ -93,8 +93,8 @@ def main(assignments: list[str]) -> int:
     with disk_errors(workspace.root), workspace.hold("ratchet train") as restored:
         if restored:
             say(restored)
-        with overridden(workspace, changes, say=say) as run:
-            failure = run_here(run)
+        with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
+            failure = run_here(workspace, run)
         if failure is not None:
             say(failure)  # the last line, below what became of params.yaml
     return 0 if failure is None else 1

@@ -21,7 +21,6 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError
 from ratchet.provenance import record as provenance
 from ratchet.settings.model import Params
-from ratchet.settings.run_settings import restore_if_idle
 from ratchet.workspace import Workspace, disk_errors
 from tasks.progress import Terminal, Watch
 from tasks.training_job import TrainingJob
@@ -171,7 +170,7 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
 def _prove(steps: int | None, kills: int) -> bool:
     """What the command does; whether the two trainings were the same."""
     workspace = Workspace.find()
-    restore_if_idle(workspace)
+    workspace.restore_if_idle()
     params = settings.load(workspace.params)
     key = TrainingJob.of(params, workspace, Manifest.read(workspace.packed)).key
     with (

@@ -14,7 +14,7 @@ from tasks.gate_inputs import judge_model
 from tasks.model_card import attach_card
 from tasks.progress import Watch
 from tasks.report import write_report
-from tasks.train import TrainedModel, tell_training
+from tasks.train import TrainedModel, record_start
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
@@ -193,7 +193,7 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
     from ratchet.registry.statement import figure_metrics
 
     if run.journal.is_empty:
-        tell_training(run, params, workspace, manifest, flow_run=flow_run)
+        record_start(run, params, workspace, manifest, flow_run=flow_run)
         for epoch in files.read_json(workspace.model / "history.json"):
             values = {name: value for name, value in epoch.items() if name not in ("epoch", "step")}
             run.metrics(values, step=int(epoch["epoch"]))

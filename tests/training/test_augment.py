@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from ratchet.training import Plan
 from ratchet.training.augment import augment, epoch_order, sample_bits
 from ratchet.training.batches import ahead, step_rows
+from tests.training.conftest import make_plan
 
 KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
 
@@ -35,7 +35,7 @@ def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: 
 @pytest.mark.parametrize(("flip", "padding"), [("random", 0), ("none", 1), ("alternating", 2), ("random", 2)])
 def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: str, padding: int, fill: str) -> None:
     images = pictures(600)
-    plan = Plan(seed=3, flip=flip, crop_padding=padding, crop_fill=fill)
+    plan = make_plan(seed=3, flip=flip, crop_padding=padding, crop_fill=fill)
     changed = augment(images, KEYS[:600], plan, epoch=2).numpy()
     span = range(-padding, padding + 1)
     allowed = [(down, across, mirrored) for down in span for across in span for mirrored in {False, flip != "none"}]
@@ -52,12 +52,12 @@ def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: st
 
 def test_nothing_switched_on_changes_nothing() -> None:
     images = pictures(4)
-    assert augment(images, KEYS[:4], Plan(flip="none", crop_padding=0), epoch=0) is images
+    assert augment(images, KEYS[:4], make_plan(flip="none", crop_padding=0), epoch=0) is images
 
 
 def test_alternating_flips_show_every_image_both_ways_in_any_two_epochs() -> None:
     images = pictures(200)
-    plan = Plan(flip="alternating", crop_padding=0, seed=5)
+    plan = make_plan(flip="alternating", crop_padding=0, seed=5)
     shown = [augment(images, KEYS[:200], plan, epoch=epoch) for epoch in range(4)]
     for before, after in pairwise(shown):
         assert torch.equal(after, before.flip(2))
@@ -68,7 +68,7 @@ def test_alternating_flips_show_every_image_both_ways_in_any_two_epochs() -> Non
 @pytest.mark.parametrize("side", [1, 2, 3, 50])
 def test_cutout_blanks_one_square_that_may_hang_over_the_edge(side: int) -> None:
     images = pictures(500)
-    plan = Plan(flip="none", crop_padding=0, cutout=side)
+    plan = make_plan(flip="none", crop_padding=0, cutout=side)
     blank = (augment(images, KEYS[:500], plan, epoch=1) == 0).all(3).numpy()
     squares = set()
     for row in range(5):
@@ -82,7 +82,7 @@ def test_cutout_blanks_one_square_that_may_hang_over_the_edge(side: int) -> None
 
 def test_what_happens_to_a_sample_depends_on_seed_epoch_and_key_alone() -> None:
     images, keys = pictures(64), KEYS[:64]
-    plan = Plan(seed=1, flip="random", crop_padding=2, cutout=2)
+    plan = make_plan(seed=1, flip="random", crop_padding=2, cutout=2)
     whole = augment(images, keys, plan, epoch=4)
     order = np.random.default_rng(1).permutation(64)
     moved = augment(images[order], keys[order], plan, epoch=4)
@@ -187,7 +187,7 @@ def test_what_is_made_ahead_ends_with_its_taker_and_passes_errors_on() -> None:
 def centres(side: int, count: int, *, epoch: int = 0) -> np.ndarray:
     """Where the squares of one pixel are on images of `side` x 1 pixels."""
     keys = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    plan = Plan(flip="none", crop_padding=0, cutout=1)
+    plan = make_plan(flip="none", crop_padding=0, cutout=1)
     images = np.ones((1, side, 1, 1), np.uint8)
     parts = [torch.from_numpy(images.repeat(len(part), 0)) for part in np.array_split(keys, max(1, count * side >> 26))]
     shown = [
@@ -216,6 +216,6 @@ def test_cutouts_of_sides_that_are_powers_of_two_stay_where_they_were() -> None:
     keys = np.arange(500, dtype=np.uint64)
     bits = sample_bits(keys, seed=3, epoch=2)
     images = torch.ones(500, 32, 32, 1, dtype=torch.uint8)
-    blank = augment(images, keys, Plan(seed=3, flip="none", crop_padding=0, cutout=1), epoch=2)[..., 0] == 0
+    blank = augment(images, keys, make_plan(seed=3, flip="none", crop_padding=0, cutout=1), epoch=2)[..., 0] == 0
     expected = (bits >> np.uint64(40) & np.uint64(31)) * np.uint64(32) + (bits >> np.uint64(52) & np.uint64(31))
     assert blank.flatten(1).int().argmax(1).tolist() == expected.tolist()

@@ -93,7 +93,7 @@ def test_what_is_not_as_it_was_stored_is_named_and_nothing_runs(
     harm(copy)
     with pytest.raises(TrainingError, match=told) as refusal:
         load_model(copy)
-    assert "nothing was loaded; restore" in str(refusal.value)
+    assert "nothing was loaded. Fix: restore" in str(refusal.value)
     assert not (copy / "code" / "ran").exists()
 
 

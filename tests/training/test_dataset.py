@@ -23,10 +23,11 @@ import torch
 from ratchet.data.ingest import ingest
 from ratchet.errors import TrainingError
 from ratchet.settings.model import DataSettings
-from ratchet.training import CheckpointStore, Finished, Plan, Started, Stopped, Trouble, fit
+from ratchet.training import CheckpointStore, Finished, Started, Stopped, TrainingInputs, Trouble, fit
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
+from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
 ROWS = {"train": 30, "validation": 12, "test": 12}
@@ -152,7 +153,7 @@ def test_every_sample_is_what_the_dataset_gives_after_seeding_by_seed_epoch_and_
     exec(MODULE, namespace)
     dataset = namespace["photos"]("train")
     bits = sample_bits(split.keys, seed=5, epoch=3).tolist()
-    plan = Plan(seed=5, flip="none", crop_padding=0)
+    plan = make_plan(seed=5, flip="none", crop_padding=0)
     images, labels = split.batch(np.arange(30), CPU, plan=plan, epoch=3)
     for row in range(30):
         random.seed(bits[row])
@@ -167,7 +168,7 @@ def test_every_sample_is_what_the_dataset_gives_after_seeding_by_seed_epoch_and_
 def test_the_bits_are_the_same_from_any_number_of_workers_and_in_batches_of_any_size(home: Home, source: str) -> None:
     torch.set_num_threads(2)  # put back by the room; a worker has one
     home.ingest(source)
-    plan = Plan(seed=3, flip="random", crop_padding=2, cutout=2)
+    plan = make_plan(seed=3, flip="random", crop_padding=2, cutout=2)
     for epoch in (0, 1):
         expected = together(home.open(), 30, plan=plan, epoch=epoch)
         for workers, size in ((0, 4), (1, 7), (4, 4)):
@@ -177,18 +178,18 @@ def test_the_bits_are_the_same_from_any_number_of_workers_and_in_batches_of_any_
 
 def test_another_epoch_or_seed_gives_other_samples_and_no_plan_always_the_same(home: Home) -> None:
     split = home.ingest(MODULE).open()
-    plan = Plan(flip="none", crop_padding=0)
+    plan = make_plan(flip="none", crop_padding=0)
     first = together(split, 10, plan=plan, epoch=1)
     assert not (first == together(split, 10, plan=plan, epoch=2)).flatten(1).any(1).any()
-    assert not (first == together(split, 10, plan=Plan(seed=1, flip="none", crop_padding=0), epoch=1)).all()
+    assert not (first == together(split, 10, plan=make_plan(seed=1, flip="none", crop_padding=0), epoch=1)).all()
     assert torch.equal(together(split, 10), together(split, 30))
 
 
 def test_augmentation_is_done_to_whole_batches_of_either_type(home: Home) -> None:
     for source in (MODULE, UINT8):
         split = home.ingest(source).open()
-        plain = together(split, 10, plan=Plan(flip="none", crop_padding=0))
-        flipped = together(split, 10, plan=Plan(flip="random", crop_padding=0))
+        plain = together(split, 10, plan=make_plan(flip="none", crop_padding=0))
+        flipped = together(split, 10, plan=make_plan(flip="random", crop_padding=0))
         mirrored = [not torch.equal(one, other) for one, other in zip(plain, flipped, strict=True)]
         assert 5 < sum(mirrored) < 25
         expected = [one.flip(2) if turned else one for one, turned in zip(plain, mirrored, strict=True)]
@@ -215,7 +216,7 @@ def test_workers_are_processes_of_their_own_that_stay_from_epoch_to_epoch_until_
     split = home.ingest(MODULE).open(workers=2)
     by_epoch = []
     for epoch in range(3):
-        together(split, 3, plan=Plan(), epoch=epoch)
+        together(split, 3, plan=make_plan(), epoch=epoch)
         by_epoch.append({process for _, _, process in home.read()})
     assert by_epoch[0] == by_epoch[1] == by_epoch[2]
     assert len(by_epoch[0]) == 2
@@ -226,12 +227,12 @@ def test_workers_are_processes_of_their_own_that_stay_from_epoch_to_epoch_until_
 
 def test_a_feed_left_half_read_does_not_disturb_the_next(home: Home) -> None:
     split = home.ingest(MODULE).open(workers=2)
-    expected = together(split, 4, plan=Plan(), epoch=1)
+    expected = together(split, 4, plan=make_plan(), epoch=1)
     for taken in (1, 3):
-        left = split.feed(pieces(4), CPU, plan=Plan(), epoch=0)
+        left = split.feed(pieces(4), CPU, plan=make_plan(), epoch=0)
         for _ in range(taken):
             next(left)
-        assert torch.equal(together(split, 4, plan=Plan(), epoch=1), expected)
+        assert torch.equal(together(split, 4, plan=make_plan(), epoch=1), expected)
 
 
 def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
@@ -266,9 +267,9 @@ NO_LONGER_GOOD = [
         "return torch.nested.nested_tensor([image[0]], layout=torch.jagged), label",
         r"train-7 .*not-a-sample: an image that is a nested tensor",
     ),
-    ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
+    ("return image, 2", r"sample 7 of split train has label 2, but had 1 when it was ingested.*ingests the data again"),
 ]
-DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*: the same command continues")
+DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*the same command, which continues")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def later(line: str, *, split: str = "train") -> str:
 def test_data_or_code_that_changed_since_ingest_is_refused_before_anything_is_read(home: Home) -> None:
     home.ingest(MODULE)
     home.write(MODULE + "# another word\n")
-    with pytest.raises(TrainingError, match=r"data.code: own.py is not as it was when the data was ingested"):
+    with pytest.raises(TrainingError, match=r"data.code: own.py changed since the data was ingested"):
         home.open()
     home.write(MODULE.replace('"train": 30', '"train": 31'))
     home.pretend_ingested()
@@ -328,7 +329,9 @@ def test_resumed_run_equals_uninterrupted_run_with_another_number_of_workers(
     def run(name: str, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Any]:
         lab.train, lab.validation = home.open("train", workers=workers), home.open("validation", workers=workers)
         store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-        events = fit(lab.train, lab.validation, lab.spec, plan, store=store, identity={"data": "d"}, stop=stop)
+        events = fit(
+            TrainingInputs(lab.train, lab.validation, lab.spec, plan, identity={"data": "d"}), store=store, stop=stop
+        )
         return list(events)
 
     whole = run("whole", 0)[-1]
@@ -421,7 +424,8 @@ def fitted(home: Home, lab: Any, name: str, *, workers: int = 0, timeout: float 
     lab.spec = lab.make_spec(classes=3)
     train, validation = (home.open(split, workers=workers, sample_timeout=timeout) for split in ("train", "validation"))
     store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-    return fit(train, validation, lab.spec, lab.plan(epochs=2), store=store, identity={"data": "d"}, **how)
+    inputs = TrainingInputs(train, validation, lab.spec, lab.plan(epochs=2), identity={"data": "d"})
+    return fit(inputs, store=store, **how)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -542,7 +546,7 @@ def test_code_that_no_signal_interrupts_ends_the_process_with_the_samples_name(h
     _, said = process.communicate()
     assert process.returncode == 1
     assert "sample train-0 of split train was not read within 2 s" in said
-    assert "its code cannot be interrupted: this process ends now" in said
+    assert "Its code cannot be interrupted, so this process ends now" in said
     assert "Traceback" not in said
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, Plan, Split
+from ratchet.training import ModelSpec, Split
 from ratchet.training.determinism import explained, nondeterministic_layers, require_deterministic
 from ratchet.training.models import Classifier
+from tests.training.conftest import make_plan
 
 SIDE = 8
 SPEC = ModelSpec("net", ("a", "b"), 3, SIDE, SIDE, (127.0,) * 3, (60.0,) * 3)
@@ -116,7 +117,7 @@ def split() -> Split:
 
 def test_nothing_is_tried_on_a_cpu() -> None:
     model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
-    require_deterministic(model, split(), Plan(deterministic=True), torch.device("cpu"))
+    require_deterministic(model, split(), make_plan(deterministic=True), torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -128,7 +129,7 @@ def test_cuda_training_is_refused_before_its_first_step() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(TrainingError, match=r"layer body\.2"):
-            require_deterministic(model, split(), Plan(deterministic=True), device)
+            require_deterministic(model, split(), make_plan(deterministic=True), device)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -46,7 +46,9 @@ import torch
 from safetensors.torch import save_file
 
 from ratchet.errors import TrainingError
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, Started, Trouble, fit, loop
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import CheckpointStore, Finished, ModelSpec, Split, Started, Trouble, TrainingInputs, fit, loop
+from tasks.training_job import make_plan
 
 if sys.argv[4] == "given back":  # pieces kept of freed memory lie by chance, and so do the refusals then
     loop.keep_freed_memory = lambda device: None
@@ -60,9 +62,12 @@ train, validation = (
 )
 own = {"factory": "wide:net", "code": "wide.py", "root": str(root)}
 spec = ModelSpec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), **own)
-plan = Plan(epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01)
+settings = TrainingSettings(
+    epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01
+)
+plan = make_plan(settings, seed=0)
 try:
-    for event in fit(train, validation, spec, plan, store=CheckpointStore(root / sys.argv[2]), identity={}):
+    for event in fit(TrainingInputs(train, validation, spec, plan), store=CheckpointStore(root / sys.argv[2])):
         if isinstance(event, Started) and mebibytes:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + mebibytes * 2**20
@@ -101,7 +106,7 @@ def test_a_batch_too_large_for_memory_is_split_until_it_fits_and_the_result_is_t
     told = [json.loads(line) for line in limited.stdout.splitlines()]
     assert told
     assert [(step, kind) for step, kind, _ in told] == [(0, "out of memory")] * len(told)
-    assert "memory did not suffice for a micro-batch of 16 at step 1: going on with 8" in told[0][2]
+    assert "not enough memory for a micro-batch of 16 at step 1: continuing with 8" in told[0][2]
     pieces = 2 ** len(told)
     assert f"training.accumulation={pieces} begins so" in told[-1][2]
 
@@ -130,7 +135,7 @@ def test_memory_too_small_for_one_sample_ends_with_one_sentence_and_the_way_out(
     done = train_in(2, tmp_path, accumulation=1)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "memory does not suffice for one sample at step 1" in done.stderr
+    assert "not enough memory for one sample at step 1" in done.stderr
     assert "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model" in done.stderr
 
 

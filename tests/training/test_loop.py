@@ -160,7 +160,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(lab) -> None:
 
 def test_an_empty_split_is_refused_by_name(lab) -> None:
     lab.validation = lab.split("validation", 0)
-    with pytest.raises(TrainingError, match=r"split validation has no rows.*data\.validation_fraction"):
+    with pytest.raises(TrainingError, match=r"split validation has no samples.*data\.validation_fraction"):
         list(lab.events(lab.plan()))
 
 

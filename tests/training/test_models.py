@@ -58,7 +58,7 @@ def test_a_torchvision_model_is_built_by_name_for_colour_and_for_grey(lab, chann
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_names(lab) -> None:
-    with pytest.raises(TrainingError, match=r"no model is called 'resnet81'.*convnet, resnet.*nearest: .*resnet18"):
+    with pytest.raises(TrainingError, match=r"no model is called 'resnet81'.*convnet, resnet.*Nearest: .*resnet18"):
         build(lab.make_spec("resnet81"))
 
 

@@ -30,7 +30,7 @@ def has(monkeypatch: pytest.MonkeyPatch):
 )
 def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, name: str, words: str) -> None:
     has(*there)
-    chosen = choose_precision(lab.plan(precision="auto", channels_last="auto"), CPU)
+    chosen = choose_precision("auto", CPU)
     assert chosen.name == name
     assert chosen.channels_last == (name == "bf16")
     assert chosen.why.startswith(f"precision auto: {name}")
@@ -40,7 +40,7 @@ def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, name:
 @pytest.mark.parametrize("name", ["tf32", "bf16", "fp16"])
 def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> None:
     has()
-    chosen = choose_precision(lab.plan(precision=name), CPU)
+    chosen = choose_precision(name, CPU)
     assert chosen.name == "fp32"
     assert f"no {name} arithmetic: training in fp32 instead" in chosen.why
 
@@ -48,14 +48,14 @@ def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> 
 def test_a_memory_layout_that_is_asked_for_is_taken(lab, has) -> None:
     has("bf16")
     for wanted in (True, False):
-        assert choose_precision(lab.plan(precision="bf16", channels_last=wanted), CPU).channels_last is wanted
+        assert choose_precision("bf16", CPU, channels_last=wanted).channels_last is wanted
 
 
 def test_tf32_is_in_force_only_where_it_was_chosen(lab, has) -> None:
     has("tf32")
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for name, precision, allowed in (("tf32", "high", True), ("fp32", "highest", False)):
-        with choose_precision(lab.plan(precision=name), CPU).in_force():
+        with choose_precision(name, CPU).in_force():
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, allowed)
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 

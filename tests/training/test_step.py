@@ -13,7 +13,7 @@ from ratchet.training import Checkpointed, Notice, Points, Split, build, models
 from ratchet.training.augment import epoch_order
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
-from ratchet.training.step import Figures, micro_batches
+from ratchet.training.step import StepMetrics, micro_batches
 
 
 def start(lab, plan, *, spec=None) -> _Training:
@@ -23,7 +23,7 @@ def start(lab, plan, *, spec=None) -> _Training:
     return _Training(lab.train, lab.validation, spec, plan, lab.store(plan), {}, None, None, lambda: False)
 
 
-def take(training: _Training, rows: np.ndarray) -> Figures:
+def take(training: _Training, rows: np.ndarray) -> StepMetrics:
     """One step on `rows`, at the rate that is due."""
     batches = training.train.feed([rows], torch.device("cpu"), plan=training.plan)
     return training.stepper.step(rows, batches, rate=training._rate(training.state.step))
@@ -238,7 +238,7 @@ def test_memory_for_one_sample_alone_ends_in_words_where_batch_norm_needs_two(no
         return forward(self, images)
 
     monkeypatch.setattr(Normed, "forward", scarce)
-    with pytest.raises(TrainingError, match="memory does not suffice for two samples, the fewest that its batch norm"):
+    with pytest.raises(TrainingError, match="not enough memory for two samples, the fewest that its batch norm"):
         normed.run(normed.plan())
 
 
@@ -252,7 +252,7 @@ def test_a_split_of_which_no_row_counts_is_refused_before_the_first_step(lab, sp
     getattr(lab, split).labels[:] = 1
     events = []
     with pytest.raises(
-        TrainingError, match=rf"all \d+ rows of split {split} have label 1, which training.ignore_index"
+        TrainingError, match=rf"all \d+ samples of split {split} have label 1, which training.ignore_index"
     ):
         events.extend(lab.events(lab.plan(ignore_index=1)))
     assert events == []

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.training import Plan, build
+from ratchet.training import build
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
-from ratchet.training.transfer import learn, rate_shares, stages, without_pretrained
+from ratchet.training.transfer import freeze, rate_shares, stages, without_pretrained
+from tests.training.conftest import make_plan
 
 
 def names(model: Classifier) -> list[str]:
@@ -75,7 +76,7 @@ def test_a_net_of_one_layer_is_all_head(lab, monkeypatch) -> None:
     single = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     monkeypatch.setitem(build.__globals__["_OWN"], "single", lambda **_: single)
     model = build(lab.make_spec("single")).train()
-    learn(model, Plan(frozen_epochs=3), 0)
+    freeze(model, make_plan(frozen_epochs=3), 0)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -92,28 +93,28 @@ def test_a_net_of_one_layer_is_all_head(lab, monkeypatch) -> None:
 )
 def test_stages_thaw_from_the_head_down_as_planned(lab, frozen: int, between: int, course: list[int]) -> None:
     model = build(lab.make_spec("resnet"))
-    plan = Plan(frozen_epochs=frozen, unfreeze_epochs=between)
+    plan = make_plan(frozen_epochs=frozen, unfreeze_epochs=between)
     for epoch, thawed in enumerate(course):
         model.train()
-        learn(model, plan, epoch)
+        freeze(model, plan, epoch)
         assert learning(model) == set(names(model)[-thawed:]), epoch
 
 
 def test_what_learns_depends_on_the_epoch_alone_so_a_resumed_run_learns_the_same(lab) -> None:
-    plan = Plan(frozen_epochs=1, unfreeze_epochs=1)
+    plan = make_plan(frozen_epochs=1, unfreeze_epochs=1)
     once, on_the_way = build(lab.make_spec("resnet")), build(lab.make_spec("resnet"))
     for epoch in (4, 0, 1, 2):
         on_the_way.train()
-        learn(on_the_way, plan, epoch)
+        freeze(on_the_way, plan, epoch)
     for _ in range(2):
         once.train()
-        learn(once, plan, 2)
+        freeze(once, plan, 2)
     assert learning(once) == learning(on_the_way) == {"blocks.1", "blocks.2", "head"}
 
 
 def test_a_frozen_stage_changes_neither_weights_nor_statistics(lab) -> None:
     model = build(lab.make_spec("resnet18", size=32, channels=3)).train()
-    learn(model, Plan(frozen_epochs=1), 0)
+    freeze(model, make_plan(frozen_epochs=1), 0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(2):
@@ -132,28 +133,28 @@ def test_what_the_network_itself_keeps_from_learning_is_never_thawed(lab, monkey
 
     monkeypatch.setitem(build.__globals__["_OWN"], "partly", partly_fixed)
     model = build(lab.make_spec("partly")).train()
-    learn(model, Plan(frozen_epochs=1), 5)
+    freeze(model, make_plan(frozen_epochs=1), 5)
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert still == {"network.2.weight", "network.2.bias"}
 
 
 def test_each_stage_learns_at_a_share_of_the_rate_above_it(lab) -> None:
     model = build(lab.make_spec("resnet18", size=32, channels=3))
-    shares = rate_shares(model, Plan(layer_decay=0.5))
+    shares = rate_shares(model, make_plan(layer_decay=0.5))
     assert shares.keys() == dict(model.named_parameters()).keys()
     assert shares["network.fc.weight"] == 1.0
     assert shares["network.layer4.1.bn2.bias"] == 0.5
     assert shares["network.conv1.weight"] == shares["network.bn1.weight"] == 0.5**5
-    assert set(rate_shares(model, Plan()).values()) == {1.0}
+    assert set(rate_shares(model, make_plan()).values()) == {1.0}
 
 
 def test_transfer_without_weights_to_transfer_is_said() -> None:
-    assert without_pretrained(Plan(), None) is None
-    assert without_pretrained(Plan(frozen_epochs=1), Path("resnet18.pt")) is None
+    assert without_pretrained(make_plan(), None) is None
+    assert without_pretrained(make_plan(frozen_epochs=1), Path("resnet18.pt")) is None
     for settings in ({"frozen_epochs": 2}, {"unfreeze_epochs": 1}, {"layer_decay": 0.7}):
-        said = without_pretrained(Plan(**settings), None)
+        said = without_pretrained(make_plan(**settings), None)
         assert said is not None
-        assert "no pretrained weights were found" in said
+        assert "model.pretrained is none" in said
         assert f"training.{next(iter(settings))}" in said
         assert "random weights" in said
 
@@ -205,7 +206,7 @@ def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     results = []
     for one in (model, twin):
-        learn(one, Plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+        freeze(one, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
         torch.manual_seed(5)
         for _ in range(2):
             loss = one(images).logsumexp(1).sum()
@@ -219,5 +220,5 @@ def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab
         assert torch.equal(twin.eval()(images), model.eval()(images))
     for one in (model, twin):
         one.train()
-        learn(one, Plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+        freeze(one, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
     assert kept_bytes(twin, images) < (0.9 if frozen else 0.7) * kept_bytes(model, images)

@@ -6,10 +6,11 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from torch import nn
 
-from ratchet.training import Epoch, Plan, Split
+from ratchet.training import Epoch, Split
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision
 from ratchet.training.validation import METRICS, validate
+from tests.training.conftest import make_plan
 
 
 class Reads(nn.Module):
@@ -23,7 +24,7 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     images[:, 0, 0, 0] = answers
     split = Split("validation", [images], np.zeros(1, np.int64), np.array(labels), np.arange(len(labels)))
-    plan, cpu = Plan(ignore_index=ignored), torch.device("cpu")
+    plan, cpu = make_plan(ignore_index=ignored), torch.device("cpu")
     objective = Objective.measuring(plan)
     precision = Precision("fp32", False, "")
     return validate(

@@ -72,7 +72,7 @@ def arrange(api: str, settings: AlertSettings) -> str | None:
     names = [trouble.name for trouble in TROUBLES]
     wanted = {"automations": {"name": {"any_": names}, "tags": {"all_": [_OURS]}}}
     found = {automation["name"]: automation for automation in call(api, "/automations/filter", wanted)}
-    if not settings.asked:
+    if not settings.has_recipients:
         for automation in found.values():
             call(api, f"/automations/{automation['id']}", method="DELETE")
         for block in (_WEBHOOK, _MAIL) if found else ():

@@ -11,7 +11,6 @@ import time
 from ratchet.errors import PlatformError, RatchetError
 from ratchet.platform.deployments import settle_runs
 from ratchet.platform.servers import POOL, answers
-from ratchet.settings.run_settings import restore_if_idle
 from ratchet.workspace import Workspace
 
 _WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
@@ -34,7 +33,7 @@ def main(api: str, name: str, runs: str) -> None:
     except PlatformError as error:  # the keeper tries again
         sys.exit(f"ratchet: {error}")
     try:
-        if restored := restore_if_idle(Workspace.find()):
+        if restored := Workspace.find().restore_if_idle():
             print(restored, flush=True)
     except RatchetError as error:  # the next run says the same
         print(f"ratchet: {error}", flush=True)

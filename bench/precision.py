@@ -1,10 +1,10 @@
-"""What `precision: auto`, `channels_last: auto` and `compile` should be on this device.
+"""The best `precision`, `channels_last` and `compile` on this device.
 
     python -m bench.precision [--rounds 5] [--no-compile]
 
-The shipped models on a resident batch of 256, images of 8 to 64 pixels: fp32 and bf16, contiguous and channels-last,
-plain and compiled. All variants of one model and size live in one process and take turns, a few steps each; the
-figures are the medians of the rounds' ratios to plain contiguous fp32.
+The built-in models on a resident batch of 256, images of 8 to 64 pixels: fp32 and bf16, contiguous and channels-last,
+plain and compiled. All variants of one model and size run in one process and take turns, a few steps each. Values are
+medians over rounds of the ratio to plain contiguous fp32.
 """
 
 import argparse
@@ -71,12 +71,12 @@ def _row(model: str, side: int, batch: int, rounds: int, *, compiled: bool) -> R
     taken = (auto.name, auto.channels_last, False)
     plain = {variant: gain for variant, gain in gains.items() if not variant[2]}
     best = max(plain, key=lambda variant: plain[variant])
-    words = ", ".join(f"{_called(variant)} {gain:.2f}" for variant, gain in gains.items())
+    expected = ", ".join(f"{_called(variant)} {gain:.2f}" for variant, gain in gains.items())
     rate = batch / statistics.median(base)
     return Row(
         f"{model}, {side} px: speed against fp32",
         f"{rate:,.0f} images/s in fp32; auto is {_called(taken)}, fastest uncompiled is {_called(best)}",
-        words,
+        expected,
         "auto >= 0.95 of the fastest",
         gains[taken] >= 0.95 * gains[best],
     )
@@ -91,7 +91,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
-    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick, compiled=asked.compile))
+    alone(parser, lambda requested: measure(requested.rounds, quick=requested.quick, compiled=requested.compile))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_every_setting_that_decides_nothing_is_tried_here() -> None:
 
 @pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize("name", [*OTHERS, "all"])
-def test_a_setting_that_decides_nothing_may_change_in_the_middle_of_a_run(lab, changes, name: str) -> None:
+def test_a_neutral_setting_may_change_during_a_run(lab, changes, name: str) -> None:
     plan = lab.plan(**changes)
     others = OTHERS if name == "all" else {name: OTHERS[name]}
     expected = lab.run(plan, name="undisturbed")
@@ -56,5 +56,5 @@ def test_accumulation_changes_bits_so_it_stays_in_the_identity(lab) -> None:
     """Even without batch norm: sums in another order round differently."""
     assert "accumulation" not in NEUTRAL
     lab.spec = lab.make_spec("linear64")
-    one, two = (lab.run(lab.plan(accumulation=count), name=str(count)).weights for count in (1, 2))
-    assert any(not one[name].equal(two[name]) for name in one)
+    item, two = (lab.run(lab.plan(accumulation=count), name=str(count)).weights for count in (1, 2))
+    assert any(not item[name].equal(two[name]) for name in item)

@@ -57,7 +57,8 @@ def test_losses_on_one_hot_targets_are_torchs(kind: str, own: nn.Module, smoothi
 
 @pytest.mark.parametrize("kind", ["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_parts_of_a_batch_add_up_to_the_whole_and_ignored_rows_are_as_if_absent(kind: str, weights) -> None:
+def test_losses_of_micro_batches_add_up(kind: str, weights) -> None:
+    """Ignored samples have no effect."""
     objective = Objective(make_plan(loss=kind, ignore_index=2), weights, CPU)
     whole = mean(objective, logits(), LABELS)
     parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
@@ -78,16 +79,16 @@ def test_half_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
 def test_balanced_weights_are_scikit_learns() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
-    found = class_weights(make_plan(class_weights="balanced"), LABELS, CLASSES)
+    result = class_weights(make_plan(class_weights="balanced"), LABELS, CLASSES)
     expected = compute_class_weight("balanced", classes=np.arange(CLASSES), y=LABELS)
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert found[LABELS].mean() == pytest.approx(1.0)
+    assert result == pytest.approx(expected, rel=1e-6)
+    assert result[LABELS].mean() == pytest.approx(1.0)
     assert class_weights(make_plan(), LABELS, CLASSES) is None
 
 
 def test_a_list_of_weights_has_one_for_each_class() -> None:
     assert class_weights(make_plan(class_weights=(0.5, 1.0, 2.0, 3.0)), LABELS, CLASSES).tolist() == WEIGHTS.tolist()
-    with pytest.raises(TrainingError, match=r"training\.class_weights: found 2 weights; the data have 4 classes"):
+    with pytest.raises(TrainingError, match=r"training\.class_weights: found 2 weights, but the data have 4 classes"):
         class_weights(make_plan(class_weights=(1.0, 2.0)), LABELS, CLASSES)
 
 

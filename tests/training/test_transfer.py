@@ -21,14 +21,14 @@ def names(model: Classifier) -> list[str]:
 
 def learning(model: Classifier) -> set[str]:
     """The stages in which anything learns; all of a stage's parameters must agree."""
-    found = set()
+    result = set()
     for stage in stages(model):
         states = {model.get_parameter(name).requires_grad for name in stage.parameters}
         assert len(states) == 1, stage.name
         assert states == {module.training for module in stage.modules}
         if states == {True}:
-            found.add(stage.name.removeprefix("network."))
-    return found
+            result.add(stage.name.removeprefix("network."))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ class HeadFirst(nn.Module):
         return self.head(self.blocks["last"](hidden))
 
 
-def test_stages_follow_the_order_in_which_parts_run_and_not_the_one_they_were_made_in(lab, monkeypatch) -> None:
+def test_stages_follow_the_order_of_execution(lab, monkeypatch) -> None:
+    """Not the order of creation."""
     monkeypatch.setitem(build.__globals__["_OWN"], "headfirst", lambda **_: HeadFirst())
     model = build(lab.make_spec("headfirst"))
     assert names(model) == ["blocks.first", "blocks.last", "head"]
@@ -100,7 +101,8 @@ def test_stages_thaw_from_the_head_down_as_planned(lab, frozen: int, between: in
         assert learning(model) == set(names(model)[-thawed:]), epoch
 
 
-def test_what_learns_depends_on_the_epoch_alone_so_a_resumed_run_learns_the_same(lab) -> None:
+def test_frozen_stages_depend_only_on_the_epoch(lab) -> None:
+    """So a resumed run freezes the same stages."""
     plan = make_plan(frozen_epochs=1, unfreeze_epochs=1)
     once, on_the_way = build(lab.make_spec("resnet")), build(lab.make_spec("resnet"))
     for epoch in (4, 0, 1, 2):
@@ -138,7 +140,7 @@ def test_what_the_network_itself_keeps_from_learning_is_never_thawed(lab, monkey
     assert still == {"network.2.weight", "network.2.bias"}
 
 
-def test_each_stage_learns_at_a_share_of_the_rate_above_it(lab) -> None:
+def test_each_stage_has_a_share_of_the_rate(lab) -> None:
     model = build(lab.make_spec("resnet18", size=32, channels=3))
     shares = rate_shares(model, make_plan(layer_decay=0.5))
     assert shares.keys() == dict(model.named_parameters()).keys()
@@ -152,11 +154,11 @@ def test_transfer_without_weights_to_transfer_is_said() -> None:
     assert without_pretrained(make_plan(), None) is None
     assert without_pretrained(make_plan(frozen_epochs=1), Path("resnet18.pt")) is None
     for settings in ({"frozen_epochs": 2}, {"unfreeze_epochs": 1}, {"layer_decay": 0.7}):
-        said = without_pretrained(make_plan(**settings), None)
-        assert said is not None
-        assert "model.pretrained is none" in said
-        assert f"training.{next(iter(settings))}" in said
-        assert "random weights" in said
+        message = without_pretrained(make_plan(**settings), None)
+        assert message is not None
+        assert "model.pretrained is none" in message
+        assert f"training.{next(iter(settings))}" in message
+        assert "random weights" in message
 
 
 class Noisy(nn.Module):
@@ -197,7 +199,8 @@ def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize("name", ["noisy", "convnet", "resnet", "fastnet", "resnet18", "densenet121"])
-def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab, monkeypatch, name, frozen) -> None:
+def test_checkpointed_gradients_are_equal_in_less_memory(lab, monkeypatch, name, frozen) -> None:
+    """Gradients and buffers have the same bits."""
     monkeypatch.setitem(build.__globals__["_OWN"], "noisy", noisy)
     model = build(lab.make_spec(name, size=32, channels=3)).train()
     twin = copy.deepcopy(model)
@@ -205,20 +208,20 @@ def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab
     twin = copy.deepcopy(twin)  # a copy of a checkpointed model runs its own weights
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     results = []
-    for one in (model, twin):
-        freeze(one, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+    for item in (model, twin):
+        freeze(item, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
         torch.manual_seed(5)
         for _ in range(2):
-            loss = one(images).logsumexp(1).sum()
+            loss = item(images).logsumexp(1).sum()
             loss.backward()
-        gradients = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
-        results.append(({"loss": loss.detach()}, gradients, dict(one.named_buffers())))
+        gradients = {name: p.grad for name, p in item.named_parameters() if p.grad is not None}
+        results.append(({"loss": loss.detach()}, gradients, dict(item.named_buffers())))
     for plain, checked in zip(*results, strict=True):
         lab.assert_same(plain, checked)
     assert [*model.state_dict()] == [*twin.state_dict()]
     with torch.no_grad():
         assert torch.equal(twin.eval()(images), model.eval()(images))
-    for one in (model, twin):
-        one.train()
-        freeze(one, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+    for item in (model, twin):
+        item.train()
+        freeze(item, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
     assert kept_bytes(twin, images) < (0.9 if frozen else 0.7) * kept_bytes(model, images)

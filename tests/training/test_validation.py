@@ -41,15 +41,15 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
     ],
 )
 def test_figures_are_scikit_learns(labels: list[int], answers: list[int]) -> None:
-    found = figures(labels, answers)
-    assert set(found) == {f"validation/{name}" for name in METRICS}
-    assert found["validation/accuracy"] == pytest.approx(accuracy_score(labels, answers))
-    recalls = [np.mean(np.array(answers)[np.array(labels) == one] == one) for one in sorted(set(labels))]
-    assert found["validation/balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    result = figures(labels, answers)
+    assert set(result) == {f"validation/{name}" for name in METRICS}
+    assert result["validation/accuracy"] == pytest.approx(accuracy_score(labels, answers))
+    recalls = [np.mean(np.array(answers)[np.array(labels) == item] == item) for item in sorted(set(labels))]
+    assert result["validation/balanced_accuracy"] == pytest.approx(np.mean(recalls))
     if set(answers) <= set(labels) and len(set(labels)) > 1:
-        assert found["validation/balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answers))
+        assert result["validation/balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answers))
     expected = f1_score(labels, answers, average="macro", zero_division=0.0)
-    assert found["validation/f1"] == pytest.approx(expected)
+    assert result["validation/f1"] == pytest.approx(expected)
 
 
 def test_ignored_rows_do_not_count() -> None:

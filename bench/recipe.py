@@ -4,8 +4,8 @@
 
 Each round trains and evaluates with its own seed, by the shipped stages with everything on. FOLDER holds
 cifar-10-batches-py. The results are the accuracy on the 10,000 test images, measured once at the end, and the seconds
-of the whole train stage. Before each round the textbook loop of bench/contenders.py is timed over 100 steps, to estimate
-its time for 20 epochs of 50,000 images under the same load of the machine.
+of the whole train stage. Before each round the textbook loop of bench/contenders.py is timed over 100 steps, to
+estimate its time for 20 epochs of 50,000 images under the same load of the machine.
 """
 
 import json

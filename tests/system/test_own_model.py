@@ -83,7 +83,7 @@ def shapes(path: Path) -> dict[str, list[int]]:
 
 
 def served(project: Any, version: int, elsewhere: Path) -> list[str]:
-    """Return the output of a process outside the project: the shape of the prediction, and the path of the model code."""
+    """Return what a process outside the project prints: the shape of the prediction, the path of the code."""
     elsewhere.mkdir()
     shutil.copytree(project.root / "src", elsewhere / "src")
     uri = f"sqlite:///{project.root}/mlruns/mlflow.db"

@@ -2,9 +2,10 @@
 
 Importing takes seconds, forking milliseconds, so a stage can be started and killed hundreds of times. A copy
 does what `python -m MODULE` or `ratchet COMMAND ...` does. Each line on stdin is one request in JSON,
-{"command": [...], "near": text, "after": n}: the copy sends itself SIGKILL right before its n-th change of the file system, counted from
-the first change of a path that has `near` in it; n = 0 means never. stdout has the process id of the copy, which stays
-reserved until the next request, and after its end the exit code, or the negative number of the signal.
+{"command": [...], "near": text, "after": n}. The copy sends itself SIGKILL right before its n-th change of the file
+system, counted from the first change of a path that contains `near`; n = 0 means never. stdout has the process id of
+the copy, which stays reserved until the next request, and after its end the exit code, or the negative number of the
+signal.
 """
 
 import importlib

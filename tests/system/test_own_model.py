@@ -173,4 +173,4 @@ def test_weights_of_one_training_begin_another_layer_by_layer(project) -> None:
 
     project.good("ratchet", "set", "model.pretrained=mistyped.pt")
     assert "there is no file mistyped.pt" in (refused := project.refused(*project.stage("train")))
-    assert "there are: digits.safetensors" in refused
+    assert "Existing: digits.safetensors" in refused

@@ -302,7 +302,7 @@ def test_data_or_code_changed_since_ingest_is_refused(home: Home) -> None:
         home.open()
     home.write(MODULE.replace('"train": 30', '"train": 31'))
     home.pretend_ingested()
-    with pytest.raises(TrainingError, match=r"own:photos\('train'\) has 31 samples and had 30"):
+    with pytest.raises(TrainingError, match=r"own:photos\('train'\) has 31 samples, but had 30"):
         home.open()
     home.write(MODULE)
     home.pretend_ingested()

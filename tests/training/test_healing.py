@@ -109,7 +109,7 @@ def test_a_batch_too_large_for_memory_is_split(tmp_path) -> None:
     assert [(step, kind) for step, kind, _ in reported] == [(0, "out of memory")] * len(reported)
     assert "not enough memory for a micro-batch of 16 at step 1: continuing with 8" in reported[0][2]
     pieces = 2 ** len(reported)
-    assert f"training.accumulation={pieces} begins so" in reported[-1][2]
+    assert f"`ratchet set training.accumulation={pieces}`" in reported[-1][2]
 
     ample = train_in(0, tmp_path, accumulation=pieces)
     assert (ample.returncode, ample.stdout) == (0, "")

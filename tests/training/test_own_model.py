@@ -214,7 +214,7 @@ def test_a_head_for_other_classes_is_not_loaded(lab, tmp_path) -> None:
     assert all(torch.equal(kept[name], source.network.state_dict()[name]) for name in report.loaded)
     loaded = f"{len(kept) - 4} of the network's {len(kept) - 1} tensors"
     for expected in ("of ten.pt", loaded, "head.weight, head.bias", "stem.0.weight", "module.extra.weight"):
-        assert expected in report.words
+        assert expected in report.summary
 
 
 def test_a_file_of_which_nothing_fits_is_refused(lab, tmp_path) -> None:
@@ -256,5 +256,5 @@ def test_pretrained_weights_are_looked_for_in_their_folder_alone(tmp_path) -> No
     assert find_pretrained(folder, "none") is None
     assert find_pretrained(folder, "there.safetensors") == folder / "there.safetensors"
     for name in ("gone.pt", "../outside.safetensors"):
-        with pytest.raises(TrainingError, match=rf"no file {name} in .*there are: there\.safetensors"):
+        with pytest.raises(TrainingError, match=rf"no file {name} in .*Existing: there\.safetensors"):
             find_pretrained(folder, name)

@@ -120,7 +120,7 @@ def without_pretrained(plan: Plan, pretrained: Path | None) -> str | None:
         return None
     return (
         f"model.pretrained is none, but {', '.join(f'training.{name}' for name in names)} will slow or freeze "
-        "layers with random initial weights. Fix: put a state dict in data/pretrained and name it in model.pretrained"
+        "layers with random weights. Fix: put a state dict in data/pretrained and name it in model.pretrained"
     )
 
 

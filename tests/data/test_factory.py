@@ -180,10 +180,10 @@ def test_an_image_that_is_also_in_an_unseen_split_is_quarantined(place) -> None:
         (MODULE + "def photos(): pass\n", {}, r"own:photos\('train'\) fails with TypeError: .*Fix: correct"),
         (MODULE + "def photos(split): return 1 / 0\n", {}, r"fails with ZeroDivisionError: .*\(line 28 of own.py\)"),
         (MODULE + "def photos(split): return iter([])\n", {}, r"returns a list_iterator. Fix: return a map-style"),
-        (MODULE.replace("classes = [", "names = ["), {}, r"has classes None. Fix: give the Dataset an attribute classes"),
+        (MODULE.replace("classes = [", "names = ["), {}, r"has classes None. Fix: give the Dataset an attribute"),
         (MODULE.replace('"dark", "light"', '"dark", "dark"'), {}, r"has classes \['dark', 'dark'\]\. Fix: give"),
         (MODULE.replace("self.first", 'self.ids = ["a"]; self.first', 1), {}, r"has 1 ids for 40 samples"),
-        (MODULE.replace('"test": 12', '"test": 0'), {}, r"own:photos\('test'\) has no samples. Each of the three splits"),
+        (MODULE.replace('"test": 12', '"test": 0'), {}, r"own:photos\('test'\) has no samples. Each of the three"),
         (
             MODULE.replace("self.first", 'self.classes = ["dark", split]; self.first', 1),
             {},

@@ -509,7 +509,7 @@ packed = Path(sys.argv[1])
 manifest = json.loads((packed / "manifest.json").read_text())
 split = DatasetSplit.open_rows(packed, "train", manifest, sample_timeout=float(sys.argv[2]))
 with on_request() as stop:
-    split.answer(stop)
+    split.interrupt_on(stop)
     try:
         split.batch(np.arange(30), torch.device("cpu"))
     except Interrupted:
@@ -604,7 +604,7 @@ def test_worker_death_after_a_stop_request_is_no_error(home: Home) -> None:
     """A signal to the whole process group may end a worker whose Dataset sets its own handlers."""
     home.ingest(MODULE).change("os._exit(3)")
     split = home.open(workers=1)
-    split.answer(lambda: True)
+    split.interrupt_on(lambda: True)
     with pytest.raises(Interrupted):
         together(split, 4)
 

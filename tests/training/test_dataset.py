@@ -501,7 +501,6 @@ import numpy as np, torch
 from ratchet.training import interrupt
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
-from ratchet.training.interrupt import Interrupted
 from tasks.stopping import on_request
 
 interrupt._LAST = 0.5

@@ -1,6 +1,6 @@
-"""The script a person would write: the same net on the same digits for the same epochs, and nothing else.
+"""A minimal script that trains the same net on the same digits for the same epochs.
 
-What `ratchet train` is measured against in bench/first_model.py. It reads a packed set, so that both see the same rows.
+The baseline of `ratchet train` in bench/first_model.py. It reads a packed set, so that both use the same samples.
 """
 
 import json
@@ -17,7 +17,7 @@ manifest = json.loads((packed / "manifest.json").read_text())
 
 
 def read(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """All pixels, normalised, and labels of a split."""
+    """Return all pixels, normalised, and the labels of a split."""
     images = np.load(packed / split / "images-00000.npy").astype(np.float32)
     pixels = torch.from_numpy((images - manifest["mean"]) / manifest["std"]).float().permute(0, 3, 1, 2)
     return pixels, torch.from_numpy(np.load(packed / split / "labels.npy"))

@@ -1,12 +1,12 @@
-"""What a checkpoint every 50 steps costs, and how long training waits for data (B3).
+"""Cost of a checkpoint every 50 steps, and time spent waiting for data (B3).
 
     python -m bench.checkpoints [--rounds 5]
 
-Each round is one run of the stage with a checkpoint every 100 steps. The 50 steps after each bear all that it costs,
-the copy and the writing beside the training; the 50 before the next bear nothing. Such neighbours lie seconds apart,
-so that the machine's moods weigh on both alike: the cost is the median over all pairs. Times are read off the stage's
-journal after the first 100 steps, and so is the share of time in which a step waits for its batch (`step/data_wait`,
-of every ten steps).
+Each round is one run of the stage with a checkpoint every 100 steps. The 50 steps after each include its whole
+cost (the copy, and the writing during training); the 50 steps before the next include none. Both are only seconds
+apart, so the load of the machine affects them equally. The cost is the median over all pairs. Times come from the
+journal of the stage after the first 100 steps, and so does the share of time in which a step waits for its batch
+(`step/data_wait`, every ten steps).
 """
 
 import statistics
@@ -53,4 +53,4 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    alone(options(__doc__), lambda asked: measure(asked.rounds, quick=asked.quick))
+    alone(options(__doc__), lambda requested: measure(requested.rounds, quick=requested.quick))

@@ -1,14 +1,14 @@
-"""Other ways to make the same steps, each timed in a process of its own: `python -m bench.contenders NAME PACKED`.
+"""Other training loops with the same steps, each timed in its own process: `python -m bench.contenders NAME PACKED`.
 
-textbook    what tutorials write: PIL, per-sample transforms, a DataLoader, fp32
-resident    the shipped model on one resident batch in fp32, contiguous: what the model itself allows
-resident-auto  the same in the precision and layout that `precision: auto` takes
-accelerate  Hugging Face Accelerate with what an engineer can do best with it: memory-mapped data fetched by the
-            batch, augmented as a batch on the device, the precision and layout that `auto` takes
+textbook    the loop of tutorials: PIL, per-sample transforms, a DataLoader, fp32
+resident    the shipped model on one resident batch in fp32, contiguous: the upper limit of the model
+resident-auto  the same in the precision and layout of `precision: auto`
+accelerate  Hugging Face Accelerate, used as well as possible: memory-mapped data read by the batch, augmented as
+            a batch on the device, with the precision and layout of `auto`
 lightning   the same under Lightning's Trainer, with its logger, progress bar and checkpoints off
 
-The last two log, show and save nothing, which the train stage they are compared with does. They run the shipped
-model; the textbook's is the same function as tutorials write it, with ReLU before pooling.
+The last two log, show and save nothing, unlike the train stage. They run the built-in model; that of the textbook is
+the same function as tutorials write it, with ReLU before pooling.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.project import SIDE
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
-from ratchet.training import Plan, build, open_split
+from ratchet.training import build, open_split
 from ratchet.training.device import choose_device
 from ratchet.training.precision import Precision, choose_precision
 
@@ -38,7 +38,7 @@ LOADERS = ("textbook", "accelerate", "lightning")  # whose number of workers can
 _PADDING = 4  # pixels
 DEVICE = choose_device("auto")
 FP32 = Precision("fp32", False, "")
-AUTO = choose_precision(Plan(), DEVICE)
+AUTO = choose_precision("auto", DEVICE)
 Timing = Callable[[int, int], float]  # (steps to warm up, steps to time) -> seconds
 
 
@@ -47,8 +47,8 @@ def textbook(packed: Path, workers: int) -> Timing:
     from PIL import Image
     from torchvision import transforms
 
-    class Pictures(Dataset[Any]):
-        """As torchvision's CIFAR10: pixels in memory, a PIL image for each sample."""
+    class PilImages(Dataset[Any]):
+        """Pixels in memory and a PIL image for each sample, like torchvision's CIFAR10."""
 
         def __init__(self) -> None:
             split = open_split(packed, "train")
@@ -76,7 +76,7 @@ def textbook(packed: Path, workers: int) -> Timing:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     loader = DataLoader(
-        Pictures(), BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0,
+        PilImages(), BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0,
         pin_memory=DEVICE.type == "cuda",
     )  # fmt: skip
     batches = _endless(loader)
@@ -246,12 +246,12 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--workers", type=int, default=0)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|accelerate|torch")
     torch.manual_seed(0)
-    with AUTO.in_force() if asked.name != "textbook" else FP32.in_force():
-        seconds = CONTENDERS[asked.name](asked.packed, asked.workers)(asked.warm, asked.steps)
-    print(json.dumps({"rate": BATCH * asked.steps / seconds}))
+    with AUTO.in_force() if requested.name != "textbook" else FP32.in_force():
+        seconds = CONTENDERS[requested.name](requested.packed, requested.workers)(requested.warm, requested.steps)
+    print(json.dumps({"rate": BATCH * requested.steps / seconds}))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
     python -m bench.memory [--rounds 3]
 
 The stage `train` makes the same number of steps on a packed set and on one of 8 times the size, in several shards; the
-larger one's steps take rows from all over it. What is measured is the process's peak anonymous memory (RssAnon in
-/proc/PID/status, looked at every 20 ms): pages of the mapped files are the kernel's, which takes them back when it
-needs them.
+larger one's steps take rows from all over it. The peak anonymous memory of the process is measured (RssAnon in
+/proc/PID/status, every 20 ms). Pages of mapped files do not count, because the kernel frees them when it needs memory.
 """
 
 import re
@@ -38,8 +37,8 @@ def _anonymous_mib(process: int) -> float:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:
         return 0.0
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return (int(found[1]) / 1024 if found else 0.0) + sum(_anonymous_mib(int(child)) for child in children)
+    result = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return (int(result[1]) / 1024 if result else 0.0) + sum(_anonymous_mib(int(child)) for child in children)
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:
@@ -72,4 +71,4 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    alone(options(__doc__, rounds=3), lambda asked: measure(asked.rounds, quick=asked.quick))
+    alone(options(__doc__, rounds=3), lambda requested: measure(requested.rounds, quick=requested.quick))

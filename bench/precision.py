@@ -1,10 +1,10 @@
-"""What `precision: auto`, `channels_last: auto` and `compile` should be on this device.
+"""The best `precision`, `channels_last` and `compile` on this device.
 
     python -m bench.precision [--rounds 5] [--no-compile]
 
-The shipped models on a resident batch of 256, images of 8 to 64 pixels: fp32 and bf16, contiguous and channels-last,
-plain and compiled. All variants of one model and size live in one process and take turns, a few steps each; the
-figures are the medians of the rounds' ratios to plain contiguous fp32.
+The built-in models on a resident batch of 256, images of 8 to 64 pixels: fp32 and bf16, contiguous and channels-last,
+plain and compiled. All variants of one model and size run in one process and take turns, a few steps each. Values are
+medians over rounds of the ratio to plain contiguous fp32.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import torch
 from bench.report import Row, alone, options
 from bench.resident import seconds_of, spec_of, step_on_resident_batch
 from ratchet.errors import TrainingError
-from ratchet.training import Plan
 from ratchet.training.device import choose_device
 from ratchet.training.precision import Precision, choose_precision
 
@@ -43,7 +42,7 @@ def measure(rounds: int, *, quick: bool, compiled: bool) -> list[Row]:
 
 def _row(model: str, side: int, batch: int, rounds: int, *, compiled: bool) -> Row:
     device = choose_device("auto")
-    auto = choose_precision(Plan(), device)
+    auto = choose_precision("auto", device)
     variants: list[_Variant] = list(
         itertools.product(("fp32", "bf16"), (False, True), (False, True) if compiled else (False,))
     )
@@ -72,12 +71,12 @@ def _row(model: str, side: int, batch: int, rounds: int, *, compiled: bool) -> R
     taken = (auto.name, auto.channels_last, False)
     plain = {variant: gain for variant, gain in gains.items() if not variant[2]}
     best = max(plain, key=lambda variant: plain[variant])
-    words = ", ".join(f"{_called(variant)} {gain:.2f}" for variant, gain in gains.items())
+    expected = ", ".join(f"{_called(variant)} {gain:.2f}" for variant, gain in gains.items())
     rate = batch / statistics.median(base)
     return Row(
         f"{model}, {side} px: speed against fp32",
         f"{rate:,.0f} images/s in fp32; auto is {_called(taken)}, fastest uncompiled is {_called(best)}",
-        words,
+        expected,
         "auto >= 0.95 of the fastest",
         gains[taken] >= 0.95 * gains[best],
     )
@@ -92,7 +91,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
-    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick, compiled=asked.compile))
+    alone(parser, lambda requested: measure(requested.rounds, quick=requested.quick, compiled=requested.compile))
 
 
 if __name__ == "__main__":

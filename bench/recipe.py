@@ -1,11 +1,11 @@
-"""What examples/cifar10-fast.yaml reaches on CIFAR-10, and in how long, beside the tutorials' loop (B4).
+"""Accuracy and time of examples/cifar10-fast.yaml on CIFAR-10, compared with the tutorials' loop (B4).
 
     RATCHET_DATASETS=FOLDER python -m bench.recipe [--rounds 3]
 
-Each round trains and evaluates with a seed of its own, by the shipped stages with everything on; FOLDER holds
-cifar-10-batches-py. Told are the accuracy on the 10,000 test images, once, at the end, and the seconds of the whole
-train stage, from the command to its exit. Before each round the textbook loop of bench/contenders.py is timed over 100
-steps, for what its 20 epochs of 50,000 images would take on the machine as it then is.
+Each round trains and evaluates with its own seed, by the shipped stages with everything on. FOLDER holds
+cifar-10-batches-py. The results are the accuracy on the 10,000 test images, measured once at the end, and the seconds
+of the whole train stage. Before each round the textbook loop of bench/contenders.py is timed over 100 steps, to
+estimate its time for 20 epochs of 50,000 images under the same load of the machine.
 """
 
 import json
@@ -70,4 +70,4 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    alone(options(__doc__, rounds=3), lambda asked: measure(asked.rounds, quick=asked.quick))
+    alone(options(__doc__, rounds=3), lambda requested: measure(requested.rounds, quick=requested.quick))

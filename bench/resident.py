@@ -1,4 +1,4 @@
-"""The limit: the shipped model on one batch that lies on the device, forward, backward and optimizer alone."""
+"""The upper limit of speed: forward, backward and optimizer of a built-in model on one batch on the device."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ __all__ = ["seconds_of", "spec_of", "step_on_resident_batch"]
 
 
 def spec_of(model: str, *, side: int = SIDE) -> ModelSpec:
-    """A model for 10 classes of square colour images."""
+    """Return a model for 10 classes of square colour images."""
     grey = (128.0,) * 3
     return ModelSpec(model, tuple(map(str, range(10))), 3, side, side, mean=grey, std=(64.0,) * 3)
 
@@ -50,7 +50,7 @@ def step_on_resident_batch(
 
 
 def seconds_of(step: Callable[[], None], device: torch.device, *, steps: int) -> float:
-    """How long so many steps take, the device's own time included."""
+    """Return the seconds of `steps` steps, including the work of the device."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     began = time.perf_counter()

@@ -1,16 +1,16 @@
-"""How fast the train stage is, beside what else one could run (B1).
+"""Speed of the train stage, compared with other training loops (B1).
 
     python -m bench.throughput [--rounds 5] [--peers PYTHON]
 
-Each round runs every contender once, one after another, each in a process of its own, on the same packed images:
+Each round runs every contender once, one after another, each in its own process, on the same packed images:
 reference ConvNet, batch 256, 32x32x3, random crops and mirror images. The rates are images per second over 150 steps
-after a warm-up; the figures are medians, the ratios medians of the rounds' ratios.
+after a warm-up. Values are medians over rounds; ratios are medians of the ratios of the rounds.
 
 stage is `python -m tasks.train` as shipped, with everything on: augmentation, metrics, journal and MLflow, a progress
-bar on a terminal, a checkpoint every 50 steps, `precision: auto`. Its rate is read off the time stamps of its own
-journal, after 100 steps, for in the first seconds another thread imports MLflow (bench/first_step.py tells of those).
-bench/contenders.py describes the others. Accelerate and Lightning are no dependencies: --peers names the Python of an
-environment that has torch and one or both of them.
+bar on a terminal, a checkpoint every 50 steps, `precision: auto`. Its rate comes from the time stamps of its own
+journal, after 100 steps, because in the first seconds another thread imports MLflow (see bench/first_step.py).
+bench/contenders.py describes the others. Accelerate and Lightning are not dependencies: --peers names the Python of an
+environment with torch and one or both of them.
 """
 
 import json
@@ -106,7 +106,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
-    alone(parser, lambda asked: measure(asked.rounds, quick=asked.quick, peers=asked.peers))
+    alone(parser, lambda requested: measure(requested.rounds, quick=requested.quick, peers=requested.peers))
 
 
 if __name__ == "__main__":

@@ -37,9 +37,7 @@ def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE..."
 
 def _restore_settings(workspace: Workspace) -> None:
     """Undo what a killed run has set, before params.yaml is changed."""
-    from ratchet.settings.run_settings import restore_if_idle
-
-    if restored := restore_if_idle(workspace):
+    if restored := workspace.restore_if_idle():
         typer.echo(restored, err=True)
 
 
@@ -54,11 +52,11 @@ def use(
 
     workspace = Workspace.find()
     if name is None:
-        for example in examples.listed(workspace):
+        for example in examples.listed(workspace.root):
             typer.echo(f"{example.name:15} {example.about}")
         return
     _restore_settings(workspace)
-    for key, (before, after) in examples.use(workspace, name, force=force).items():
+    for key, (before, after) in examples.use(workspace.root, name, force=force).items():
         typer.echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
     typer.echo("next: ratchet train")
 

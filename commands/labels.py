@@ -15,8 +15,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.settings.model import Params
-from ratchet.settings.run_settings import restore_if_idle
+from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
 
@@ -50,7 +49,7 @@ class Checked:
 
 def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) -> None:
     """Check the labels, write the ranking to data/reports/labels.csv and print its beginning."""
-    restore_if_idle(workspace)
+    workspace.restore_if_idle()
     params = settings.load(workspace.params)
     with workspace.hold("ratchet data labels"), Terminal("labels", unit="steps") as watch:
         checked = check_labels(params, workspace, folds=folds, epochs=epochs, watch=watch)
@@ -119,8 +118,7 @@ class _Recipe:
 
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
     """Return the recipes to choose from; `rows` is the number of samples that a model is trained on."""
-    from ratchet import training
-    from tasks.training_job import TrainingJob
+    from tasks.training_job import TrainingJob, make_plan
 
     job = TrainingJob.of(params, workspace, manifest)
     if params.model.factory != "none" or job.pretrained is not None:
@@ -134,8 +132,9 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))
     first = (3 * side // 4,) * (epochs // 3) if side >= 24 else ()
     given = params.training
-    plan = training.Plan(
-        seed=params.seed, epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
+    plan = replace(
+        make_plan(TrainingSettings(), seed=params.seed),
+        epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
         momentum=0.6, betas=(0.9, 0.95), weight_decay=0.5, decay_all=False, clip_norm=0.0, schedule="warmup-linear",
         warmup_epochs=0.0, ema_decay=1 - 1 / max(20, math.ceil(rows / batch)), crop_padding=max(1, side // 16),
         crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
@@ -184,11 +183,9 @@ class _CrossValidation:
         with tempfile.TemporaryDirectory() as folder:
             store = _store(Path(folder))
             # Validate on some of the training samples: the fold that is held out must not influence the model.
-            events = training.fit(
-                others, others.only(_some_rows(len(rest))), recipe.spec, plan, store=store, identity={},
-                pretrained=recipe.pretrained,
-            )  # fmt: skip
-            for event in events:
+            validation = others.only(_some_rows(len(rest)))
+            inputs = training.TrainingInputs(others, validation, recipe.spec, plan, recipe.pretrained)
+            for event in training.fit(inputs, store=store):
                 if isinstance(event, training.Points | training.Epoch):
                     note = f"model {self._done + 1} of {self._runs}"
                     self._watch.progress(self._done * per_run + event.step, self._runs * per_run, note)

@@ -126,10 +126,9 @@ class Preflight:
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
         """The doctor, on the sample, with the real settings."""
-        from ratchet.training import open_split
+        from ratchet.training import TrainingInputs, initial_model, open_split
         from ratchet.training.device import choose_device, reproducible
         from ratchet.training.doctor import examine
-        from ratchet.training.model_init import fresh_model
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
@@ -140,7 +139,7 @@ class Preflight:
         )
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
-            model, _ = fresh_model(spec, plan, train, pretrained)
+            model, _ = initial_model(TrainingInputs(train, validation, spec, plan, pretrained))
         self.findings += examine(
             train,
             validation,
@@ -148,7 +147,7 @@ class Preflight:
             plan,
             model=model.to(device),
             device=device,
-            precision=choose_precision(plan, device).name,
+            precision=choose_precision(plan.precision, device).name,
             pretrained=pretrained,
             checkpoints=self.workspace.running,
             rows=self._rows(params, len(train), plan.batch_size),

@@ -30,15 +30,15 @@ def train(workspace: Workspace, assignments: list[str]) -> None:
     with workspace.hold("ratchet train") as restored:
         if restored:
             _print_note(restored)
-        with overridden(workspace, changes, say=_print_note) as run:
-            _run(run)
+        with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as run:
+            _run(workspace, run)
 
 
-def _run(run: RunSettings) -> None:
+def _run(workspace: Workspace, run: RunSettings) -> None:
     """Run the flow, if any stage has something to do. Otherwise start nothing."""
     from tasks.summary import print_summary
 
-    workspace, params = run.workspace, run.params
+    params = run.params
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root):
         run.keep()
         print_summary(params, workspace, title="Nothing to do: code, data and settings are those of the last run.")

@@ -18,7 +18,6 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.provenance import record as provenance
 from ratchet.settings.model import Params
-from ratchet.settings.run_settings import restore_if_idle
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
 from tasks.training_job import TrainingJob
@@ -38,7 +37,7 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
         DataError: there is no packed data.
         TrainingError: a training failed, or ended before it could be killed.
     """
-    restore_if_idle(workspace)
+    workspace.restore_if_idle()
     params = settings.load(workspace.params)
     key = TrainingJob.of(params, workspace, Manifest.read(workspace.packed)).key
     with workspace.hold("ratchet verify-resume"), Terminal("verify-resume", unit="steps") as watch:

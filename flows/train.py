@@ -42,7 +42,7 @@ def train_flow(
                 say(restored)
             revisions.prepare(workspace, revision)
             changes = settings.flatten(overrides)
-            with overridden(workspace, changes, say=say) as run:
+            with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 params = run.params
                 require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
                 try:

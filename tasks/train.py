@@ -1,10 +1,10 @@
-"""train: data/packed -> data/model and data/checkpoints, told to MLflow on the way."""
+"""Stage train: data/packed -> data/model and data/checkpoints, recorded in MLflow."""
 
 import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,111 +29,122 @@ __all__ = ["train"]
 
 
 def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> TrainedModel:
-    """Train, or continue the same training where it was cut off, and leave the best model.
+    """Train, or continue an interrupted training of the same key, and write the best model.
 
-    Checkpoints of a training under way lie in data/running/KEY, which DVC does not own (it removes a stage's outputs
-    before it runs the stage); those kept at the end become the output data/checkpoints.
+    Checkpoints of a running training are in data/running/KEY, which DVC does not own: it removes the outputs of a stage
+    before it runs the stage. Those kept at the end become the output data/checkpoints.
 
     Raises:
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
-        BudgetSpent: it has taken what the settings allow it; with more, the same command continues.
-        TrainingError: training cannot go on, or another process is at this very training.
+        BudgetSpent: the budget is used up; with a larger one the same command continues.
+        TrainingError: training cannot continue, or another process runs the same training.
     """
     meter = Meter()
     from ratchet import training
     from ratchet.registry.runs import Run, spent
 
-    for left in workspace.running.glob(".draft-*"):
-        shutil.rmtree(left)  # a killed training's, which had handed over all of it
+    for leftover in workspace.running.glob(".draft-*"):
+        shutil.rmtree(leftover)  # of a killed training that had written all its outputs
     manifest = Manifest.read(workspace.packed)
-    course = TrainingJob.of(params, workspace, manifest)
-    train_split, validation_split = (
-        training.open_split(
-            workspace.packed, name, workers=course.plan.workers, sample_timeout=course.plan.sample_timeout
-        )
-        for name in ("train", "validation")
-    )
+    job = TrainingJob.of(params, workspace, manifest)
+    inputs = _inputs(job, workspace)
     store = training.CheckpointStore(
-        workspace.running / course.key, keep_last=course.plan.keep_last, keep_best=course.plan.keep_best
+        workspace.running / job.key, keep_last=job.plan.keep_last, keep_best=job.plan.keep_best
     )
-    # The code that training begins with is the code of what it makes, should it be edited meanwhile.
-    kept = training.keep_code(course.spec, store.folder)
+    # A copy, because the user may edit the code during training.
+    saved_spec = training.keep_code(job.spec, store.folder)
     with (
-        contextlib.closing(train_split),  # its workers, which the traceback of an error would keep
-        contextlib.closing(validation_split),
-        Run(workspace, params, course.key) as run,
-        on_request() as asked_to_stop,
+        contextlib.closing(inputs.train),  # ends its workers, which the traceback of an error would keep
+        contextlib.closing(inputs.validation),
+        Run(workspace, params, job.key) as run,
+        on_request() as stop_requested,
     ):
         budget = Budget(params.budget, spent(run.journal), meter)
-        _refuse_if_spent(budget, run, store, course, rows=len(train_split))
-        for sentence in unfinished(workspace, course):
-            watch.say(sentence)
-        note(store.folder, course, total=training.run_steps(len(train_split), course.plan)[0])
-        record_training(run, params, workspace, manifest, flow_run=flow_run, inputs=course.identity)
-        # By the checkpoints' writer: training does not wait for the disk.
+        total_steps, _ = training.run_steps(len(inputs.train), job.plan)
+        _require_budget(budget, run, step=store.newest_step(), total=total_steps)
+        for message in unfinished(workspace, job):
+            watch.say(message)
+        note(store.folder, job, total=total_steps)
+        record_training(run, params, workspace, manifest, flow_run=flow_run, inputs=job.identity)
+        # In the thread that writes checkpoints: training does not wait for the disk.
         store.before_write = run.journal.sync
         events = training.fit(
-            train_split,
-            validation_split,
-            course.spec,
-            course.plan,
+            inputs,
             store=store,
-            identity=course.identity,
-            pretrained=course.pretrained,
             profile_to=run.journal.folder / "profile",
-            stop=lambda: asked_to_stop() or budget.is_spent(),
+            stop=lambda: stop_requested() or budget.is_spent(),
         )
-        try:
-            with _curves(workspace, params, run) as curves:
-                finished = _follow(events, run, watch, curves, budget)
-        except NotFinite as error:
-            run.status("FAILED")
-            raise TrainingError(f"{error}; the batch: {_ids(workspace, error.rows)}") from error
-        except TrainingStopped as stopped:
-            _tell_stop(run, stopped)
-            raise
-        except BaseException:
-            run.status("FAILED")
-            raise
-        finally:
-            run.cost(meter.attempt, meter.spent())
-        _tell_cost(run)
-        run.status("FINISHED")
+        finished = _run(events, run, params, workspace, watch, budget)
     if run.away:
         watch.say(run.away)
-    _leave(workspace, store.folder, finished, course, kept)
+    _write_outputs(workspace, store.folder, finished, job, saved_spec)
     return TrainedModel.load(workspace)
 
 
-def _refuse_if_spent(
-    budget: Budget, run: "Run", store: "training.CheckpointStore", course: TrainingJob, *, rows: int
-) -> None:
-    """Before anything is begun that could not be ended."""
-    from ratchet.training import run_steps
+def _inputs(job: TrainingJob, workspace: Workspace) -> "training.TrainingInputs":
+    from ratchet import training
 
-    total, _ = run_steps(rows, course.plan)
+    train_split, validation = (
+        training.open_split(workspace.packed, name, workers=job.plan.workers, sample_timeout=job.plan.sample_timeout)
+        for name in ("train", "validation")
+    )
+    return training.TrainingInputs(
+        train_split, validation, job.spec, job.plan, pretrained=job.pretrained, identity=job.identity
+    )
+
+
+def _require_budget(budget: Budget, run: "Run", *, step: int, total: int) -> None:
+    """Refuse to start with too little budget.
+
+    Raises:
+        BudgetSpent: too little is left for any progress.
+    """
     try:
-        budget.require_some(store.newest_step(), total)
+        budget.require_some(step, total)
     except BudgetSpent as refusal:
-        _tell_stop(run, refusal)  # the attempt before may have been killed, and said nothing
+        _record_stop(run, refusal)  # the attempt before may have been killed before it recorded this
         raise
 
 
-def _tell_stop(run: "Run", stopped: TrainingStopped) -> None:
+def _run(
+    events: "Iterator[training.Event]", run: "Run", params: Params, workspace: Workspace, watch: Watch, budget: Budget
+) -> "training.Finished":
+    """Train to the end, and record status and cost in every case."""
+    meter = budget.meter
+    try:
+        with _curves(workspace, params, run) as curves:
+            finished = _Listener(run, watch, curves, budget).follow(events)
+    except NotFinite as error:
+        run.status("FAILED")
+        raise TrainingError(f"{error}; samples of the batch: {_sample_ids(workspace, error.rows)}") from error
+    except TrainingStopped as stopped:
+        _record_stop(run, stopped)
+        raise
+    except BaseException:
+        run.status("FAILED")
+        raise
+    finally:
+        run.cost(meter.attempt, meter.spent())
+    _record_cost(run)
+    run.status("FINISHED")
+    return finished
+
+
+def _record_stop(run: "Run", stopped: TrainingStopped) -> None:
     if isinstance(stopped, BudgetSpent):
         run.trouble(stopped.step, "budget", str(stopped))
     run.status("KILLED")
 
 
-def _ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
-    """The samples of a batch, by the ids that the index and the user's files have."""
+def _sample_ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
+    """Return the ids of the samples of a batch."""
     ids = split_ids(workspace.packed, "train")
     return ", ".join(ids[row] for row in rows)
 
 
 @contextlib.contextmanager
 def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curves | None]":
-    """TensorBoard's files, where they are asked for."""
+    """Write TensorBoard's files, if `tracking.tensorboard` is set."""
     if not params.tracking.tensorboard:
         yield None
         return
@@ -143,52 +154,76 @@ def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curve
         yield curves
 
 
-def _follow(
-    events: "Iterator[training.Event]", run: "Run", watch: Watch, curves: "Curves | None", budget: Budget
-) -> "training.Finished":
-    """Hand every event to the journal and to whoever watches; the Finished one comes back."""
-    from ratchet import training
-    from tasks.machine import MachineUse
+class _Listener:
+    """Sends the events of a training to its record, its curves and the user."""
 
-    total, last_epoch, machine, meter = 0, "", MachineUse(), budget.meter
-    for event in events:
+    def __init__(self, run: "Run", watch: Watch, curves: "Curves | None", budget: Budget) -> None:
+        from tasks.machine import MachineUse
+
+        self._run, self._watch, self._curves, self._budget = run, watch, curves, budget
+        self._machine = MachineUse()
+        self._total, self._last_epoch = 0, ""
+
+    def follow(self, events: "Iterator[training.Event]") -> "training.Finished":
+        """Send every event, and return the last one."""
+        from ratchet import training
+
+        for event in events:
+            self._record_cost(event)
+            match event:
+                case training.Started():
+                    self._start(event)
+                case training.Points():
+                    self._record_metrics(event, step=event.step)
+                    text = self._last_epoch or f"loss {event.values['step/loss']:.4f}"
+                    self._watch.progress(event.step, self._total, text)
+                case training.Epoch():
+                    self._record_metrics(event, step=event.epoch, more=self._machine.figures())
+                    self._last_epoch = _epoch_summary(event)
+                    self._watch.progress(event.step, self._total, self._last_epoch)
+                case training.Checkpointed():
+                    if self._curves is not None:
+                        self._curves.update()
+                case training.Notice():
+                    self._watch.say(event.text)
+                case training.Trouble():
+                    self._run.trouble(event.step, event.kind, event.text)
+                    self._watch.say(event.text)
+                case training.Stopped():
+                    raise self._budget.stopped(event.step, self._total, kept=event.kept)
+                case training.Finished():
+                    return event
+        raise AssertionError("training ended without Finished or Stopped")
+
+    def _start(self, event: "training.Started") -> None:
+        from tasks.machine import MachineUse
+
+        self._total, self._machine = event.total_steps, MachineUse(event.device)
+        self._budget.meter.use(event.device)
+        self._watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
+        if event.resumed_from:
+            name = event.resumed_from.name
+            self._watch.say(f"continues at step {event.step:,} of {event.total_steps:,}, from {name}")
+        self._watch.progress(event.step, event.total_steps)
+        self._run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
+
+    def _record_metrics(
+        self, event: "training.Points | training.Epoch", *, step: int, more: Mapping[str, float] | None = None
+    ) -> None:
+        self._run.metrics(event.values, step=step, attempt=event.attempt)
+        self._run.metrics({**event.rates, **(more or {})}, step=step, attempt=event.attempt)
+
+    def _record_cost(self, event: "training.Event") -> None:
+        """Record the cost from time to time, in case SIGKILL or a power cut ends this process."""
+        from ratchet import training
+
+        meter = self._budget.meter
         if isinstance(event, training.Epoch | training.Checkpointed) and meter.is_due():
-            run.cost(meter.attempt, meter.spent())  # for the case that nothing more is told: SIGKILL, a power cut
-        match event:
-            case training.Started():
-                total, machine = event.total_steps, MachineUse(event.device)
-                meter.use(event.device)
-                watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
-                if event.resumed_from:
-                    watch.say(f"continues at step {event.step:,} of {total:,}, from {event.resumed_from.name}")
-                watch.progress(event.step, total)
-                run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
-            case training.Points():
-                run.metrics(event.values, step=event.step, attempt=event.attempt)
-                run.metrics(event.rates, step=event.step, attempt=event.attempt)
-                watch.progress(event.step, total, last_epoch or f"loss {event.values['step/loss']:.4f}")
-            case training.Epoch():
-                run.metrics(event.values, step=event.epoch, attempt=event.attempt)
-                run.metrics({**event.rates, **machine.figures()}, step=event.epoch, attempt=event.attempt)
-                last_epoch = _epoch_words(event)
-                watch.progress(event.step, total, last_epoch)
-            case training.Checkpointed():
-                if curves is not None:
-                    curves.update()
-            case training.Notice():
-                watch.say(event.text)
-            case training.Trouble():
-                run.trouble(event.step, event.kind, event.text)
-                watch.say(event.text)
-            case training.Stopped():
-                raise budget.stopped(event.step, total, kept=event.kept)
-            case training.Finished():
-                return event
-    raise AssertionError("training ended without a last word")
+            self._run.cost(meter.attempt, meter.spent())
 
 
-def _tell_cost(run: "Run") -> None:
-    """What all attempts cost together, each figure once, whatever is done again."""
+def _record_cost(run: "Run") -> None:
+    """Record the cost of all attempts together, once."""
     from ratchet.registry.runs import spent
 
     cost = spent(run.journal)
@@ -196,21 +231,21 @@ def _tell_cost(run: "Run") -> None:
         run.metrics({name: value}, step=0)
 
 
-def _epoch_words(event: "training.Epoch") -> str:
+def _epoch_summary(event: "training.Epoch") -> str:
     accuracy, loss = event.values["validation/accuracy"], event.values["validation/loss"]
     return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
 
 
-def _leave(
-    workspace: Workspace, running: Path, finished: "training.Finished", course: TrainingJob, spec: "training.ModelSpec"
+def _write_outputs(
+    workspace: Workspace, running: Path, finished: "training.Finished", job: TrainingJob, spec: "training.ModelSpec"
 ) -> None:
-    """Write the outputs. Killed at any point here, the same command finds the last checkpoint and does this again."""
+    """Write the outputs. If this is killed at any point, the same command finds the last checkpoint and repeats it."""
     from ratchet import training
 
     about = {
-        "key": course.key,
+        "key": job.key,
         "best_epoch": finished.best_epoch,
-        "best_metric": course.plan.best,
+        "best_metric": job.plan.best,
         "best_value": finished.best_value,
         "steps": finished.step,
     }
@@ -223,10 +258,10 @@ def _leave(
     with files.draft_directory(workspace.checkpoints) as draft:
         for path in running.glob("step-*.safetensors"):
             os.link(path, draft / path.name)
-    # All of it goes at once: of half of it, the same command would make outputs with a checkpoint missing.
-    gone = tempfile.mkdtemp(prefix=".draft-", dir=workspace.running)
-    os.replace(running, gone)
-    shutil.rmtree(gone)
+    # Removed atomically: from half of it the same command would make outputs without some checkpoints.
+    removed = tempfile.mkdtemp(prefix=".draft-", dir=workspace.running)
+    os.replace(running, removed)
+    shutil.rmtree(removed)
 
 
 if __name__ == "__main__":

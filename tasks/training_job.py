@@ -1,4 +1,4 @@
-"""From the settings to what the loop is told, and the name of the training that this is."""
+"""From the settings to the inputs of a training, and the key that identifies it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,43 +6,43 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.settings.model import Params
+from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from ratchet import training
 
-__all__ = ["TrainingJob"]
+__all__ = ["TrainingJob", "make_plan"]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """All that decides a training's result."""
+    """Everything that decides the result of a training, except the data."""
 
     plan: "training.Plan"
     spec: "training.ModelSpec"
     pretrained: Path | None
     identity: dict[str, str]  # digests of data, settings, code and pretrained weights
-    parts: dict[str, dict[str, Any]]  # what they are digests of, for a person; see `_parts`
+    parts: dict[str, dict[str, Any]]  # the content behind the digests, for messages; see `_parts`
 
     @property
     def key(self) -> str:
-        """Names the training; another of any of its parts has another."""
+        """Key of the training. It changes with any part of the identity."""
         return files.digest_json(self.identity)[:16]
 
     @classmethod
     def of(cls, params: Params, workspace: Workspace, manifest: Manifest) -> "TrainingJob":
-        """The training that the settings ask for, on the packed data.
+        """Return the training of these settings on the packed data.
 
-        Only what decides a weight is part of its identity: `Plan.deciding`, and not how often it is written down. A
-        resumed run may have another number of workers, or keep more checkpoints.
+        Only settings that decide a weight are part of its identity (`Plan.deciding`). A resumed run may have another
+        number of workers, or keep more checkpoints.
 
         Raises:
             TrainingError: there is no such model, or no such file of pretrained weights.
         """
         from ratchet import training
 
-        plan = training.Plan(seed=params.seed, **params.training.model_dump())
+        plan = make_plan(params.training, seed=params.seed)
         spec = _spec(params, workspace, manifest)
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         code = _code(spec)
@@ -55,20 +55,27 @@ class TrainingJob:
         return cls(plan, spec, pretrained, identity, _parts(params, plan, identity, code))
 
 
+def make_plan(settings: TrainingSettings, *, seed: int) -> "training.Plan":
+    """Return the settings as the plan that `ratchet.training` takes."""
+    from ratchet import training
+
+    return training.Plan(seed=seed, **settings.model_dump())
+
+
 def _deciding(spec: "training.ModelSpec") -> dict[str, Any]:
-    """A factory takes the place of the name."""
+    """Return what decides the model. A factory replaces the name."""
     content = spec.to_json()
     return content if spec.factory == "none" else {**content, "name": "none"}
 
 
 def _code(spec: "training.ModelSpec") -> dict[str, str]:
-    """SHA-256 (hex) of each file of code that trains, by its path."""
+    """Return the SHA-256 (hex) of each file of code that trains, by its path."""
     from ratchet import training
 
-    house = Path(training.__file__).parent
+    package = Path(training.__file__).parent
     digests = {
-        f"src/ratchet/training/{path.relative_to(house).as_posix()}": files.digest_file(path)
-        for path in house.rglob("*.py")
+        f"src/ratchet/training/{path.relative_to(package).as_posix()}": files.digest_file(path)
+        for path in package.rglob("*.py")
     }
     return {**digests, **training.code_digests(spec)}
 
@@ -76,7 +83,7 @@ def _code(spec: "training.ModelSpec") -> dict[str, str]:
 def _parts(
     params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """What decides the result, as params.yaml and the project folder name it."""
+    """Return everything that decides the result, by the names in params.yaml and in the project folder."""
     decides = plan.deciding()
     settings = {"seed": decides.pop("seed"), **{f"training.{name}": value for name, value in decides.items()}}
     unused = ("name",) if params.model.factory != "none" else ("code",)

@@ -1,49 +1,58 @@
-"""Settings of one run in params.yaml: kept when it completes, else taken back."""
+"""Settings of one run in params.yaml: kept if it completes, otherwise restored."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError, WorkspaceError
-from ratchet.settings.run_settings import overridden, restore, restore_if_idle
+from ratchet.settings.run_settings import RunSettings, overridden, restore
 from ratchet.workspace import Workspace
 
 CHANGES = {"training.epochs": 3, "data.classes": ["a", "b"]}
-Said = list[str]
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    made = Workspace(tmp_path)
+    project = Workspace(tmp_path)
     text = settings.template().replace("epochs: 30  #", "epochs:   30   # mine:").replace("0.002", "2.0e-3")
-    made.params.write_text(text)
-    return made
+    project.params.write_text(text)
+    return project
 
 
-def run(workspace: Workspace, *, keep: bool = False, edit: str = "") -> Said:
-    """Hold the workspace with CHANGES in its settings, as a flow run does."""
-    said: Said = []
-    with workspace.hold("a run"), overridden(workspace, CHANGES, say=said.append) as mine:
+def override(
+    workspace: Workspace, changes: dict[str, object] | None = None, say: Callable[[str], None] = print
+) -> AbstractContextManager[RunSettings]:
+    """Set CHANGES, or other changes, for a run."""
+    return overridden(workspace.params, changes or CHANGES, note=workspace.overrides, say=say)
+
+
+def run(workspace: Workspace, *, keep: bool = False, edit: str = "") -> list[str]:
+    """Hold the workspace with CHANGES in its settings, as a flow run does. Return its messages."""
+    messages: list[str] = []
+    with workspace.hold("a run"), override(workspace, say=messages.append) as mine:
         assert mine.params.training.epochs == 3
         assert settings.load(workspace.params) == mine.params
         if edit:
             settings.override(workspace.params, settings.parse_assignments([edit]))
         if keep:
             mine.keep()
-    return said
+    return messages
 
 
 def killed(workspace: Workspace) -> None:
-    """The same in another process that gets SIGKILL."""
+    """Do the same in another process, which gets SIGKILL."""
     code = (
         "import os, signal, sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
         "from ratchet.settings.run_settings import overridden; w = Workspace(Path(sys.argv[1]))\n"
-        f"with w.hold('a run'), overridden(w, {CHANGES}, say=print): os.kill(os.getpid(), signal.SIGKILL)"
+        f"with w.hold('a run'), overridden(w.params, {CHANGES}, note=w.overrides, say=print):\n"
+        " os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(workspace.root)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -63,24 +72,24 @@ def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
 def test_a_failed_run_leaves_every_byte_as_before(workspace: Workspace, line_end: bytes) -> None:
     before = workspace.params.read_bytes().replace(b"\n", line_end)
     workspace.params.write_bytes(before)
-    [said] = run(workspace)
+    [message] = run(workspace)
     assert workspace.params.read_bytes() == before
-    assert "training.epochs is 30 again" in said
+    assert "training.epochs is 30 again" in message
     assert not workspace.overrides.exists()
 
 
-def test_an_interrupt_takes_the_settings_back(workspace: Workspace) -> None:
+def test_an_interrupt_restores_the_settings(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
     with (
         pytest.raises(KeyboardInterrupt),
         workspace.hold("a run"),
-        overridden(workspace, CHANGES, say=lambda _: None),
+        override(workspace),
     ):
         raise KeyboardInterrupt
     assert workspace.params.read_bytes() == before
 
 
-def test_a_killed_runs_settings_are_taken_back_by_the_next(workspace: Workspace) -> None:
+def test_a_killed_runs_settings_are_restored_by_the_next(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
     killed(workspace)
     with workspace.hold("the next") as restored:
@@ -107,9 +116,9 @@ def test_an_edit_during_the_run_is_kept(workspace: Workspace) -> None:
 
 def test_an_edit_of_an_overridden_key_wins(workspace: Workspace) -> None:
     before = workspace.params.read_text()
-    [said] = run(workspace, edit="training.epochs=9")
+    [message] = run(workspace, edit="training.epochs=9")
     assert workspace.params.read_text() == before.replace("epochs:   30   #", "epochs:   9   #")
-    assert "epochs" not in said
+    assert "epochs" not in message
 
 
 def test_an_edit_after_the_kill_is_kept(workspace: Workspace) -> None:
@@ -125,21 +134,21 @@ def test_a_file_broken_meanwhile_waits_for_the_next_run(workspace: Workspace) ->
     killed(workspace)
     good = workspace.params.read_text()
     workspace.params.write_text(good + "\n  : [")
-    assert restore(workspace) is None
+    assert restore(workspace.params, workspace.overrides) is None
     assert workspace.overrides.exists()
     workspace.params.write_text(good)
-    assert restore(workspace) is not None
+    assert restore(workspace.params, workspace.overrides) is not None
     assert settings.load(workspace.params).training.epochs == 30
 
 
 @pytest.mark.parametrize("broken", [b"\n# \xe4\n", b"\nday: 2026-13-45\n"])
 def test_a_file_broken_during_the_run_hides_no_error(workspace: Workspace, broken: bytes) -> None:
-    """Text that is not UTF-8, and a date that does not exist: the run's own error is the one to show."""
+    """Text that is not UTF-8, and a date that does not exist: the error of the run is shown."""
     good = b""
 
     def fail() -> None:
         nonlocal good
-        with workspace.hold("a run"), overridden(workspace, CHANGES, say=print):
+        with workspace.hold("a run"), override(workspace):
             good = workspace.params.read_bytes()
             workspace.params.write_bytes(good + broken)
             raise WorkspaceError("why the run failed")
@@ -149,29 +158,28 @@ def test_a_file_broken_during_the_run_hides_no_error(workspace: Workspace, broke
     with workspace.hold("the next"), pytest.raises(SettingsError, match="not YAML"):
         settings.load(workspace.params)
     workspace.params.write_bytes(good)
-    assert restore(workspace) is not None
+    assert restore(workspace.params, workspace.overrides) is not None
     assert settings.load(workspace.params).training.epochs == 30
 
 
 def test_a_run_under_way_keeps_its_settings(workspace: Workspace) -> None:
-    with workspace.hold("a run"), overridden(workspace, CHANGES, say=print):
+    with workspace.hold("a run"), override(workspace):
         code = (
             "import sys; from pathlib import Path; from ratchet.workspace import Workspace\n"
-            "from ratchet.settings.run_settings import restore_if_idle\n"
-            "print(restore_if_idle(Workspace(Path(sys.argv[1]))))"
+            "print(Workspace(Path(sys.argv[1])).restore_if_idle())"
         )
         environment = {name: value for name, value in os.environ.items() if name != "RATCHET_HOLDER"}
         command = [sys.executable, "-c", code, str(workspace.root)]
         assert subprocess.check_output(command, text=True, env=environment) == "None\n"
         assert settings.load(workspace.params).training.epochs == 3
-    assert restore_if_idle(workspace) is None
+    assert workspace.restore_if_idle() is None
 
 
 def test_a_refused_change_leaves_nothing(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
     with (
         pytest.raises(SettingsError, match=r"training\.epochs"),
-        overridden(workspace, {"training.epochs": 0}, say=print),
+        override(workspace, {"training.epochs": 0}),
     ):
         raise AssertionError("never begins")
     assert workspace.params.read_bytes() == before
@@ -184,7 +192,7 @@ def test_a_damaged_note_is_an_error_that_names_it(workspace: Workspace) -> None:
     with pytest.raises(SettingsError, match=r"overrides\.json: damaged.*git diff params\.yaml"), workspace.hold("x"):
         raise AssertionError("never begins")
     with pytest.raises(SettingsError, match="damaged"):  # the lock was given back
-        restore_if_idle(workspace)
+        workspace.restore_if_idle()
 
 
 def test_set_after_a_kill_changes_the_restored_file(workspace: Workspace) -> None:

@@ -1,6 +1,6 @@
-"""The settings file: what is allowed in, what is said when it is not, and how it is changed.
+"""The settings file: allowed values, error messages and changes.
 
-The truth about YAML comes from DVC's own reader: both must see the same values in the same file.
+DVC's own reader is the reference for YAML: both must read the same values from the same file.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 def change(file: Path, old: str, new: str) -> Path:
     text = file.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times"
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
     file.write_text(text.replace(old, new), encoding="utf-8")
     return file
 
@@ -46,15 +46,15 @@ def refusal(file: Path) -> list[str]:
 
 
 def meaning(name: str) -> str:
-    """What the file says a training setting means."""
+    """Return the description of a training setting."""
     return str(TrainingSettings.model_fields[name].description)
 
 
-def test_the_shipped_file_is_the_template_byte_for_byte() -> None:
+def test_the_shipped_file_equals_the_template() -> None:
     assert (REPOSITORY / "params.yaml").read_text(encoding="utf-8") == settings.template()
 
 
-def test_the_template_is_the_defaults(file: Path) -> None:
+def test_the_template_has_the_defaults(file: Path) -> None:
     assert settings.load(file) == Params()
 
 
@@ -69,10 +69,10 @@ def test_dvc_reads_the_same_values(file: Path) -> None:
     assert (seen["training"]["learning_rate"], seen["tracking"]["experiment"]) == (0.001, "on")
 
 
-def test_training_settings_are_the_plan_without_its_seed() -> None:
-    plan = {field.name: field.default for field in dataclasses.fields(Plan)}
-    assert plan.pop("seed") == Params().seed
-    assert TrainingSettings().model_dump() == plan
+def test_the_plan_has_the_training_settings_and_no_defaults() -> None:
+    fields = dataclasses.fields(Plan)
+    assert [field.name for field in fields] == ["seed", *TrainingSettings.model_fields]
+    assert all(field.default is dataclasses.MISSING for field in fields)
 
 
 def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
@@ -81,11 +81,11 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [2**64, 10**30, -1])
-def test_a_seed_that_has_not_64_bits_is_refused(file: Path, seed: int) -> None:
+def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
     assert settings.load(change(file, "seed: 0  #", f"seed: {2**64 - 1}  #")).seed == 2**64 - 1
     assert refusal(change(file, f"seed: {2**64 - 1}  #", f"seed: {seed}  #"))[-1].endswith(
-        f"seed: found {seed}; allowed: a whole number, at least 0 and at most 18446744073709551615 "
-        "(decides order, augmentation and initial weights, never the splits)"
+        f"seed: found {seed}. Allowed: a whole number, at least 0 and at most 18446744073709551615 "
+        "(seed of sample order, augmentation and initial weights, not of the splits)"
     )
 
 
@@ -95,179 +95,180 @@ def test_a_seed_that_has_not_64_bits_is_refused(file: Path, seed: int) -> None:
         (
             "learning_rate: 2.0e-3",
             'learning_rate: "1e-3"',
-            "training.learning_rate: found the text '1e-3', not a number; write it without quotes: 1.0e-3; "
-            "allowed: a finite number, above 0.0 and at most 100.0 (highest learning rate)",
+            "training.learning_rate: found the text '1e-3', not a number. Allowed: a finite number, above 0.0 and at "
+            "most 100.0 (highest learning rate). Fix: write it without quotes: 1.0e-3",
         ),
         (
             "epochs: 30",
             "epochs: '3'",
-            "training.epochs: found the text '3', not a number; write it without quotes: 3; "
-            "allowed: a whole number, at least 1 (passes over the training data)",
+            "training.epochs: found the text '3', not a number. Allowed: a whole number, at least 1 (passes over the "
+            "training data). Fix: write it without quotes: 3",
         ),
         (
             "epochs: 30",
             "epochs: 1e3",
-            "training.epochs: found 1000.0; write it as 1000; "
-            "allowed: a whole number, at least 1 (passes over the training data)",
+            "training.epochs: found 1000.0. Allowed: a whole number, at least 1 (passes over the training data). "
+            "Fix: write it as 1000",
         ),
         (
             "epochs: 30",
             "epochs: 0",
-            "training.epochs: found 0; allowed: a whole number, at least 1 (passes over the training data)",
+            "training.epochs: found 0. Allowed: a whole number, at least 1 (passes over the training data)",
         ),
         (
             "epochs: 30",
             "epochs: true",
-            "training.epochs: found true; allowed: a whole number, at least 1 (passes over the training data)",
+            "training.epochs: found true. Allowed: a whole number, at least 1 (passes over the training data)",
         ),
         (
             "resamples: 2000",
             "resamples: 3",
-            "evaluation.resamples: found 3; allowed: a whole number, at least 100 and at most 1000000 "
+            "evaluation.resamples: found 3. Allowed: a whole number, at least 100 and at most 1000000 "
             "(bootstrap resamples)",
         ),
         (
             "optimizer: adamw",
             "optimizer: adagrad",
-            f"training.optimizer: found 'adagrad'; allowed: sgd, adam, adamw or muon ({meaning('optimizer')})",
+            f"training.optimizer: found 'adagrad'. Allowed: sgd, adam, adamw or muon ({meaning('optimizer')})",
         ),
         (
             "nesterov: true",
             "nesterov: no",
-            "training.nesterov: found 'no'; allowed: true or false (Nesterov momentum, of sgd and muon)",
+            "training.nesterov: found 'no'. Allowed: true or false (Nesterov momentum for sgd and muon)",
         ),
         (
             "class_weights: none",
             "class_weights: [1.0, 0.0]",
-            "training.class_weights: found 0.0; allowed: none or balanced or a list, not empty, of a finite number, "
-            f"above 0.0 ({meaning('class_weights')})",
+            "training.class_weights: found 0.0. Allowed: none or balanced or a list, not empty, with values: a finite "
+            f"number, above 0.0 ({meaning('class_weights')})",
         ),
         (
             "formats: [jpeg, png, webp, bmp, tiff]",
             "formats: [jpeg, tga]",
-            "data.formats: found 'tga'; allowed: a list, not empty, of jpeg, png, webp, bmp, tiff, ppm, gif, avif or "
-            "heif (image formats let in; also gif (its first frame), avif, heif (needs pillow-heif), ppm)",
+            "data.formats: found 'tga'. Allowed: a list, not empty, with values: jpeg, png, webp, bmp, tiff, ppm, gif, "
+            "avif or heif (accepted image formats; also possible: gif (first frame), avif, heif (needs pillow-heif), "
+            "ppm)",
         ),
         (
             "allowed_hosts: []",
             "allowed_hosts: [a b]",
-            "platform.allowed_hosts: found 'a b'; allowed: a list of text (further names that requests may use for the "
-            "servers: HOST or HOST:PORT)",
+            "platform.allowed_hosts: found 'a b'. Allowed: a list with values: text (other host names that requests to "
+            "the servers may use: HOST or HOST:PORT)",
         ),
         (
             "image_size: auto",
             "image_size: 4",
-            "data.image_size: found 4; allowed: auto or a whole number, at least 8 and at most 4096 (side of the "
-            "packed square images, pixels; auto: as they are if alike and <= 64, else 64)",
+            "data.image_size: found 4. Allowed: auto or a whole number, at least 8 and at most 4096 (side of the "
+            "packed square images, pixels; auto: their own size if equal and at most 64, else 64)",
         ),
         (
             "betas: [0.9, 0.999]",
             "betas: [0.9]",
-            "training.betas: found [0.9]; allowed: a list, 2 long, of a finite number, at least 0.0 and below 1.0 "
-            f"({meaning('betas')})",
+            "training.betas: found [0.9]. Allowed: a list of 2 values, each a finite number, at least 0.0 and below "
+            f"1.0 ({meaning('betas')})",
         ),
-        ("device: auto", "device: gpu", "training.device: found 'gpu'; allowed: auto, cpu, mps, cuda or cuda:N"),
+        ("device: auto", "device: gpu", "training.device: found 'gpu'. Allowed: auto, cpu, mps, cuda or cuda:N"),
         (
             "max_aspect: 10.0",
             "max_aspect: .inf",
-            "data.max_aspect: found inf; allowed: a finite number, at least 1.0 "
-            "(longest side over shortest side let in)",
+            "data.max_aspect: found inf. Allowed: a finite number, at least 1.0 "
+            "(largest accepted ratio of long side to short side)",
         ),
         (
             "source: digits",
             "source:",
-            "data.source: found null; allowed: text, not empty (digits, image-folder, image-manifest, factory, or a "
-            "torchvision set)",
+            "data.source: found null. Allowed: text, not empty (digits, image-folder, image-manifest, factory, or a "
+            "torchvision data set)",
         ),
         (
             "validation_fraction: 0.15",
             "validation_fraction: 0.9",
-            "data.validation_fraction + data.test_fraction is 1.05; allowed: below 1, or nothing is left to train on; "
-            "lower one of them",
+            "data.validation_fraction + data.test_fraction is 1.05, which leaves nothing to train on. Allowed: "
+            "below 1. Fix: lower one of them",
         ),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(file: Path, old: str, new: str, expected: str) -> None:
+def test_a_wrong_value_is_reported_with_allowed_values(file: Path, old: str, new: str, expected: str) -> None:
     assert refusal(change(file, f"  {old}  #", f"  {new}  #")) == [f"params.yaml: {expected}"]
 
 
-def test_all_faults_are_told_at_once(file: Path) -> None:
+def test_all_faults_are_reported_at_once(file: Path) -> None:
     change(file, "  epochs: 30", "  epohcs: 30")
     change(file, "optimizer: adamw", "optimizer: adagrad")
     change(file, "  host: 127.0.0.1  # address", "  # address")
     change(file, "min_side: 4", "min_side: four")
-    told = sorted(line.split(" (")[0].split("; allowed")[0] for line in refusal(file))
-    assert told == [
+    faults = sorted(line.split(" (")[0].split(". Allowed")[0] for line in refusal(file))
+    assert faults == [
         "params.yaml: data.min_side: found 'four'",
-        "params.yaml: platform.host: missing; add it",
-        "params.yaml: training.epochs: missing; add it",
+        "params.yaml: platform.host: missing. Fix: add it",
+        "params.yaml: training.epochs: missing. Fix: add it",
         "params.yaml: training.epohcs: unknown key",
         "params.yaml: training.optimizer: found 'adagrad'",
     ]
 
 
-def test_a_group_that_is_a_value_is_told_once(file: Path) -> None:
+def test_a_section_with_a_plain_value_is_reported_once(file: Path) -> None:
     text = file.read_text(encoding="utf-8").splitlines()
     start = text.index(next(line for line in text if line.startswith("gate:")))
     text[start : text.index("", start)] = ["gate: strict"]
     file.write_text("\n".join(text), encoding="utf-8")
     assert refusal(file) == [
-        "params.yaml: gate: found 'strict'; allowed: a group of settings, one to a line: "
+        "params.yaml: gate: found 'strict'. Allowed: a section with one setting per line: "
         + ", ".join(GateSettings.model_fields)
     ]
 
 
 @pytest.mark.parametrize(
-    ("key", "way_out"),
+    ("key", "fix"),
     [
-        ("training.learningrate", "did you mean training.learning_rate?"),
-        ("trainig.epochs", "did you mean training.epochs?"),
-        ("epochs", "did you mean training.epochs?"),
-        ("training.epochs.first", "did you mean training.epochs?"),
-        ("gate.zzz", f"gate has {', '.join(GateSettings.model_fields)}"),
+        ("training.learningrate", "Did you mean training.learning_rate?"),
+        ("trainig.epochs", "Did you mean training.epochs?"),
+        ("epochs", "Did you mean training.epochs?"),
+        ("training.epochs.first", "Did you mean training.epochs?"),
+        ("gate.zzz", f"Allowed in gate: {', '.join(GateSettings.model_fields)}"),
         (
             "zzz",
-            "the file has seed, data, model, training, budget, evaluation, gate, registry, access, tracking, platform, "
+            "Allowed: seed, data, model, training, budget, evaluation, gate, registry, access, tracking, platform, "
             "alerts",
         ),
     ],
 )
-def test_an_unknown_key_is_told_with_the_nearest(file: Path, key: str, way_out: str) -> None:
+def test_an_unknown_key_is_reported_with_the_nearest(file: Path, key: str, fix: str) -> None:
     before = file.read_bytes()
     with pytest.raises(SettingsError) as caught:
         settings.override(file, {key: 1})
-    assert str(caught.value) == f"params.yaml: {key}: unknown key (value 1); {way_out}"
+    assert str(caught.value) == f"params.yaml: {key}: unknown key (value 1). {fix}"
     assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("seed: 0\ntraining: {epochs: 1\nx: 2", "line 3: not YAML"),
         ("seed: 0\nseed: 1\n", "line 2: not YAML (found duplicate key"),
-        ("- seed", "holds a list; allowed: groups of settings; restore it with `git checkout params.yaml`"),
-        ("", "holds nothing; allowed: groups of settings"),
-        ("digits", "holds only 'digits'; allowed: groups of settings"),
+        ("- seed", "contains a list. Allowed: sections of settings. Fix: restore it with `git checkout params.yaml`"),
+        ("", "contains nothing. Allowed: sections of settings"),
+        ("digits", "contains only 'digits'. Allowed: sections of settings"),
         ("seed: 2026-13-45", "not YAML (month must be in 1..12)"),
     ],
 )
-def test_what_is_not_a_settings_file_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_without_settings_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(text)
-    [told] = refusal(path)
-    assert told.startswith(f"{path}")
-    assert words in told
+    [message] = refusal(path)
+    assert message.startswith(f"{path}")
+    assert expected in message
 
 
-def test_a_file_that_is_not_text_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes(b"seed: \xff\xfe\n")
     assert "not YAML" in refusal(path)[0]
 
 
-def test_a_missing_file_is_told_with_the_way_back(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_its_fix(tmp_path: Path) -> None:
     assert refusal(tmp_path / "params.yaml") == [
-        f"{tmp_path / 'params.yaml'}: not there; restore it with `git checkout params.yaml`"
+        f"{tmp_path / 'params.yaml'}: missing. Fix: restore it with `git checkout params.yaml`"
     ]
 
 
@@ -282,7 +283,7 @@ def test_override_changes_the_value_and_nothing_else(file: Path) -> None:
     assert [old.split("#")[1] for old, _ in changed] == [new.split("#")[1] for _, new in changed]
 
 
-def test_override_with_what_the_file_says_does_not_touch_it(file: Path) -> None:
+def test_an_override_without_a_change_does_not_write(file: Path) -> None:
     before = file.stat()
     settings.override(file, {"training.epochs": 30, "data.source": "digits"})
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -296,7 +297,7 @@ def test_a_bad_override_writes_nothing(file: Path, key: str) -> None:
     assert file.read_bytes() == before
 
 
-def test_assignments_are_read_as_the_file_is() -> None:
+def test_assignments_are_read_as_yaml() -> None:
     read = settings.parse_assignments(["a.b=1e-3", "c=off", "d=true", "e='7'", "f=[x, y]", " g =h=i"])
     assert read == {"a.b": 0.001, "c": "off", "d": True, "e": "7", "f": ["x", "y"], "g": "h=i"}
 
@@ -304,14 +305,14 @@ def test_assignments_are_read_as_the_file_is() -> None:
 @pytest.mark.parametrize(
     "assignment", ["training.epochs", "=3", "training.epochs='", "data.formats=[png", "seed=2026-13-45"]
 )
-def test_an_assignment_that_cannot_be_read_is_shown_with_an_example(assignment: str) -> None:
+def test_a_wrong_assignment_is_reported_with_an_example(assignment: str) -> None:
     with pytest.raises(SettingsError) as caught:
         settings.parse_assignments([assignment])
     assert f"{assignment}: " in str(caught.value)
     assert "for example training.epochs=3" in str(caught.value)
 
 
-def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
+def test_overrides_of_a_flow_are_optional_settings() -> None:
     def chosen(**content: Any) -> dict[str, object]:
         return settings.flatten(Overrides.model_validate(content))
 
@@ -330,7 +331,7 @@ def test_overrides_of_a_flow_are_the_same_settings_all_optional() -> None:
 LEDGER = ("ledger", "ledger_keys", "ledger_signed_from", "promotion")  # not for a caller of a flow
 
 
-def test_every_override_has_the_setting_s_meaning() -> None:
+def test_every_override_has_the_description_of_its_setting() -> None:
     def described(schema: dict[str, Any]) -> set[str]:
         groups = [
             group
@@ -345,7 +346,7 @@ def test_every_override_has_the_setting_s_meaning() -> None:
     assert described(Params.model_json_schema()) <= described(Overrides.model_json_schema())
 
 
-def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
+def test_callers_of_flows_cannot_change_permissions() -> None:
     assert "access" in Params.model_fields
     for bad in (
         {"access": {"admins": ("me",)}},
@@ -360,14 +361,16 @@ def test_who_may_do_what_is_not_for_a_flow_s_caller_to_change() -> None:
             Overrides.model_validate(bad)
 
 
-def test_four_eyes_need_a_person_who_promotes(file: Path) -> None:
-    with pytest.raises(SettingsError, match=r"access\.four_eyes: found true; allowed with registry\.promotion: manual"):
+def test_four_eyes_need_manual_promotion(file: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"access\.four_eyes: found true\. Allowed: only with registry\.promotion: manual"
+    ):
         settings.override(file, {"access.four_eyes": True})
     assert settings.override(file, {"access.four_eyes": True, "registry.promotion": "manual"}).access.four_eyes
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected"),
     [
         ({"alerts.webhook": "https://hooks.slack.com/services/T0/B0/5ecret"}, "an address of hooks.slack.com, which"),
         ({"alerts.webhook": "https://a.b.webhook.office.com/5ecret"}, "an address of a.b.webhook.office.com, which"),
@@ -377,16 +380,14 @@ def test_four_eyes_need_a_person_who_promotes(file: Path) -> None:
         ),
         (
             {"alerts.smtp": "mail.example:25", "alerts.smtp_user": "me"},
-            "the password of me would travel to mail.example",
+            "would send the password of me to mail.example",
         ),
     ],
 )
-def test_what_would_give_away_a_secret_of_the_alerts_is_refused(
-    file: Path, changes: dict[str, object], words: str
-) -> None:
-    with pytest.raises(SettingsError, match=re.escape(words)) as told:
+def test_alert_settings_that_expose_a_secret_are_refused(file: Path, changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(expected)) as caught:
         settings.override(file, changes)
-    assert "5ecret" not in str(told.value)
+    assert "5ecret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -398,11 +399,11 @@ def test_what_would_give_away_a_secret_of_the_alerts_is_refused(
         {"alerts.smtp": "mail.example:465", "alerts.smtp_user": "me", "alerts.smtp_security": "tls"},
     ],
 )
-def test_what_gives_away_nothing_is_let_in(file: Path, changes: dict[str, object]) -> None:
+def test_alert_settings_without_a_secret_are_accepted(file: Path, changes: dict[str, object]) -> None:
     assert settings.override(file, changes).alerts.smtp_security in ("none", "tls")
 
 
-def test_equal_settings_have_equal_digests_and_others_do_not(file: Path) -> None:
+def test_only_equal_settings_have_equal_digests(file: Path) -> None:
     assert settings.load(file).digest == Params().digest
     assert settings.override(file, {"training.epochs": 29}).digest != Params().digest
 
@@ -413,7 +414,7 @@ def test_a_list_of_addresses_is_written_and_read_back(file: Path, hosts: list[st
     assert settings.load(file).platform.allowed_hosts == tuple(hosts)
 
 
-def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Path) -> None:
+def test_an_override_changes_no_other_byte(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(settings.template())
     changes = {"model.name": "resnet", "data.formats": ("png",), "training.learning_rate": 0.125, "seed": 7}
@@ -444,19 +445,19 @@ def test_an_override_changes_its_own_value_and_not_a_byte_elsewhere(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["nonsense", "CIFAR01", "imagefolder", "wrap_dataset_for_transforms_v2"])
 def test_a_source_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
-    """With all that exist in the message, and without importing torch, which takes seconds."""
+    """The message lists all sources, without an import of torch, which takes seconds."""
     path = tmp_path / "params.yaml"
     path.write_text(settings.template())
     with pytest.raises(SettingsError) as refused:
         settings.override(path, {"data.source": name})
     assert path.read_text() == settings.template()
-    assert f"data.source: found {name!r}, which is no source" in str(refused.value)
+    assert f"data.source: found {name!r}, which is not a source" in str(refused.value)
     assert set(source_names.OWN) | set(source_names.torchvision_names()) <= set(
         re.findall(r"[\w-]+", str(refused.value))
     )
 
 
-def test_every_source_there_is_can_be_set(tmp_path: Path) -> None:
+def test_every_existing_source_can_be_set(tmp_path: Path) -> None:
     import torchvision.datasets as sets
 
     classes = {name for name in sets.__all__ if isinstance(getattr(sets, name), type)}

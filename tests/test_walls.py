@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.settings.model import TrainingSettings
+
 OTHERS = (
     "prefect",
     "mlflow",
@@ -50,12 +52,17 @@ class Bar(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, Bar())
 """
-TRAINS = """
+SETTINGS = TrainingSettings(epochs=2, batch_size=8, device="cpu", precision="bf16", flip="random", checkpoint_steps=2)
+TRAINS = (
+    f"""
+PLAN = { {"seed": 0, **SETTINGS.model_dump()}!r}
+"""
+    + """
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, fit
+from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, TrainingInputs, fit
 from ratchet.training import load_model, predict_logits, save_model
 
 def split(name, rows, first):
@@ -67,15 +74,17 @@ def split(name, rows, first):
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
 spec = ModelSpec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
 train, validation = split("train", 24, 0), split("validation", 8, 100)
-plan = Plan(epochs=2, batch_size=8, device="cpu", precision="bf16", flip="random", checkpoint_steps=2)
+plan = Plan(**PLAN)
 store = CheckpointStore(folder / "checkpoints")
-*_, finished = fit(train, validation, spec, plan, store=store, identity={"data": "made here"})
+inputs = TrainingInputs(train, validation, spec, plan, identity={"data": "made here"})
+*_, finished = fit(inputs, store=store)
 assert isinstance(finished, Finished) and finished.step == 6
 save_model(folder, finished.weights, spec, about={})
 assert predict_logits(load_model(folder)[0], validation).shape == (8, 2)
 assert "torch._dynamo" not in sys.modules  # the compiler: over a second, and nobody asked for it
 print("trained to step", finished.step)
 """
+)
 
 
 def python(program: str, *arguments: str) -> str:

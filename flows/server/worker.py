@@ -13,7 +13,6 @@ from flows.server.interrupted_runs import close_interrupted_runs
 from ratchet.errors import PlatformError, RatchetError
 from ratchet.servers.http import answers
 from ratchet.servers.start import POOL
-from ratchet.settings.run_settings import restore_if_idle
 from ratchet.workspace import Workspace
 
 _WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
@@ -37,7 +36,7 @@ def main(api: str, name: str, runs: str) -> None:
     except PlatformError as error:  # the supervisor restarts this process
         sys.exit(f"ratchet: {error}")
     try:
-        if restored := restore_if_idle(Workspace.find()):
+        if restored := Workspace.find().restore_if_idle():
             print(restored, flush=True)
     except RatchetError as error:  # the next run reports the same error
         print(f"ratchet: {error}", flush=True)

@@ -192,7 +192,23 @@ class Workspace:
         from ratchet.settings import run_settings
 
         with disk_errors(self.root):
-            return run_settings.restore(self)
+            return run_settings.restore(self.params, self.overrides)
+
+    def restore_if_idle(self) -> str | None:
+        """Restore the settings that an incomplete run replaced, unless a run holds the workspace.
+
+        Return a message about the restored settings, or None if there are none.
+
+        Raises:
+            SettingsError: the note of the replaced settings is damaged.
+        """
+        if not self.overrides.exists():
+            return None
+        try:
+            with self.hold("restoring params.yaml") as restored:
+                return restored
+        except WorkspaceBusy:
+            return None
 
     def _busy(self, holder: Path) -> str:
         try:

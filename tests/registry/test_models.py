@@ -216,7 +216,7 @@ def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_ev
         lambda: registry.champion(name, tmp_path / "champion"),
         lambda: load_model(folder),
     ):
-        with pytest.raises(RatchetError, match=r"changed: model\.safetensors\): nothing was loaded; restore"):
+        with pytest.raises(RatchetError, match=r"changed: model\.safetensors\); nothing was loaded\. Fix: restore"):
             way_in()
     seal(folder)  # whoever changes a file may change its checksum: the run knows better
     with pytest.raises(RegistryError, match=r"not the one that was stored, as the run's tag ratchet\.model_checksums"):

@@ -84,11 +84,11 @@ def task_states(project: Any) -> tuple[str, dict[str, str]]:
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
-        ("training.epoch=3", "training.epoch: unknown key (value 3); did you mean training.epochs?"),
-        ("training.epochs=three", "training.epochs: found 'three'; allowed: a whole number, at least 1"),
-        ("training.learning_rate='1e-3'", "found the text '1e-3', not a number; write it without quotes: 1.0e-3"),
-        ("training.epochs=0", "training.epochs: found 0; allowed: a whole number, at least 1"),
-        ("data.test_fraction=0.9", "is 1.05; allowed: below 1, or nothing is left to train on"),
+        ("training.epoch=3", "training.epoch: unknown key (value 3). Did you mean training.epochs?"),
+        ("training.epochs=three", "training.epochs: found 'three'. Allowed: a whole number, at least 1"),
+        ("training.learning_rate='1e-3'", "found the text '1e-3', not a number. Allowed: a finite number"),
+        ("training.epochs=0", "training.epochs: found 0. Allowed: a whole number, at least 1"),
+        ("data.test_fraction=0.9", "is 1.05, which leaves nothing to train on. Allowed: below 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["set", "train --set"])
@@ -108,7 +108,7 @@ def test_a_bad_file_is_refused_with_all_its_faults_by_every_command(fresh: Any) 
     with nothing_written(fresh):
         told = [fresh.refused("ratchet", "train"), fresh.refused(*fresh.stage("ingest")), fresh.refused("dvc", "repro")]
     for output in told:
-        for words in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "did you mean data.min_side?"):
+        for words in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "Did you mean data.min_side?"):
             assert words in output
 
 
@@ -136,8 +136,8 @@ def test_an_unknown_source_is_refused_with_those_there_are(fresh: Any) -> None:
     with nothing_written(fresh):
         told.append(fresh.refused(*fresh.stage("ingest")))
     for output in told:
-        assert "data.source: found 'digts', which is no source; did you mean digits" in output
-        assert "allowed: digits, image-folder, image-manifest, factory, or a set of torchvision.datasets: " in output
+        assert "data.source: found 'digts', which is not a source. Did you mean digits" in output
+        assert "Allowed: digits, image-folder, image-manifest, factory, or one of torchvision.datasets: " in output
         assert "CIFAR10, CIFAR100" in output
 
 

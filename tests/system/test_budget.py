@@ -62,12 +62,12 @@ def twin(
 
 def stop(project: Any, *command: str) -> re.Match[str]:
     """Run it until its budget is spent; what it said of that."""
-    said = project.run(*command)
-    assert said.returncode != 0, said.stdout
-    assert "Traceback" not in said.stdout, said.stdout
-    found = SENTENCE.search(said.stdout)
-    assert found, said.stdout
-    return found
+    message = project.run(*command)
+    assert message.returncode != 0, message.stdout
+    assert "Traceback" not in message.stdout, message.stdout
+    result = SENTENCE.search(message.stdout)
+    assert result, message.stdout
+    return result
 
 
 def allow(project: Any, *, wall: float = 0.0, cpu: float = 0.0, gpu: float = 0.0) -> None:
@@ -87,7 +87,7 @@ def taken(project: Any, what: str) -> float:
 
 
 def mlflow_run(project: Any) -> Any:
-    """The project's only MLflow run, which has been told everything: a busy machine may have left something behind."""
+    """Return the project's only MLflow run, with all records sent: on a busy machine some may be late."""
     from mlflow import MlflowClient
 
     project.good("ratchet", "sync")
@@ -96,7 +96,7 @@ def mlflow_run(project: Any) -> Any:
     return run
 
 
-def test_stopped_by_its_budget_again_and_again_it_ends_as_one_that_never_was(
+def test_a_training_often_stopped_by_budget_ends_the_same(
     undisturbed: Any, twin: Callable[..., Any], assert_same_training: Callable[..., None]
 ) -> None:
     project = twin("spending")
@@ -115,26 +115,27 @@ def test_stopped_by_its_budget_again_and_again_it_ends_as_one_that_never_was(
     part = (taken(undisturbed, "cpu") - begun) / 6  # so few that a machine twice as fast by now still stops twice
     while True:
         allow(project, cpu=(taken(project, "cpu") + begun + part) / 3600)
-        said = project.run(*(TRAIN if len(at) % 2 else project.stage("train")))
-        assert f"continues at step {at[-1]} of {STEPS}" in said.stdout
-        if said.returncode == 0:
+        message = project.run(*(TRAIN if len(at) % 2 else project.stage("train")))
+        assert f"continues at step {at[-1]} of {STEPS}" in message.stdout
+        if message.returncode == 0:
             break
-        found = SENTENCE.search(said.stdout)
-        assert found, said.stdout
-        assert found[4] == "cpu_hours"
-        assert taken(project, "cpu") < float(found[5]) * 3600  # what it proposes is more than what was taken
-        at.append(int(found[2]))
+        result = SENTENCE.search(message.stdout)
+        assert result, message.stdout
+        assert result[4] == "cpu_hours"
+        assert taken(project, "cpu") < float(result[5]) * 3600  # what it proposes is more than what was taken
+        at.append(int(result[2]))
     assert at == sorted(at)
     assert sum(0 < step < STEPS for step in at) >= 2, at
-    told = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]
+    reported = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]
     assert_same_training(project, undisturbed, steps=STEPS)
-    assert all(value.startswith("budget: ") for value in told)
-    assert sum(value.startswith("budget: stopped") for value in told) == len(at)
+    assert all(value.startswith("budget: ") for value in reported)
+    assert sum(value.startswith("budget: stopped") for value in reported) == len(at)
 
 
-def test_a_budget_that_is_not_passed_changes_nothing_not_even_for_dvc(
+def test_an_unused_budget_changes_nothing(
     undisturbed: Any, twin: Callable[..., Any], assert_same_training: Callable[..., None]
 ) -> None:
+    """Not even for DVC."""
     project = twin("enough")
     allow(project, wall=100, cpu=100, gpu=0.000001)  # no GPU is used, so its budget is not either
     project.good(*TRAIN)

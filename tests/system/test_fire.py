@@ -1,7 +1,7 @@
 """A training killed two hundred times, wherever a kill may strike: the real stage, real data, a real MLflow database.
 
 The truth is an undisturbed run of the same command in a project of its own. A kill is SIGKILL, at a moment of chance
-or right before a change of the file system; where it has struck is told by what it left on the disk.
+or right before a change of the file system; the files on disk show where it was killed.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class Fire:
         return code
 
     def place(self) -> str:
-        """Where the last kill struck, by what it has left that was not there before."""
+        """Return the place of the last kill, by the files it has left behind."""
         if self.is_handing_over():
             return "in the handing over"
         left = {path for path, _ in self.traces() - self.before}
@@ -99,11 +99,11 @@ class Fire:
         return "in a sync" if left else "elsewhere"
 
     def traces(self) -> set[tuple[Path, int]]:
-        """What is there only while something is written: drafts, and SQLite's journal of a transaction."""
-        found = [*self.data.glob("running/*/.draft-*"), *self.mlruns.glob("journal/*/.draft-*")]
-        found += [self.mlruns / ".draft-mlflow.db", self.mlruns / "mlflow.db-journal"]
+        """Return the files that exist only during a write: drafts, and SQLite's transaction journal."""
+        result = [*self.data.glob("running/*/.draft-*"), *self.mlruns.glob("journal/*/.draft-*")]
+        result += [self.mlruns / ".draft-mlflow.db", self.mlruns / "mlflow.db-journal"]
         traces = set()
-        for path in found:
+        for path in result:
             with contextlib.suppress(FileNotFoundError):
                 traces.add((path, path.stat().st_mtime_ns))
         return traces
@@ -172,7 +172,7 @@ def make(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]
     return make
 
 
-def test_a_training_killed_two_hundred_times_ends_as_one_that_never_was(make, tmp_path, assert_same_training) -> None:
+def test_a_training_killed_two_hundred_times_ends_the_same(make, tmp_path, assert_same_training) -> None:
     undisturbed, killed, log, chance = make("undisturbed"), make("killed"), tmp_path / "log", random.Random(200)
     undisturbed.good(*undisturbed.stage("train"), OMP_NUM_THREADS="1")
     with on_fire(killed, log) as fire:

@@ -37,13 +37,13 @@ def killed(project: Any) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_what_is_only_written_down_may_change_in_the_middle_and_after(trained: Any) -> None:
+def test_logging_settings_may_change_during_and_after_a_run(trained: Any) -> None:
     expected = trained.digests("data/model")
     killed(trained)
     trained.good("ratchet", "set", *WRITTEN)
-    said = trained.good(*trained.stage("train"))
-    assert "continues at step" in said
-    assert "unfinished" not in said
+    message = trained.good(*trained.stage("train"))
+    assert "continues at step" in message
+    assert "unfinished" not in message
     assert trained.digests("data/model") == expected
     trained.good("dvc", "repro", "train")
     trained.good("ratchet", "set", "training.keep_last=3", "training.log_every=1", "training.profile=0")
@@ -51,7 +51,8 @@ def test_what_is_only_written_down_may_change_in_the_middle_and_after(trained: A
     assert trained.digests("data/model") == expected
 
 
-def test_a_run_of_another_identity_is_named_and_continues_when_it_is_put_back(trained: Any) -> None:
+def test_an_unfinished_run_continues_after_settings_are_restored(trained: Any) -> None:
+    """The run of another identity is reported."""
     expected = trained.digests("data/model")
     killed(trained)
     (theirs,) = trained.workspace.running.glob("[!.]*/")

@@ -68,7 +68,7 @@ class Running:
         return max((int(name.removeprefix("step-")) for name in names), default=0)
 
     def is_writing(self) -> bool:
-        """Whether half a checkpoint lies there."""
+        """Whether a partial checkpoint exists."""
         return any(self.folder.glob("*/.draft-*"))
 
     def when(self, condition: Condition) -> bool:
@@ -138,7 +138,7 @@ def twin(ingested, new_project, use_small_net):
 
 
 def assert_cost_is_the_sum(project) -> int:
-    """What MLflow holds of the cost is what all attempts that were told of cost together; their number."""
+    """Assert that the cost in MLflow is the sum over all recorded attempts. Return their number."""
     from mlflow import MlflowClient
 
     (folder,) = (project.workspace.mlruns / "journal").glob("*/")
@@ -153,9 +153,7 @@ def assert_cost_is_the_sum(project) -> int:
     return cost.attempts
 
 
-def test_a_process_killed_again_and_again_ends_as_one_that_never_was(
-    undisturbed, twin, tmp_path, assert_same_training
-) -> None:
+def test_a_repeatedly_killed_process_ends_the_same(undisturbed, twin, tmp_path, assert_same_training) -> None:
     project, log, chance = twin("killed"), tmp_path / "log", random.Random(8)
     in_a_write = {4, 8}
     kills = []
@@ -180,39 +178,39 @@ def test_a_process_killed_again_and_again_ends_as_one_that_never_was(
     assert any(step % EPOCH for _, step in kills)  # inside an epoch
     assert kills[-1][1] < STEPS
 
-    said = project.good(*project.stage("train"))
-    assert "continues at step" in said
+    message = project.good(*project.stage("train"))
+    assert "continues at step" in message
     assert not list(project.root.glob("data/**/.draft-*"))
     assert_same_training(project, undisturbed, steps=STEPS)
     assert 2 < assert_cost_is_the_sum(project) <= KILLS + 1  # of those killed before a checkpoint nothing is known
 
 
-def test_sigterm_leaves_a_checkpoint_says_where_and_the_same_command_continues(
-    undisturbed, twin, tmp_path, assert_same_training
-) -> None:
+def test_sigterm_writes_a_checkpoint(undisturbed, twin, tmp_path, assert_same_training) -> None:
+    """The message names its step, and the same command continues there."""
     project, log = twin("terminated"), tmp_path / "log"
     with running(project, log) as train:
         assert train.when(lambda: train.step() >= 30), log.read_text()
         train.process.terminate()
         assert train.process.wait() == 1
         stopped_at = train.step()
-    said = log.read_text()
-    assert f"stopped at step {stopped_at} of {STEPS}: the same command continues there" in said
-    assert "Traceback" not in said
+    message = log.read_text()
+    assert f"stopped at step {stopped_at} of {STEPS}: the same command continues there" in message
+    assert "Traceback" not in message
     assert not project.workspace.model.exists()
 
     newest = max(project.workspace.running.glob("*/step-*.safetensors"))
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
-    said = project.good(*project.stage("train"))
-    assert f"{newest} is damaged" in said
-    assert "the one before it is used" in said
+    message = project.good(*project.stage("train"))
+    assert f"{newest} is damaged" in message
+    assert "the one before it is used" in message
     before = stopped_at - 1 if stopped_at % 2 else stopped_at - 2
-    assert f"continues at step {before} of {STEPS}" in said
+    assert f"continues at step {before} of {STEPS}" in message
     assert_same_training(project, undisturbed, steps=STEPS)
     assert assert_cost_is_the_sum(project) == 2
 
 
-def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_batchs_ids(twin) -> None:
+def test_a_loss_that_stays_nan_ends_the_run(twin) -> None:
+    """Each return is reported, and the error has the ids of the batch."""
     from mlflow import MlflowClient
 
     from tasks.evaluate import split_ids
@@ -226,17 +224,19 @@ def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_
         "training.max_rollbacks": 2,
     }
     settings.override(project.workspace.params, hopeless)
-    said = project.refused(*project.stage("train"))
-    assert "after 2 returns to a checkpoint with a lower rate: lower training.learning_rate" in " ".join(said.split())
-    ids = said.rpartition("the batch: ")[2].strip().split(", ")
+    message = project.refused(*project.stage("train"))
+    assert "after 2 returns to a checkpoint with a lower rate. Fix: lower training.learning_rate" in " ".join(
+        message.split()
+    )
+    ids = message.rpartition("samples of the batch: ")[2].strip().split(", ")
     assert len(set(ids)) == SETTINGS["training.batch_size"]
     assert set(ids) <= set(split_ids(project.workspace, "train"))
 
     client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])
-    told = [value for name, value in run.data.tags.items() if name.startswith("ratchet.trouble.")]
-    assert sorted(value.partition("(return ")[2][:6] for value in told) == ["1 of 2", "2 of 2"]
-    assert all(value.startswith("not finite: ") for value in told)
+    reported = [value for name, value in run.data.tags.items() if name.startswith("ratchet.trouble.")]
+    assert sorted(value.partition("(return ")[2][:6] for value in reported) == ["1 of 2", "2 of 2"]
+    assert all(value.startswith("not finite: ") for value in reported)
     assert run.info.status == "FAILED"
 
 
@@ -252,7 +252,7 @@ def test_a_clock_that_jumps_by_hours_changes_nothing_but_times(undisturbed, twin
     assert all(0 < entry["content"]["wall"] < 3_000 for entry in entries if entry["kind"] == "cost")
 
 
-def test_while_the_disk_is_full_training_goes_on_and_what_it_has_to_tell_waits(undisturbed, twin, tmp_path) -> None:
+def test_training_continues_while_the_disk_is_full(undisturbed, twin, tmp_path) -> None:
     """The disk of the checkpoints and of the journal fills up under way, and has room again before the end."""
     project, log = twin("full"), tmp_path / "log"
     place, aside = project.root / "data", project.root / "aside"
@@ -278,11 +278,11 @@ def test_while_the_disk_is_full_training_goes_on_and_what_it_has_to_tell_waits(u
             filler.unlink()
             assert train.when(lambda: train.step() > stood), log.read_text()
             assert train.process.wait() == 0, log.read_text()
-        assert "training goes on" in log.read_text()
+        assert "training continues" in log.read_text()
         assert project.digests("data/model") == undisturbed.digests("data/model")
         journal = next(project.workspace.mlruns.glob("journal/*/events.jsonl")).read_text().splitlines()
-        told = [line for line in map(json.loads, journal) if line["kind"] == "metrics"]
-        steps = [line["content"]["step"] for line in told if "step/loss" in line["content"]["values"]]
+        reported = [line for line in map(json.loads, journal) if line["kind"] == "metrics"]
+        steps = [line["content"]["step"] for line in reported if "step/loss" in line["content"]["values"]]
         assert steps == list(range(1, STEPS + 1))
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)

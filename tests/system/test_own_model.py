@@ -83,7 +83,7 @@ def shapes(path: Path) -> dict[str, list[int]]:
 
 
 def served(project: Any, version: int, elsewhere: Path) -> list[str]:
-    """What a process that knows nothing of the project prints: the answer's shape, and where the model's code lay."""
+    """Return what a process outside the project prints: the shape of the prediction, the path of the code."""
     elsewhere.mkdir()
     shutil.copytree(project.root / "src", elsewhere / "src")
     uri = f"sqlite:///{project.root}/mlruns/mlflow.db"
@@ -91,7 +91,8 @@ def served(project: Any, version: int, elsewhere: Path) -> list[str]:
     return project.good(*command, PYTHONPATH=str(elsewhere / "src")).splitlines()[-2:]
 
 
-def test_a_users_model_is_trained_registered_and_named_by_its_factory(own) -> None:
+def test_a_users_model_is_trained_and_registered(own) -> None:
+    """It is named by its factory."""
     described = json.loads((own.root / "data" / "model" / "model.json").read_text())
     assert described["spec"]["factory"] == "mynets.net:net"
     assert str(own.root) not in json.dumps(described)
@@ -105,7 +106,7 @@ def test_mlflow_loads_the_users_model_where_the_project_is_not(own, tmp_path) ->
     assert Path(code).is_relative_to(own.root / "mlruns")
 
 
-def test_the_users_model_has_a_program_that_answers_without_its_code(own, tmp_path) -> None:
+def test_the_exported_program_works_without_the_users_code(own, tmp_path) -> None:
     (program,) = (own.root / "mlruns").rglob("model.onnx")
     answers = onnxruntime.InferenceSession(program).run(None, {"pixels": np.zeros((3, 8, 8, 1), np.uint8)})[0]
     assert answers.shape == (3, 10)
@@ -114,12 +115,13 @@ def test_the_users_model_has_a_program_that_answers_without_its_code(own, tmp_pa
     assert "no pickle" in own.good("ratchet", "audit", "--store")
 
 
-def test_a_change_of_the_users_file_is_another_training_and_the_old_version_keeps_its_code(own, tmp_path) -> None:
+def test_a_changed_model_file_causes_a_new_training(own, tmp_path) -> None:
+    """The old version keeps its code."""
     (own.root / "mynets" / "net.py").write_text(NET.replace("block(8, 16)", "block(8, 12)").replace("16 * 4", "12 * 4"))
     status = own.good("dvc", "status", "train")
     assert "modified:           mynets" in status
-    said = own.good("ratchet", "train", "--set", "registry.promotion=manual")
-    assert "mynets.net:net" in said
+    message = own.good("ratchet", "train", "--set", "registry.promotion=manual")
+    assert "mynets.net:net" in message
     assert shapes(own.root / "data" / "model" / "model.safetensors")["network.2.weight"] == [10, 48]
     assert json.loads(served(own, 1, tmp_path / "elsewhere")[0]) == [1, 10]
     assert own.good("dvc", "status").strip() == "Data and pipelines are up to date."
@@ -127,12 +129,13 @@ def test_a_change_of_the_users_file_is_another_training_and_the_old_version_keep
 
 def test_a_model_whose_code_dvc_would_not_see_is_refused(own) -> None:
     own.good("ratchet", "set", "model.code=mynets/net.py")
-    said = own.refused(*own.stage("train"))
-    assert "mynets.parts (mynets/parts.py) lies outside model.code (mynets/net.py)" in said
-    assert "set model.code to mynets" in said
+    message = own.refused(*own.stage("train"))
+    assert "mynets.parts (mynets/parts.py) is outside model.code (mynets/net.py)" in message
+    assert "set model.code to mynets" in message
 
 
-def test_a_model_that_cannot_be_exported_is_refused_and_registered_without_a_program_where_that_is_asked(own) -> None:
+def test_a_model_that_cannot_be_exported_is_refused(own) -> None:
+    """With registry.export: none it is registered without a program."""
     own.good("ratchet", "set", "model.code=mynets", "registry.promotion=automatic")
     (own.root / "mynets" / "net.py").write_text(UNFOLLOWED)
     reason = "(net.py, line 12: if images.mean() > 9.0:)"
@@ -159,18 +162,16 @@ def test_weights_of_one_training_begin_another_layer_by_layer(project) -> None:
     transfer = ("training.frozen_epochs=1", "training.unfreeze_epochs=1", "training.layer_decay=0.7")
     project.good("ratchet", "set", "training.max_steps=0", "training.epochs=2", *transfer)
     without = project.good(*project.stage("train"))
-    assert (
-        "no pretrained weights were found: training.frozen_epochs, training.unfreeze_epochs, training.layer" in without
-    )
+    assert "model.pretrained is none, but training.frozen_epochs, training.unfreeze_epochs, training.layer" in without
     begun_at_random = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
 
     project.good("ratchet", "set", "model.pretrained=digits.safetensors")
-    said = project.good(*project.stage("train"))
-    assert "pretrained weights of digits.safetensors: 44 of the network's 44 tensors loaded" in said
-    assert "no pretrained weights" not in said
+    message = project.good(*project.stage("train"))
+    assert "pretrained weights of digits.safetensors: 44 of the network's 44 tensors loaded" in message
+    assert "model.pretrained is none" not in message
     begun_with_weights = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
     assert begun_with_weights["train/loss"] < begun_at_random["train/loss"]
 
     project.good("ratchet", "set", "model.pretrained=mistyped.pt")
     assert "there is no file mistyped.pt" in (refused := project.refused(*project.stage("train")))
-    assert "there are: digits.safetensors" in refused
+    assert "Existing: digits.safetensors" in refused

@@ -1,10 +1,11 @@
-"""A process that has imported all that a stage needs, and runs it in a forked copy of itself when told to.
+"""A process that has imported everything a stage needs, and runs it in forked copies of itself on request.
 
-Importing takes seconds, forking takes milliseconds: so a stage can be started, and killed, hundreds of times. A copy
-does what `python -m MODULE` or `ratchet COMMAND ...` does. Each line on stdin is one order in JSON, {"command": [...],
-"near": text, "after": n}: the copy sends itself SIGKILL right before its n-th change of the file system, counted from
-the first change of a path that has `near` in it; n = 0 is never. Told on stdout are the copy's process id, which stays
-its own until the next order, and, when it has ended, its exit code, or the signal's number below zero.
+Importing takes seconds, forking milliseconds, so a stage can be started and killed hundreds of times. A copy
+does what `python -m MODULE` or `ratchet COMMAND ...` does. Each line on stdin is one request in JSON,
+{"command": [...], "near": text, "after": n}. The copy sends itself SIGKILL right before its n-th change of the file
+system, counted from the first change of a path that contains `near`; n = 0 means never. stdout has the process id of
+the copy, which stays reserved until the next request, and after its end the exit code, or the negative number of the
+signal.
 """
 
 import importlib
@@ -43,7 +44,7 @@ def is_change(event: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def die_at(near: str, after: int) -> None:
-    """Python tells its audit hooks of every change before it is made."""
+    """Python calls its audit hooks before every change."""
     seen = 0
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:

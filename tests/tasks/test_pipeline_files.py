@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.settings.model import BESIDE, Params
-from ratchet.training import Plan
+from ratchet.settings.model import BESIDE, Params, TrainingSettings
 from ratchet.workspace import Workspace
+from tasks.training_job import make_plan
 
 REPOSITORY = Path(__file__).parents[2]
 PIPELINE: dict[str, Any] = YAML(typ="safe").load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
@@ -44,7 +44,9 @@ def test_every_group_of_settings_belongs_to_a_stage() -> None:
 
 def test_training_depends_on_the_settings_that_decide_a_weight() -> None:
     named = [name for name in STAGES["train"]["params"] if name.startswith("training.")]
-    assert sorted(named) == sorted(f"training.{name}" for name in Plan().deciding() if name != "seed")
+    assert sorted(named) == sorted(
+        f"training.{name}" for name in make_plan(TrainingSettings(), seed=0).deciding() if name != "seed"
+    )
 
 
 def test_every_output_has_one_stage_and_a_workspace_path() -> None:

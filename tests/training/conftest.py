@@ -1,8 +1,8 @@
-"""A training small enough to run a hundred times: pictures made here, the real models, the real loop."""
+"""A training small enough to run a hundred times: generated images, the real models, the real loop."""
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,15 +12,33 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.training import CheckpointStore, Event, Finished, ModelSpec, Plan, Split, Stopped, fit, models
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import (
+    CheckpointStore,
+    Event,
+    Finished,
+    ModelSpec,
+    Plan,
+    Split,
+    Stopped,
+    TrainingInputs,
+    fit,
+    models,
+)
+from tasks import training_job
 
 Kind = TypeVar("Kind")
 CLASSES = ("circle", "cross", "square")
 IDENTITY = {"data": "d", "settings": "s", "code": "c"}
 
 
+def make_plan(*, seed: int = 0, **changes: Any) -> Plan:
+    """Return a plan with the default settings and these changes."""
+    return replace(training_job.make_plan(TrainingSettings(), seed=seed), **changes)
+
+
 class Tiny(nn.Module):
-    """All that makes a resume hard, in 200 parameters: convolution, batch norm, dropout."""
+    """A net of 200 parameters with everything that makes resuming hard: convolution, batch norm, dropout."""
 
     def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -32,7 +50,7 @@ class Tiny(nn.Module):
 
 
 class Linear64(nn.Module):
-    """No batch norm, no dropout, in double precision: a sample's part does not depend on the batch it is in."""
+    """A net in double precision whose loss of a sample does not depend on its batch: no batch norm, no dropout."""
 
     def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -46,7 +64,7 @@ class Linear64(nn.Module):
 
 @dataclass
 class Lab:
-    """Runs trainings, each in a folder of its own unless told the same name."""
+    """Runs trainings, each in its own folder unless they have the same name."""
 
     root: Path
     train: Split
@@ -55,7 +73,7 @@ class Lab:
 
     @staticmethod
     def split(name: str, rows: int, *, first: int = 0, shards: int = 1, size: int = 8, channels: int = 1) -> Split:
-        """`rows` noisy pictures whose brightness tells the class; the same rows however many `shards` hold them."""
+        """Make `rows` noisy images whose brightness shows the class. The rows do not depend on `shards`."""
         generator = np.random.default_rng([rows, first])
         labels = generator.integers(0, len(CLASSES), rows)
         noise = generator.integers(0, 120, (rows, size, size, channels))
@@ -71,13 +89,13 @@ class Lab:
 
     @staticmethod
     def make_spec(name: str = "tiny", *, size: int = 8, channels: int = 1, classes: int = 3) -> ModelSpec:
-        """A spec for pictures of `size` x `size`."""
+        """Return a spec for images of `size` x `size` pixels."""
         names = tuple(f"class {number}" for number in range(classes))
         return ModelSpec(name, names, channels, size, size, (120.0,) * channels, (60.0,) * channels)
 
     @staticmethod
     def plan(**changes: Any) -> Plan:
-        """Three epochs of four steps on 30 rows, everything random switched on, every step logged."""
+        """Return a plan of three epochs of four steps on 30 rows, with random augmentation, every step logged."""
         settings: dict[str, Any] = {
             "epochs": 3,
             "batch_size": 8,
@@ -90,10 +108,10 @@ class Lab:
             "device": "cpu",
             "overfit_gap": 1.0,
         }
-        return Plan(**{**settings, **changes})
+        return make_plan(**{**settings, **changes})
 
     def store(self, plan: Plan, name: str = "run") -> CheckpointStore:
-        """The checkpoints of the training called `name`."""
+        """Return the checkpoints of the training called `name`."""
         return CheckpointStore(self.root / name, keep_last=plan.keep_last, keep_best=plan.keep_best)
 
     def events(
@@ -105,38 +123,38 @@ class Lab:
         identity: dict[str, str] = IDENTITY,
         store: CheckpointStore | None = None,
     ) -> Iterator[Event]:
-        """Train, or go on; `store` may be another than the one called `name`."""
-        store = store or self.store(plan, name)
-        return fit(self.train, self.validation, self.spec, plan, store=store, identity=identity, stop=stop)
+        """Train, or continue; `store` may be another than the one called `name`."""
+        inputs = TrainingInputs(self.train, self.validation, self.spec, plan, identity=identity)
+        return fit(inputs, store=store or self.store(plan, name), stop=stop)
 
     def run(self, plan: Plan, *, name: str = "run") -> Finished:
         """Train to the end."""
         return self.every(self.events(plan, name=name), Finished)[0]
 
     def stop_at(self, step: int, plan: Plan, *, name: str = "run") -> list[Event]:
-        """The events of a training that is asked to leave after `step` steps."""
-        asked = iter(range(1_000_000))
-        events = list(self.events(plan, name=name, stop=lambda: next(asked) == step))
+        """Return the events of a training that is asked to stop after `step` steps."""
+        steps = iter(range(1_000_000))
+        events = list(self.events(plan, name=name, stop=lambda: next(steps) == step))
         assert self.every(events, Stopped) == [Stopped(step)]
         return events
 
     @staticmethod
     def every(events: Any, kind: type[Kind]) -> list[Kind]:
-        """The events of this kind, in order."""
+        """Return the events of this kind, in order."""
         return [event for event in events if isinstance(event, kind)]
 
     @staticmethod
-    def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-        """Equal names, types and bits."""
-        assert one.keys() == other.keys()
-        for name, tensor in one.items():
+    def assert_same(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+        """Assert equal names, types and bits."""
+        assert first.keys() == other.keys()
+        for name, tensor in first.items():
             assert tensor.dtype == other[name].dtype, name
             assert torch.equal(tensor, other[name]), name
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Nets this small lose more to the meeting of threads than they win."""
+    """Use one thread: for nets this small, more threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -145,7 +163,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _random_state_of_its_own() -> Iterator[None]:
-    """Tests here draw weights and pictures; what they draw from is put back."""
+    """Restore the random state, from which tests here draw weights and images."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     yield
     random.setstate(before[0])
@@ -155,7 +173,7 @@ def _random_state_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """A laboratory whose spec names the net `tiny`; `linear64` can be named too."""
+    """Return a lab for the net `tiny`. `linear64` is available too."""
     monkeypatch.setitem(models._OWN, "tiny", Tiny)
     monkeypatch.setitem(models._OWN, "linear64", Linear64)
     return Lab(

@@ -9,16 +9,16 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from ratchet.training import Plan
 from ratchet.training.augment import augment, epoch_order, sample_bits
 from ratchet.training.batches import ahead, step_rows
+from tests.training.conftest import make_plan
 
 KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
 
 
-def pictures(count: int, *, height: int = 5, width: int = 6, channels: int = 2) -> torch.Tensor:
+def random_images(count: int, *, height: int = 5, width: int = 6, channels: int = 2) -> torch.Tensor:
     values = np.random.default_rng(0).integers(1, 256, (count, height, width, channels))
-    return torch.from_numpy(values.astype(np.uint8))  # no zero: what was filled in can be told apart
+    return torch.from_numpy(values.astype(np.uint8))  # no zero: what was filled in can be recognised
 
 
 def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: str) -> np.ndarray:
@@ -33,9 +33,10 @@ def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: 
 
 @pytest.mark.parametrize("fill", ["zeros", "reflect"])
 @pytest.mark.parametrize(("flip", "padding"), [("random", 0), ("none", 1), ("alternating", 2), ("random", 2)])
-def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: str, padding: int, fill: str) -> None:
-    images = pictures(600)
-    plan = Plan(seed=3, flip=flip, crop_padding=padding, crop_fill=fill)
+def test_all_allowed_flips_and_shifts_occur(flip: str, padding: int, fill: str) -> None:
+    """Every image is one allowed flip and shift, and each of them occurs."""
+    images = random_images(600)
+    plan = make_plan(seed=3, flip=flip, crop_padding=padding, crop_fill=fill)
     changed = augment(images, KEYS[:600], plan, epoch=2).numpy()
     span = range(-padding, padding + 1)
     allowed = [(down, across, mirrored) for down in span for across in span for mirrored in {False, flip != "none"}]
@@ -51,13 +52,14 @@ def test_every_image_is_one_allowed_flip_and_shift_and_every_one_occurs(flip: st
 
 
 def test_nothing_switched_on_changes_nothing() -> None:
-    images = pictures(4)
-    assert augment(images, KEYS[:4], Plan(flip="none", crop_padding=0), epoch=0) is images
+    images = random_images(4)
+    assert augment(images, KEYS[:4], make_plan(flip="none", crop_padding=0), epoch=0) is images
 
 
-def test_alternating_flips_show_every_image_both_ways_in_any_two_epochs() -> None:
-    images = pictures(200)
-    plan = Plan(flip="alternating", crop_padding=0, seed=5)
+def test_alternating_flips_show_both_sides_in_two_epochs() -> None:
+    """Any two epochs in a row show every image both ways."""
+    images = random_images(200)
+    plan = make_plan(flip="alternating", crop_padding=0, seed=5)
     shown = [augment(images, KEYS[:200], plan, epoch=epoch) for epoch in range(4)]
     for before, after in pairwise(shown):
         assert torch.equal(after, before.flip(2))
@@ -67,8 +69,8 @@ def test_alternating_flips_show_every_image_both_ways_in_any_two_epochs() -> Non
 
 @pytest.mark.parametrize("side", [1, 2, 3, 50])
 def test_cutout_blanks_one_square_that_may_hang_over_the_edge(side: int) -> None:
-    images = pictures(500)
-    plan = Plan(flip="none", crop_padding=0, cutout=side)
+    images = random_images(500)
+    plan = make_plan(flip="none", crop_padding=0, cutout=side)
     blank = (augment(images, KEYS[:500], plan, epoch=1) == 0).all(3).numpy()
     squares = set()
     for row in range(5):
@@ -77,12 +79,12 @@ def test_cutout_blanks_one_square_that_may_hang_over_the_edge(side: int) -> None
             top, left = row - side // 2, column - side // 2
             square[max(0, top) : max(0, top + side), max(0, left) : max(0, left + side)] = True
             squares.add(square.tobytes())
-    assert {one.tobytes() for one in blank} == squares
+    assert {each.tobytes() for each in blank} == squares
 
 
-def test_what_happens_to_a_sample_depends_on_seed_epoch_and_key_alone() -> None:
-    images, keys = pictures(64), KEYS[:64]
-    plan = Plan(seed=1, flip="random", crop_padding=2, cutout=2)
+def test_augmentation_depends_on_seed_epoch_and_key() -> None:
+    images, keys = random_images(64), KEYS[:64]
+    plan = make_plan(seed=1, flip="random", crop_padding=2, cutout=2)
     whole = augment(images, keys, plan, epoch=4)
     order = np.random.default_rng(1).permutation(64)
     moved = augment(images[order], keys[order], plan, epoch=4)
@@ -102,11 +104,11 @@ def test_a_sample_is_not_treated_alike_in_all_epochs() -> None:
 def test_bits_are_even_and_differ_between_samples() -> None:
     bits = sample_bits(KEYS, seed=0, epoch=0)
     assert len(np.unique(bits)) == len(KEYS)
-    ones = np.unpackbits(bits.view(np.uint8)).reshape(len(KEYS), 64).mean(0)
-    assert abs(ones - 0.5).max() < 0.025  # five standard errors of 10,000 tosses
+    items = np.unpackbits(bits.view(np.uint8)).reshape(len(KEYS), 64).mean(0)
+    assert abs(items - 0.5).max() < 0.025  # five standard errors of 10,000 tosses
 
 
-def test_labels_and_pictures_of_a_batch_stay_together(lab) -> None:
+def test_labels_and_images_of_a_batch_stay_together(lab) -> None:
     rows = np.array([17, 3, 29, 3])
     plain, labels = lab.train.batch(rows, torch.device("cpu"))
     changed, same_labels = lab.train.batch(rows, torch.device("cpu"), plan=lab.plan(crop_padding=0), epoch=1)
@@ -118,7 +120,8 @@ def test_labels_and_pictures_of_a_batch_stay_together(lab) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30, 1000])
-def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide(rows: int) -> None:
+def test_epoch_order_depends_on_seed_and_epoch(rows: int) -> None:
+    """The order is a permutation."""
     order = epoch_order(rows, seed=1, epoch=2)
     assert sorted(order) == list(range(rows))
     assert np.array_equal(order, epoch_order(rows, seed=1, epoch=2))
@@ -144,13 +147,13 @@ def test_an_epochs_steps_cover_every_row_once(rows: int, batch: int, expected: l
 
 def test_rows_come_from_the_shard_that_holds_them(lab) -> None:
     rows = np.array([29, 0, 10, 9, 20, 19, 0])
-    one, three = lab.split("train", 30), lab.split("train", 30, shards=3)
+    each, three = lab.split("train", 30), lab.split("train", 30, shards=3)
     assert len(three.shards) == 3
-    assert np.array_equal(three.gather(rows), one.gather(rows))
+    assert np.array_equal(three.gather(rows), each.gather(rows))
     assert np.array_equal(three.gather(rows), np.concatenate(three.shards)[rows])
 
 
-def test_a_feed_is_its_batches_one_by_one_ahead_of_the_taker_or_not(lab) -> None:
+def test_a_feed_yields_its_batches_with_or_without_prefetch(lab) -> None:
     pieces = [np.array([3, 1]), np.array([7]), np.arange(20, 28)]
     device, plan = torch.device("cpu"), lab.plan()
     one_by_one = [lab.train.batch(rows, device, plan=plan, epoch=2) for rows in pieces]
@@ -160,20 +163,20 @@ def test_a_feed_is_its_batches_one_by_one_ahead_of_the_taker_or_not(lab) -> None
             assert torch.equal(labels, expected_labels)
 
 
-def test_what_is_made_ahead_ends_with_its_taker_and_passes_errors_on() -> None:
-    made = []
+def test_prefetch_ends_with_its_consumer_and_raises_errors() -> None:
+    created = []
 
     def endless():
         number = 0
         while True:
-            made.append(number)
+            created.append(number)
             yield number
             number += 1
 
     taken = ahead(endless(), depth=2)
     assert [next(taken), next(taken)] == [0, 1]
     taken.close()
-    assert len(made) <= 6
+    assert len(created) <= 6
     assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
 
     def failing():
@@ -185,16 +188,16 @@ def test_what_is_made_ahead_ends_with_its_taker_and_passes_errors_on() -> None:
 
 
 def centres(side: int, count: int, *, epoch: int = 0) -> np.ndarray:
-    """Where the squares of one pixel are on images of `side` x 1 pixels."""
+    """Return the places of the squares of one pixel on images of `side` x 1 pixels."""
     keys = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    plan = Plan(flip="none", crop_padding=0, cutout=1)
+    plan = make_plan(flip="none", crop_padding=0, cutout=1)
     images = np.ones((1, side, 1, 1), np.uint8)
     parts = [torch.from_numpy(images.repeat(len(part), 0)) for part in np.array_split(keys, max(1, count * side >> 26))]
     shown = [
         augment(part, mine, plan, epoch=epoch)
         for part, mine in zip(parts, np.array_split(keys, len(parts)), strict=True)
     ]
-    return torch.cat([(one == 0).flatten(1).int().argmax(1) for one in shown]).numpy()
+    return torch.cat([(each == 0).flatten(1).int().argmax(1) for each in shown]).numpy()
 
 
 @pytest.mark.parametrize("side", [7, 28, 96, 224])
@@ -206,16 +209,16 @@ def test_a_cutout_is_as_likely_at_each_pixel(side: int) -> None:
 
 
 def test_a_cutout_reaches_every_part_of_a_large_image() -> None:
-    found = centres(6000, 3000)
-    assert found.max() > 5900
-    assert (found >= 4096).mean() == pytest.approx(1 - 4096 / 6000, abs=0.04)
+    actual = centres(6000, 3000)
+    assert actual.max() > 5900
+    assert (actual >= 4096).mean() == pytest.approx(1 - 4096 / 6000, abs=0.04)
 
 
-def test_cutouts_of_sides_that_are_powers_of_two_stay_where_they_were() -> None:
+def test_cutouts_for_powers_of_two_are_unchanged() -> None:
     """32 pixels, as CIFAR-10's: twelve of the sample's own bits, by hand."""
     keys = np.arange(500, dtype=np.uint64)
     bits = sample_bits(keys, seed=3, epoch=2)
     images = torch.ones(500, 32, 32, 1, dtype=torch.uint8)
-    blank = augment(images, keys, Plan(seed=3, flip="none", crop_padding=0, cutout=1), epoch=2)[..., 0] == 0
+    blank = augment(images, keys, make_plan(seed=3, flip="none", crop_padding=0, cutout=1), epoch=2)[..., 0] == 0
     expected = (bits >> np.uint64(40) & np.uint64(31)) * np.uint64(32) + (bits >> np.uint64(52) & np.uint64(31))
     assert blank.flatten(1).int().argmax(1).tolist() == expected.tolist()

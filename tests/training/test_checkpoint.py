@@ -31,8 +31,8 @@ def snapshot(step: int, *, score: tuple[float, ...] | None = None) -> Snapshot:
 
 def written(folder: Path, *snapshots: Snapshot, **keep: int) -> CheckpointStore:
     with CheckpointStore(folder, **keep) as store:
-        for one in snapshots:
-            store.put(one)
+        for item in snapshots:
+            store.put(item)
     return store
 
 
@@ -42,11 +42,11 @@ def steps(store: CheckpointStore) -> list[int]:
 
 def test_what_is_read_is_what_was_written(lab, tmp_path) -> None:
     store = written(tmp_path, snapshot(7, score=(0.5, -1.25, -1.0)))
-    path, found = store.newest()
+    path, result = store.newest()
     assert path.name == "step-000000000007.safetensors"
     expected = snapshot(7, score=(0.5, -1.25, -1.0))
-    assert (found.step, found.state, found.score) == (expected.step, expected.state, expected.score)
-    lab.assert_same(found.tensors, expected.tensors)
+    assert (result.step, result.state, result.score) == (expected.step, expected.state, expected.score)
+    lab.assert_same(result.tensors, expected.tensors)
     assert store.problems == []
 
 
@@ -76,22 +76,23 @@ def test_a_flipped_bit_anywhere_is_named_or_changes_nothing(lab, tmp_path) -> No
         altered[place] ^= 1 << chance.randrange(8)
         path.write_bytes(altered)
         try:
-            found = read_checkpoint(path)
+            result = read_checkpoint(path)
         except CheckpointError:
             continue
         harmless += 1
-        assert (found.step, found.state) == (expected.step, expected.state)
-        lab.assert_same(found.tensors, expected.tensors)
+        assert (result.step, result.state) == (expected.step, expected.state)
+        lab.assert_same(result.tensors, expected.tensors)
     assert harmless < 10
 
 
-def test_damaged_ones_are_set_aside_and_the_newest_good_one_is_used(tmp_path) -> None:
+def test_the_newest_undamaged_checkpoint_is_used(tmp_path) -> None:
+    """Damaged ones are renamed."""
     store = written(tmp_path, *(snapshot(step) for step in (1, 2, 3, 4)), keep_last=4)
     _, _, third, fourth = store.paths()
     third.write_bytes(b"")
     fourth.write_bytes(b"\xff" * 1000)
-    path, found = store.newest()
-    assert found.step == 2
+    path, result = store.newest()
+    assert result.step == 2
     assert path.name == "step-000000000002.safetensors"
     assert [str(name) in problem for name, problem in zip((fourth, third), store.problems, strict=True)] == [True, True]
     assert sorted(left.name for left in tmp_path.glob("*.damaged")) == [
@@ -100,7 +101,7 @@ def test_damaged_ones_are_set_aside_and_the_newest_good_one_is_used(tmp_path) ->
     ]
 
 
-def test_no_good_checkpoint_is_none_and_said(tmp_path) -> None:
+def test_without_a_good_checkpoint_newest_is_none(tmp_path) -> None:
     store = CheckpointStore(tmp_path)
     assert store.newest() is None
     (tmp_path / "step-000000000001.safetensors").write_bytes(b"no")
@@ -108,7 +109,7 @@ def test_no_good_checkpoint_is_none_and_said(tmp_path) -> None:
     assert len(store.problems) == 1
 
 
-def test_a_damaged_old_checkpoint_does_not_stop_the_writing_of_new_ones(tmp_path) -> None:
+def test_new_checkpoints_are_written_beside_a_damaged_one(tmp_path) -> None:
     (tmp_path / "step-000000000001.safetensors").write_bytes(b"\xff" * 100)  # claims a header of 2^64 bytes
     store = written(tmp_path, snapshot(2, score=(1.0,)), snapshot(3), snapshot(4))
     assert steps(store) == [2, 3, 4]
@@ -145,7 +146,8 @@ def test_stopping_at_an_epochs_end_keeps_the_epochs_score(lab) -> None:
     assert lab.store(plan).newest()[1].score is not None
 
 
-def test_a_checkpoint_is_json_and_raw_numbers_and_is_read_without_pickle(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_read_without_pickle(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is JSON and raw numbers."""
     plan = lab.plan()
     lab.stop_at(6, plan)
     content = lab.store(plan).paths()[-1].read_bytes()
@@ -166,7 +168,8 @@ def test_a_checkpoint_is_json_and_raw_numbers_and_is_read_without_pickle(lab, mo
     assert lab.run(plan).step == 12
 
 
-def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -> None:
+def test_training_continues_on_a_full_disk(lab) -> None:
+    """A message reports the error, and the last good checkpoint stays."""
     small = lab.root / "small"
     small.mkdir()
     mounted = (
@@ -193,7 +196,7 @@ def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -
         notices = [notice.text for notice in lab.every(events, Notice)]
         assert notices
         assert all("was not written ([Errno 28] No space left" in text for text in notices)
-        assert all("the last good one is step-" in text and "training goes on" in text for text in notices)
+        assert all("the last good one is step-" in text and "training continues" in text for text in notices)
         filler.unlink()
         assert store.newest() is not None
         assert not list(store.folder.glob(".draft-*"))
@@ -203,14 +206,14 @@ def test_a_full_disk_is_said_training_goes_on_and_the_last_good_one_stays(lab) -
 
 
 @pytest.mark.parametrize("step", [2, 7])
-def test_a_stop_without_room_for_its_checkpoint_says_where_it_continues(lab, step: int) -> None:
+def test_a_stop_on_a_full_disk_reports_its_checkpoint(lab, step: int) -> None:
     """A limit on file size makes the system refuse a checkpoint, as a full disk does."""
-    plan, asked = lab.plan(), iter(range(100))
+    plan, requested = lab.plan(), iter(range(100))
     store = lab.store(plan)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def stop() -> bool:
-        if next(asked) < step:
+        if next(requested) < step:
             return False
         store.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -226,7 +229,7 @@ def test_a_stop_without_room_for_its_checkpoint_says_where_it_continues(lab, ste
     assert lab.every(lab.events(plan), Started)[0].step == kept
 
 
-def test_what_a_checkpoint_has_behind_it_is_on_disk_before_the_checkpoint(tmp_path) -> None:
+def test_before_write_runs_before_the_checkpoint_is_written(tmp_path) -> None:
     seen: list[list[int]] = []
     with CheckpointStore(tmp_path) as store:
         store.before_write = lambda: seen.append(steps(store))

@@ -77,7 +77,7 @@ def _link_a_package_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "reported"),
     [
         (_change_weights, "changed: model.safetensors"),
         (_change_spec, "changed: model.json"),
@@ -87,13 +87,11 @@ def _link_a_package_in(folder: Path) -> None:
         (_link_a_package_in, "added: code/marking/__init__.py"),
     ],
 )
-def test_what_is_not_as_it_was_stored_is_named_and_nothing_runs(
-    copy: Path, harm: Callable[[Path], None], told: str
-) -> None:
+def test_a_changed_file_is_reported_and_nothing_runs(copy: Path, harm: Callable[[Path], None], reported: str) -> None:
     harm(copy)
-    with pytest.raises(TrainingError, match=told) as refusal:
+    with pytest.raises(TrainingError, match=reported) as refusal:
         load_model(copy)
-    assert "nothing was loaded; restore" in str(refusal.value)
+    assert "nothing was loaded. Fix: restore" in str(refusal.value)
     assert not (copy / "code" / "ran").exists()
 
 

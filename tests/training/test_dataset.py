@@ -1,4 +1,4 @@
-"""A user's own Dataset, read for training: the same bits from any number of workers, and every trouble in words.
+"""A user's own Dataset, read for training: the same bits from any number of workers, and a message for every problem.
 
 The truth is the Dataset itself, called by hand after seeding by hand.
 """
@@ -23,10 +23,11 @@ import torch
 from ratchet.data.ingest import ingest
 from ratchet.errors import TrainingError
 from ratchet.settings.model import DataSettings
-from ratchet.training import CheckpointStore, Finished, Plan, Started, Stopped, Trouble, fit
+from ratchet.training import CheckpointStore, Finished, Started, Stopped, TrainingInputs, Trouble, fit
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
+from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
 ROWS = {"train": 30, "validation": 12, "test": 12}
@@ -146,13 +147,13 @@ def together(split: DatasetSplit, size: int, **how: Any) -> torch.Tensor:
     return torch.cat([images for images, _ in split.feed(pieces(size), CPU, **how)])
 
 
-def test_every_sample_is_what_the_dataset_gives_after_seeding_by_seed_epoch_and_key(home: Home) -> None:
+def test_every_sample_is_seeded_by_seed_epoch_and_key(home: Home) -> None:
     split = home.ingest(MODULE).open()
     namespace: dict[str, Any] = {"__file__": str(home.root / "own.py")}
     exec(MODULE, namespace)
     dataset = namespace["photos"]("train")
     bits = sample_bits(split.keys, seed=5, epoch=3).tolist()
-    plan = Plan(seed=5, flip="none", crop_padding=0)
+    plan = make_plan(seed=5, flip="none", crop_padding=0)
     images, labels = split.batch(np.arange(30), CPU, plan=plan, epoch=3)
     for row in range(30):
         random.seed(bits[row])
@@ -164,10 +165,11 @@ def test_every_sample_is_what_the_dataset_gives_after_seeding_by_seed_epoch_and_
 
 
 @pytest.mark.parametrize("source", [MODULE, UINT8, MEAN])
-def test_the_bits_are_the_same_from_any_number_of_workers_and_in_batches_of_any_size(home: Home, source: str) -> None:
+def test_samples_do_not_depend_on_workers_or_batch_size(home: Home, source: str) -> None:
+    """All bits are equal."""
     torch.set_num_threads(2)  # put back by the room; a worker has one
     home.ingest(source)
-    plan = Plan(seed=3, flip="random", crop_padding=2, cutout=2)
+    plan = make_plan(seed=3, flip="random", crop_padding=2, cutout=2)
     for epoch in (0, 1):
         expected = together(home.open(), 30, plan=plan, epoch=epoch)
         for workers, size in ((0, 4), (1, 7), (4, 4)):
@@ -175,23 +177,24 @@ def test_the_bits_are_the_same_from_any_number_of_workers_and_in_batches_of_any_
     assert expected.dtype == (torch.uint8 if source == UINT8 else torch.float32)
 
 
-def test_another_epoch_or_seed_gives_other_samples_and_no_plan_always_the_same(home: Home) -> None:
+def test_samples_depend_on_epoch_and_seed(home: Home) -> None:
+    """Without a plan they are always the same."""
     split = home.ingest(MODULE).open()
-    plan = Plan(flip="none", crop_padding=0)
+    plan = make_plan(flip="none", crop_padding=0)
     first = together(split, 10, plan=plan, epoch=1)
     assert not (first == together(split, 10, plan=plan, epoch=2)).flatten(1).any(1).any()
-    assert not (first == together(split, 10, plan=Plan(seed=1, flip="none", crop_padding=0), epoch=1)).all()
+    assert not (first == together(split, 10, plan=make_plan(seed=1, flip="none", crop_padding=0), epoch=1)).all()
     assert torch.equal(together(split, 10), together(split, 30))
 
 
 def test_augmentation_is_done_to_whole_batches_of_either_type(home: Home) -> None:
     for source in (MODULE, UINT8):
         split = home.ingest(source).open()
-        plain = together(split, 10, plan=Plan(flip="none", crop_padding=0))
-        flipped = together(split, 10, plan=Plan(flip="random", crop_padding=0))
-        mirrored = [not torch.equal(one, other) for one, other in zip(plain, flipped, strict=True)]
+        plain = together(split, 10, plan=make_plan(flip="none", crop_padding=0))
+        flipped = together(split, 10, plan=make_plan(flip="random", crop_padding=0))
+        mirrored = [not torch.equal(item, other) for item, other in zip(plain, flipped, strict=True)]
         assert 5 < sum(mirrored) < 25
-        expected = [one.flip(2) if turned else one for one, turned in zip(plain, mirrored, strict=True)]
+        expected = [item.flip(2) if turned else item for item, turned in zip(plain, mirrored, strict=True)]
         assert torch.equal(flipped, torch.stack(expected))
 
 
@@ -211,11 +214,12 @@ def test_only_what_is_asked_for_is_read(home: Home, workers: int) -> None:
     assert {row for _, row, _ in home.read()} == set(np.concatenate(pieces(4)[5:]).tolist())
 
 
-def test_workers_are_processes_of_their_own_that_stay_from_epoch_to_epoch_until_closed(home: Home) -> None:
+def test_workers_stay_until_closed(home: Home) -> None:
+    """They are separate processes, the same in all epochs."""
     split = home.ingest(MODULE).open(workers=2)
     by_epoch = []
     for epoch in range(3):
-        together(split, 3, plan=Plan(), epoch=epoch)
+        together(split, 3, plan=make_plan(), epoch=epoch)
         by_epoch.append({process for _, _, process in home.read()})
     assert by_epoch[0] == by_epoch[1] == by_epoch[2]
     assert len(by_epoch[0]) == 2
@@ -226,12 +230,12 @@ def test_workers_are_processes_of_their_own_that_stay_from_epoch_to_epoch_until_
 
 def test_a_feed_left_half_read_does_not_disturb_the_next(home: Home) -> None:
     split = home.ingest(MODULE).open(workers=2)
-    expected = together(split, 4, plan=Plan(), epoch=1)
+    expected = together(split, 4, plan=make_plan(), epoch=1)
     for taken in (1, 3):
-        left = split.feed(pieces(4), CPU, plan=Plan(), epoch=0)
+        left = split.feed(pieces(4), CPU, plan=make_plan(), epoch=0)
         for _ in range(taken):
             next(left)
-        assert torch.equal(together(split, 4, plan=Plan(), epoch=1), expected)
+        assert torch.equal(together(split, 4, plan=make_plan(), epoch=1), expected)
 
 
 def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
@@ -266,21 +270,20 @@ NO_LONGER_GOOD = [
         "return torch.nested.nested_tensor([image[0]], layout=torch.jagged), label",
         r"train-7 .*not-a-sample: an image that is a nested tensor",
     ),
-    ("return image, 2", r"sample 7 of split train has label 2 and had 1 when it was ingested: ingest again"),
+    ("return image, 2", r"sample 7 of split train has label 2, but had 1 when it was ingested.*ingests the data again"),
 ]
-DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*: the same command continues")
+DEADLY = ("os._exit(3)", r"a worker process of training.workers ended .*the same command, which continues")
 
 
 @pytest.mark.parametrize(
-    ("line", "words", "workers"),
+    ("line", "problem", "workers"),
     [*((*case, workers) for case in NO_LONGER_GOOD for workers in (0, 2)), (*DEADLY, 2)],
 )
-def test_a_sample_that_is_no_longer_good_ends_training_in_words(
-    home: Home, line: str, words: str, workers: int
-) -> None:
+def test_a_sample_that_became_bad_ends_training(home: Home, line: str, problem: str, workers: int) -> None:
+    """The error is one line that names the sample."""
     home.ingest(MODULE).change(line)
     split = home.open(workers=workers)
-    with pytest.raises(TrainingError, match=words) as refusal:
+    with pytest.raises(TrainingError, match=problem) as refusal:
         together(split, 4)
     assert "\n" not in str(refusal.value)
 
@@ -291,14 +294,15 @@ def later(line: str, *, split: str = "train") -> str:
     return f'{image}        if self.split == "{split}" and row == 7:\n            {line}\n'
 
 
-def test_data_or_code_that_changed_since_ingest_is_refused_before_anything_is_read(home: Home) -> None:
+def test_data_or_code_changed_since_ingest_is_refused(home: Home) -> None:
+    """Nothing is read before."""
     home.ingest(MODULE)
     home.write(MODULE + "# another word\n")
-    with pytest.raises(TrainingError, match=r"data.code: own.py is not as it was when the data was ingested"):
+    with pytest.raises(TrainingError, match=r"data.code: own.py changed since the data was ingested"):
         home.open()
     home.write(MODULE.replace('"train": 30', '"train": 31'))
     home.pretend_ingested()
-    with pytest.raises(TrainingError, match=r"own:photos\('train'\) has 31 samples and had 30"):
+    with pytest.raises(TrainingError, match=r"own:photos\('train'\) has 31 samples, but had 30"):
         home.open()
     home.write(MODULE)
     home.pretend_ingested()
@@ -328,12 +332,14 @@ def test_resumed_run_equals_uninterrupted_run_with_another_number_of_workers(
     def run(name: str, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Any]:
         lab.train, lab.validation = home.open("train", workers=workers), home.open("validation", workers=workers)
         store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-        events = fit(lab.train, lab.validation, lab.spec, plan, store=store, identity={"data": "d"}, stop=stop)
+        events = fit(
+            TrainingInputs(lab.train, lab.validation, lab.spec, plan, identity={"data": "d"}), store=store, stop=stop
+        )
         return list(events)
 
     whole = run("whole", 0)[-1]
-    asked = iter(range(100))
-    assert isinstance(run("halved", before, lambda: next(asked) == 2)[-1], Stopped)
+    requested = iter(range(100))
+    assert isinstance(run("halved", before, lambda: next(requested) == 2)[-1], Stopped)
     home.read()
     resumed = run("halved", after)[-1]
     assert isinstance(whole, Finished)
@@ -385,7 +391,8 @@ def test_no_worker_outlives_a_killed_parent(home: Home, tmp_path: Path, number: 
     assert not psutil.wait_procs(below)[1]
 
 
-def test_a_signal_to_the_whole_group_leaves_the_workers_to_their_parent(home: Home) -> None:
+def test_workers_survive_a_signal_to_the_process_group(home: Home) -> None:
+    """Only their parent ends them."""
     split = home.ingest(MODULE).open(workers=2)
     expected = together(split, 3)
     for process in {process for _, _, process in home.read()}:
@@ -421,11 +428,13 @@ def fitted(home: Home, lab: Any, name: str, *, workers: int = 0, timeout: float 
     lab.spec = lab.make_spec(classes=3)
     train, validation = (home.open(split, workers=workers, sample_timeout=timeout) for split in ("train", "validation"))
     store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-    return fit(train, validation, lab.spec, lab.plan(epochs=2), store=store, identity={"data": "d"}, **how)
+    inputs = TrainingInputs(train, validation, lab.spec, lab.plan(epochs=2), identity={"data": "d"})
+    return fit(inputs, store=store, **how)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_sample_that_is_not_finite_is_named_and_nothing_is_rolled_back(home: Home, lab: Any, split: str) -> None:
+def test_a_sample_that_is_not_finite_is_reported(home: Home, lab: Any, split: str) -> None:
+    """Nothing is rolled back."""
     home.ingest(MODULE).change("image[0, 0, 0] = torch.inf", split=split)
     home.write((home.root / "own.py").read_text().replace("image = torch.rand(1, 8, 8) *", "image = image *"))
     home.pretend_ingested()
@@ -492,7 +501,6 @@ import numpy as np, torch
 from ratchet.training import interrupt
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.interrupt import Interrupted
-from ratchet.training.interrupt import Interrupted
 from tasks.stopping import on_request
 
 interrupt._LAST = 0.5
@@ -500,7 +508,7 @@ packed = Path(sys.argv[1])
 manifest = json.loads((packed / "manifest.json").read_text())
 split = DatasetSplit.open_rows(packed, "train", manifest, sample_timeout=float(sys.argv[2]))
 with on_request() as stop:
-    split.answer(stop)
+    split.interrupt_on(stop)
     try:
         split.batch(np.arange(30), torch.device("cpu"))
     except Interrupted:
@@ -517,14 +525,15 @@ def hung(home: Home, timeout: float) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def test_sigterm_is_answered_while_this_process_reads_a_sample_that_hangs(home: Home) -> None:
+def test_sigterm_interrupts_a_sample_that_hangs(home: Home) -> None:
+    """The sample is read by this process."""
     home.ingest(MODULE).change(HANG)
     process = hung(home, 0.0)
     while process.poll() is None and not (home.root / "hangs").exists():
         time.sleep(0.01)
     process.terminate()
-    _, said = process.communicate()
-    assert (process.returncode, said) == (1, "left in good order\n")
+    _, message = process.communicate()
+    assert (process.returncode, message) == (1, "left in good order\n")
 
 
 DEADLOCK = """
@@ -534,16 +543,17 @@ DEADLOCK = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="locks a mutex of glibc's twice")
-def test_code_that_no_signal_interrupts_ends_the_process_with_the_samples_name(home: Home) -> None:
+def test_uninterruptible_code_ends_the_process(home: Home) -> None:
+    """The message names the sample."""
     home.ingest(MODULE)
     home.write(MODULE.replace("        label = row % 3\n", DEADLOCK + "        label = row % 3\n"))
     home.pretend_ingested()
     process = hung(home, 2.0)
-    _, said = process.communicate()
+    _, message = process.communicate()
     assert process.returncode == 1
-    assert "sample train-0 of split train was not read within 2 s" in said
-    assert "its code cannot be interrupted: this process ends now" in said
-    assert "Traceback" not in said
+    assert "sample train-0 of split train was not read within 2 s" in message
+    assert "Its code cannot be interrupted, so this process ends now" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("place", ["def photos(split):\n", "import torch\n"])
@@ -580,20 +590,20 @@ def test_the_time_that_a_run_is_suspended_does_not_count(home: Home, tmp_path: P
     while process.poll() is None and not (home.root / "hangs").exists():
         time.sleep(0.01)
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in family:
-        one.suspend()
+    for item in family:
+        item.suspend()
     time.sleep(4)
-    for one in family:
-        one.resume()
-    said, _ = process.communicate()
-    assert (process.returncode, said) == (0, "30\n")
+    for item in family:
+        item.resume()
+    message, _ = process.communicate()
+    assert (process.returncode, message) == (0, "30\n")
 
 
-def test_worker_that_dies_after_a_request_to_stop_is_no_error(home: Home) -> None:
+def test_worker_death_after_a_stop_request_is_no_error(home: Home) -> None:
     """A signal to the whole process group may end a worker whose Dataset sets its own handlers."""
     home.ingest(MODULE).change("os._exit(3)")
     split = home.open(workers=1)
-    split.answer(lambda: True)
+    split.interrupt_on(lambda: True)
     with pytest.raises(Interrupted):
         together(split, 4)
 

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, Plan, Split
+from ratchet.training import ModelSpec, Split
 from ratchet.training.determinism import explained, nondeterministic_layers, require_deterministic
 from ratchet.training.models import Classifier
+from tests.training.conftest import make_plan
 
 SIDE = 8
 SPEC = ModelSpec("net", ("a", "b"), 3, SIDE, SIDE, (127.0,) * 3, (60.0,) * 3)
@@ -69,9 +70,9 @@ class Lambda(nn.Module):
 )
 def test_layer_without_deterministic_backward_is_named(layer: nn.Module, operation: str, instead: str) -> None:
     model = Classifier(Net(layer), SPEC)
-    (found,) = nondeterministic_layers(model, IMAGES)
-    assert (found.layer, found.operation) == ("body.2", operation)
-    assert instead in found.instead
+    (result,) = nondeterministic_layers(model, IMAGES)
+    assert (result.layer, result.operation) == ("body.2", operation)
+    assert instead in result.instead
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,8 @@ def test_safe_layer_is_not_refused(layer: nn.Module) -> None:
 
 def test_error_of_pytorch_names_layer_and_fix() -> None:
     model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
-    told, fix = explained(RuntimeError(PYTORCH_SAYS), model, IMAGES) or ("", "")
-    assert "layer body.2 (AdaptiveAvgPool2D) has no deterministic backward pass on CUDA" in told
+    reported, fix = explained(RuntimeError(PYTORCH_SAYS), model, IMAGES) or ("", "")
+    assert "layer body.2 (AdaptiveAvgPool2D) has no deterministic backward pass on CUDA" in reported
     assert fix.startswith("use x.mean((2, 3)) or nn.AdaptiveAvgPool2d(1)")
     assert "training.deterministic to false" in fix
     assert explained(RuntimeError("shapes differ"), model, IMAGES) is None
@@ -105,8 +106,8 @@ def test_error_of_pytorch_names_layer_and_fix() -> None:
 
 def test_unknown_operation_is_named_as_pytorch_names_it() -> None:
     """The list of operations may be shorter than the one of a later PyTorch."""
-    told, _ = explained(RuntimeError(PYTORCH_SAYS), Classifier(Net(nn.Identity()), SPEC), IMAGES) or ("", "")
-    assert "an operation (adaptive_avg_pool2d_backward_cuda)" in told
+    reported, _ = explained(RuntimeError(PYTORCH_SAYS), Classifier(Net(nn.Identity()), SPEC), IMAGES) or ("", "")
+    assert "an operation (adaptive_avg_pool2d_backward_cuda)" in reported
 
 
 def split() -> Split:
@@ -116,7 +117,7 @@ def split() -> Split:
 
 def test_nothing_is_tried_on_a_cpu() -> None:
     model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
-    require_deterministic(model, split(), Plan(deterministic=True), torch.device("cpu"))
+    require_deterministic(model, split(), make_plan(deterministic=True), torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -128,7 +129,7 @@ def test_cuda_training_is_refused_before_its_first_step() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(TrainingError, match=r"layer body\.2"):
-            require_deterministic(model, split(), Plan(deterministic=True), device)
+            require_deterministic(model, split(), make_plan(deterministic=True), device)
     finally:
         torch.use_deterministic_algorithms(False)
 

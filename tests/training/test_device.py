@@ -1,4 +1,4 @@
-"""What is asked of the machine."""
+"""Use of the machine: memory and threads."""
 
 import ctypes
 import subprocess
@@ -28,13 +28,13 @@ print(faults() - before)
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc"
 )
-def test_memory_that_is_freed_is_not_cleared_again_by_the_kernel() -> None:
-    told = {}
+def test_freed_memory_is_not_cleared_by_the_kernel() -> None:
+    reported = {}
     for kept in (False, True):
         command = [sys.executable, "-c", _FAULTS.format(kept=kept)]
-        told[kept] = int(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert told[True] < 100
-    assert told[False] > 100 * max(told[True], 1)  # else there was nothing to gain
+        reported[kept] = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert reported[True] < 100
+    assert reported[False] > 100 * max(reported[True], 1)  # else there was nothing to gain
 
 
 _TEAMS = """
@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as folder, CheckpointStore(Path(folder)) as s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads in /proc")
-def test_the_thread_that_writes_checkpoints_is_the_only_one_they_add() -> None:
+def test_checkpoints_add_only_one_thread() -> None:
     """A team of OpenMP threads of its own would make the training thread's sleep where it spins."""
     done = subprocess.run([sys.executable, "-c", _TEAMS], capture_output=True, check=True, text=True)
     assert int(done.stdout) == 1

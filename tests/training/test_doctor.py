@@ -20,6 +20,7 @@ from ratchet.training import ModelSpec, Plan, Split, build, open_split
 from ratchet.training.doctor import Finding, examine, resources
 from ratchet.training.doctor.resources import examine_memory
 from ratchet.training.models import Classifier
+from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
 SIDE = 8
@@ -229,7 +230,7 @@ def split(name: str, rows: int, *, first: int, labels: Any = None, side: int = S
 
 TRAIN, VALIDATION = split("train", 96, first=0), split("validation", 24, first=1000)
 SPEC = ModelSpec("convnet", ("dark", "grey", "light"), 1, SIDE, SIDE, (120.0,), (60.0,))
-PLAN = Plan(epochs=10, batch_size=16, device="cpu", precision="fp32")
+PLAN = make_plan(epochs=10, batch_size=16, device="cpu", precision="fp32")
 
 
 @pytest.fixture
@@ -564,6 +565,6 @@ def examined(name: str, side: int, seed: int, folder: Path) -> list[Finding]:
         with torch.no_grad():
             model.network.initialise(model.normalised(train.batch(np.arange(96), CPU)[0]))
     return examine(
-        train, validation, spec, Plan(seed=seed, device="cpu"), model=model, device=CPU, precision="fp32",
+        train, validation, spec, make_plan(seed=seed, device="cpu"), model=model, device=CPU, precision="fp32",
         pretrained=None, checkpoints=folder,
     )  # fmt: skip

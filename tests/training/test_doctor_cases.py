@@ -17,16 +17,18 @@ from torch.nn import functional
 from ratchet.errors import TrainingError
 from ratchet.training import ModelSpec, Plan, Split
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
-from ratchet.training.custom_samples import Factory, Reader
+from ratchet.training.custom_samples import Factory
 from ratchet.training.doctor import Finding, examine
 from ratchet.training.doctor.agreement import Looked, examine_shortcuts
 from ratchet.training.doctor.sample_checks import examine_rows
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
+from ratchet.training.sample_reader import Reader
+from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
 CLASSES = tuple(f"class {number}" for number in range(10))
-PLAN = Plan(epochs=10, batch_size=64, device="cpu", precision="fp32")
+PLAN = make_plan(epochs=10, batch_size=64, device="cpu", precision="fp32")
 SPEC = ModelSpec("net", CLASSES, 3, 16, 16, (127.0,) * 3, (60.0,) * 3)
 
 

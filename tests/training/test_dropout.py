@@ -9,7 +9,7 @@ from ratchet.training.models.dropout import Dropout
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_activation_falls_with_probability_p_and_the_rest_keep_the_mean(p: float, dtype: torch.dtype) -> None:
+def test_dropout_has_probability_p_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     out = Dropout(p)(torch.ones(1001, 1003, dtype=dtype))
     assert out.dtype == dtype

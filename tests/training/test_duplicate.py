@@ -95,7 +95,7 @@ def test_average_of_a_model_with_a_compiled_method_is_measured(lab: Any, monkeyp
 
     expected: Finished = lab.run(lab.plan(ema_decay=0.99), name="plain")
     monkeypatch.setitem(models._OWN, "tiny", Compiled)
-    found: Finished = lab.run(lab.plan(ema_decay=0.99), name="compiled")
-    assert [epoch["validation/loss"] for epoch in found.history] == pytest.approx(
+    result: Finished = lab.run(lab.plan(ema_decay=0.99), name="compiled")
+    assert [epoch["validation/loss"] for epoch in result.history] == pytest.approx(
         [epoch["validation/loss"] for epoch in expected.history], rel=1e-5
     )

@@ -15,7 +15,7 @@ def net(*, channels: int = 3, size: int = 32, classes: int = 10) -> FastNet:
 
 
 def photos(count: int, *, channels: int = 3, size: int = 16) -> torch.Tensor:
-    """Pictures whose neighbouring pixels and channels go together, as in photographs."""
+    """Images whose neighbouring pixels and channels are correlated, as in photographs."""
     noise = torch.randn(count, channels, size + 2, size + 2, generator=torch.Generator().manual_seed(3))
     smooth = functional.avg_pool2d(noise, 3, stride=1) * 3
     return smooth + smooth.mean(dim=1, keepdim=True)
@@ -55,14 +55,14 @@ def test_first_layer_whitens_the_patches_it_was_computed_from(channels: int) -> 
     assert not torch.allclose(before, torch.eye(filters), atol=0.5)
     model.initialise(images)
     after = second_moments(functional.conv2d(images, model.whitening))
-    one = torch.eye(filters)
+    each = torch.eye(filters)
     torch.testing.assert_close(
-        after, torch.cat([torch.cat([one, -one]), torch.cat([-one, one])], dim=1), atol=0.02, rtol=0
+        after, torch.cat([torch.cat([each, -each]), torch.cat([-each, each])], dim=1), atol=0.02, rtol=0
     )
 
 
 def test_a_direction_without_variance_is_not_blown_up() -> None:
-    """Grey pictures in three channels: most directions of a patch are empty, and stay nearly so."""
+    """For grey images in three channels most directions of a patch stay nearly empty."""
     images = photos(100)[:, :1].expand(-1, 3, -1, -1)
     model = net()
     model.initialise(images)
@@ -79,7 +79,7 @@ def test_initialising_again_from_the_same_images_gives_the_same_weights() -> Non
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
 
 
-def test_no_optimizer_sees_the_whitening_and_a_saved_model_has_it() -> None:
+def test_whitening_is_saved_but_never_optimized() -> None:
     model = net()
     assert "whitening" not in dict(model.named_parameters())
     assert "whitening" in model.state_dict()
@@ -91,7 +91,8 @@ def test_norms_have_a_bias_and_no_scale() -> None:
     assert all(norm.weight is None and norm.bias is not None for norm in norms)
 
 
-def test_convolutions_begin_by_handing_their_inputs_on_with_filters_of_norm_one() -> None:
+def test_initial_convolutions_pass_their_inputs_through() -> None:
+    """Their filters have norm one."""
     images = torch.rand(2, 24, 9, 9)
     convolution = net().groups[0].first
     handed_on = convolution(images)[:, :24]

@@ -46,7 +46,9 @@ import torch
 from safetensors.torch import save_file
 
 from ratchet.errors import TrainingError
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, Started, Trouble, fit, loop
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import CheckpointStore, Finished, ModelSpec, Split, Started, Trouble, TrainingInputs, fit, loop
+from tasks.training_job import make_plan
 
 if sys.argv[4] == "given back":  # pieces kept of freed memory lie by chance, and so do the refusals then
     loop.keep_freed_memory = lambda device: None
@@ -60,9 +62,12 @@ train, validation = (
 )
 own = {"factory": "wide:net", "code": "wide.py", "root": str(root)}
 spec = ModelSpec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), **own)
-plan = Plan(epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01)
+settings = TrainingSettings(
+    epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01
+)
+plan = make_plan(settings, seed=0)
 try:
-    for event in fit(train, validation, spec, plan, store=CheckpointStore(root / sys.argv[2]), identity={}):
+    for event in fit(TrainingInputs(train, validation, spec, plan), store=CheckpointStore(root / sys.argv[2])):
         if isinstance(event, Started) and mebibytes:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + mebibytes * 2**20
@@ -86,7 +91,7 @@ def train_in(
     (root / "wide.py").write_text(WIDE)
     return subprocess.run(
         [sys.executable, "-c", LIMITED, str(root), str(accumulation), str(mebibytes), freed],
-        # glibc keeps what it has been given back, in pieces, unless it is told to take every large one from the system.
+        # glibc keeps freed memory in pieces, unless it takes every large block from the system.
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -95,15 +100,16 @@ def train_in(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
-def test_a_batch_too_large_for_memory_is_split_until_it_fits_and_the_result_is_the_same(tmp_path) -> None:
+def test_a_batch_too_large_for_memory_is_split(tmp_path) -> None:
+    """It is split until it fits, and the result is the same."""
     limited = train_in(32, tmp_path, accumulation=1)
     assert limited.returncode == 0, limited.stderr
-    told = [json.loads(line) for line in limited.stdout.splitlines()]
-    assert told
-    assert [(step, kind) for step, kind, _ in told] == [(0, "out of memory")] * len(told)
-    assert "memory did not suffice for a micro-batch of 16 at step 1: going on with 8" in told[0][2]
-    pieces = 2 ** len(told)
-    assert f"training.accumulation={pieces} begins so" in told[-1][2]
+    reported = [json.loads(line) for line in limited.stdout.splitlines()]
+    assert reported
+    assert [(step, kind) for step, kind, _ in reported] == [(0, "out of memory")] * len(reported)
+    assert "not enough memory for a micro-batch of 16 at step 1: continuing with 8" in reported[0][2]
+    pieces = 2 ** len(reported)
+    assert f"`ratchet set training.accumulation={pieces}`" in reported[-1][2]
 
     ample = train_in(0, tmp_path, accumulation=pieces)
     assert (ample.returncode, ample.stdout) == (0, "")
@@ -114,7 +120,8 @@ def test_a_batch_too_large_for_memory_is_split_until_it_fits_and_the_result_is_t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
-def test_with_freed_memory_kept_a_batch_is_split_when_it_must_be_and_the_result_is_the_same(tmp_path) -> None:
+def test_a_batch_is_split_with_freed_memory_kept(tmp_path) -> None:
+    """The result is the same."""
     limited = train_in(32, tmp_path, accumulation=1, freed="kept")
     assert limited.returncode == 0, limited.stderr
     assert {json.loads(line)[1] for line in limited.stdout.splitlines()} == {"out of memory"}
@@ -126,24 +133,23 @@ def test_with_freed_memory_kept_a_batch_is_split_when_it_must_be_and_the_result_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
-def test_memory_too_small_for_one_sample_ends_with_one_sentence_and_the_way_out(tmp_path) -> None:
+def test_memory_too_small_for_one_sample_is_an_error(tmp_path) -> None:
+    """The message is one line with the fix."""
     done = train_in(2, tmp_path, accumulation=1)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "memory does not suffice for one sample at step 1" in done.stderr
+    assert "not enough memory for one sample at step 1" in done.stderr
     assert "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model" in done.stderr
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_memory_that_runs_out_while_the_optimizer_makes_its_state_leaves_nothing_half_made(
-    lab, monkeypatch, optimizer: str
-) -> None:
+def test_memory_error_in_the_optimizer_changes_no_state(lab, monkeypatch, optimizer: str) -> None:
     """On a GPU the state is made at the first step, on top of all gradients; here the third tensor of it fails once."""
-    made, zeros = [], torch.zeros_like
+    created, zeros = [], torch.zeros_like
 
     def scarce(*args, **kwargs):
-        made.append(args)
-        if len(made) == 3:
+        created.append(args)
+        if len(created) == 3:
             raise torch.OutOfMemoryError("no memory for the optimizer's state")
         return zeros(*args, **kwargs)
 
@@ -189,12 +195,13 @@ def plan_of(lab, **changes):
     return lab.plan(**{**settings, "rollback_factor": 0.01, **changes})
 
 
-def told(lab, events) -> list[tuple[int, int, dict[str, float]]]:
+def reported(lab, events) -> list[tuple[int, int, dict[str, float]]]:
     """Every point as the journal knows it: step, attempt, values."""
     return [(point.step, point.attempt, point.values) for point in lab.every(events, Points)]
 
 
-def test_a_loss_broken_once_sends_the_run_back_to_its_checkpoint_with_a_lower_rate(lab, monkeypatch) -> None:
+def test_a_loss_not_finite_once_causes_one_rollback(lab, monkeypatch) -> None:
+    """The run returns to its checkpoint with a lower rate."""
     net(lab, monkeypatch, Faulty)
     monkeypatch.setattr(Faulty, "steps", 0)
     events = list(lab.events(plan_of(lab, rollback_factor=0.5, best="validation/loss")))
@@ -202,7 +209,7 @@ def test_a_loss_broken_once_sends_the_run_back_to_its_checkpoint_with_a_lower_ra
     assert (trouble.step, trouble.kind) == (6, "not finite")
     assert "the loss is nan at step 6 (epoch 2, learning rate 0.05): back to step 4" in trouble.text
     assert "0.5 times the learning rate (return 1 of 3 that training.max_rollbacks allows)" in trouble.text
-    points = told(lab, events)
+    points = reported(lab, events)
     assert [(step, attempt) for step, attempt, _ in points] == [
         *((step, 0) for step in range(1, 6)), *((step, 1) for step in range(5, 13)),
     ]  # fmt: skip
@@ -215,7 +222,8 @@ def test_a_loss_broken_once_sends_the_run_back_to_its_checkpoint_with_a_lower_ra
     assert all(math.isfinite(value) for row in finished.history for value in row.values())
 
 
-def test_a_checkpoint_that_leads_to_the_fault_again_is_given_up_for_the_one_before_it(lab, monkeypatch) -> None:
+def test_a_second_rollback_uses_the_checkpoint_before(lab, monkeypatch) -> None:
+    """A checkpoint that leads to the fault again is deleted."""
     net(lab, monkeypatch, Fragile)
     events = list(lab.events(plan_of(lab)))
     assert [trouble.text.partition(": ")[2][:14] for trouble in lab.every(events, Trouble)] == [
@@ -225,11 +233,12 @@ def test_a_checkpoint_that_leads_to_the_fault_again_is_given_up_for_the_one_befo
     assert [row["train/learning_rate"] for row in events[-1].history] == pytest.approx([0.05, 5e-6, 5e-6])
 
 
-def test_a_fault_before_the_first_checkpoint_begins_the_run_anew_with_the_same_weights(lab, monkeypatch) -> None:
+def test_a_fault_before_the_first_checkpoint_restarts_the_run(lab, monkeypatch) -> None:
+    """It starts with the same weights."""
     net(lab, monkeypatch, Fragile)
     events = list(lab.events(plan_of(lab, checkpoint_steps=0, learning_rate=0.5)))
     assert "back to step 0" in lab.every(events, Trouble)[0].text
-    points = told(lab, events)
+    points = reported(lab, events)
     again = [values for step, attempt, values in points if step == 1]
     assert len(again) == 2
     assert again[0]["step/loss"] == again[1]["step/loss"]
@@ -237,7 +246,8 @@ def test_a_fault_before_the_first_checkpoint_begins_the_run_anew_with_the_same_w
 
 
 @pytest.mark.parametrize("returns", [0, 2])
-def test_a_fault_that_stays_ends_the_run_with_the_rows_of_its_batch(lab, monkeypatch, returns: int) -> None:
+def test_a_permanent_fault_ends_the_run(lab, monkeypatch, returns: int) -> None:
+    """The error has the rows of the batch."""
     net(lab, monkeypatch, Fragile)
     events = []
     with pytest.raises(NotFinite, match=r"the loss is nan at step 7 .*lower training\.learning_rate") as refused:
@@ -247,11 +257,12 @@ def test_a_fault_that_stays_ends_the_run_with_the_rows_of_its_batch(lab, monkeyp
     assert refused.value.rows == tuple(order[16:24])
 
 
-def test_a_run_that_went_back_and_was_cut_off_anywhere_ends_as_the_one_that_only_went_back(lab, monkeypatch) -> None:
+def test_a_rolled_back_run_resumes_exactly(lab, monkeypatch) -> None:
+    """It may be interrupted anywhere, and ends like a run that was not."""
     net(lab, monkeypatch, Fragile)
     plan = plan_of(lab)
     undisturbed = list(lab.events(plan, name="undisturbed"))
-    expected = {point[:2]: point[2] for point in told(lab, undisturbed)}
+    expected = {point[:2]: point[2] for point in reported(lab, undisturbed)}
     _, end = lab.store(plan, "undisturbed").newest()
     assert end.state["rollbacks"] == 2
     for cut in range(1, len(undisturbed)):
@@ -260,11 +271,11 @@ def test_a_run_that_went_back_and_was_cut_off_anywhere_ends_as_the_one_that_only
         events = [next(before) for _ in range(cut)]
         before.close()
         events += lab.events(plan, name=name)
-        seen = {point[:2]: point[2] for point in told(lab, events)}
+        seen = {point[:2]: point[2] for point in reported(lab, events)}
         assert seen == expected, name
         assert events[-1].history == undisturbed[-1].history, name
         lab.assert_same(events[-1].weights, undisturbed[-1].weights)
         kept = [
-            {path.name: path.read_bytes() for path in lab.store(plan, one).paths()} for one in (name, "undisturbed")
+            {path.name: path.read_bytes() for path in lab.store(plan, item).paths()} for item in (name, "undisturbed")
         ]
         assert kept[0] == kept[1], name

@@ -7,7 +7,8 @@ import pytest
 
 from ratchet.settings.model import TrainingSettings
 from ratchet.training import Plan, Started
-from ratchet.training.plan import DECIDE_NOTHING
+from ratchet.training.plan import NEUTRAL
+from tests.training.conftest import make_plan
 
 OTHERS: dict[str, Any] = {
     "workers": 2,
@@ -29,15 +30,15 @@ PLANS = {
 
 
 def test_every_setting_that_decides_nothing_is_tried_here() -> None:
-    assert OTHERS.keys() == DECIDE_NOTHING
-    assert {field.name for field in fields(Plan)} == {*Plan().deciding(), *DECIDE_NOTHING}
+    assert OTHERS.keys() == NEUTRAL
+    assert {field.name for field in fields(Plan)} == {*make_plan().deciding(), *NEUTRAL}
     for name, value in OTHERS.items():
         assert TrainingSettings.model_fields[name].default != value
 
 
 @pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize("name", [*OTHERS, "all"])
-def test_a_setting_that_decides_nothing_may_change_in_the_middle_of_a_run(lab, changes, name: str) -> None:
+def test_a_neutral_setting_may_change_during_a_run(lab, changes, name: str) -> None:
     plan = lab.plan(**changes)
     others = OTHERS if name == "all" else {name: OTHERS[name]}
     expected = lab.run(plan, name="undisturbed")
@@ -53,7 +54,7 @@ def test_a_setting_that_decides_nothing_may_change_in_the_middle_of_a_run(lab, c
 
 def test_accumulation_changes_bits_so_it_stays_in_the_identity(lab) -> None:
     """Even without batch norm: sums in another order round differently."""
-    assert "accumulation" not in DECIDE_NOTHING
+    assert "accumulation" not in NEUTRAL
     lab.spec = lab.make_spec("linear64")
-    one, two = (lab.run(lab.plan(accumulation=count), name=str(count)).weights for count in (1, 2))
-    assert any(not one[name].equal(two[name]) for name in one)
+    item, two = (lab.run(lab.plan(accumulation=count), name=str(count)).weights for count in (1, 2))
+    assert any(not item[name].equal(two[name]) for name in item)

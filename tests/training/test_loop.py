@@ -1,4 +1,4 @@
-"""What a whole training does: when it stops, what it keeps, what it says. Figures come from real runs or are put in."""
+"""Whole trainings: when they stop, what they keep and report. Metrics come from real runs or are set by the test."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,8 @@ def test_max_steps_ends_the_run_there_with_a_last_validation(lab, steps: int, ep
     assert len(finished.history) == epochs
 
 
-def test_a_rate_far_too_high_is_refused_with_the_step_and_the_rate(lab) -> None:
+def test_a_rate_far_too_high_is_an_error(lab) -> None:
+    """The message has the step and the rate."""
     plan = lab.plan(optimizer="sgd", learning_rate=1e30, clip_norm=0.0, schedule="constant", max_rollbacks=0)
     with pytest.raises(TrainingError, match=r"is (nan|inf) at step \d+ \(epoch 1, learning rate 1e\+30\)"):
         list(lab.events(plan))
@@ -81,7 +82,8 @@ def test_validation_that_is_not_finite_is_refused(scripted) -> None:
         ([(0.5, 1.0), (0.9, 1.0), (0.9, 1.0)], "validation/loss", 1),
     ],
 )
-def test_the_best_epoch_is_kept_with_its_weights_and_its_checkpoint(lab, scripted, figures, best, expected) -> None:
+def test_the_best_epoch_is_kept(lab, scripted, figures, best, expected) -> None:
+    """Its weights and its checkpoint are kept."""
     events = scripted(figures, best=best, keep_last=1, keep_best=1, checkpoint_steps=0)
     finished = events[-1]
     assert finished.best_epoch == expected
@@ -104,12 +106,10 @@ def test_the_best_epoch_is_kept_with_its_weights_and_its_checkpoint(lab, scripte
         ([0.5, 0.6, 0.6, 0.6, 0.6], 0.0, 4),
         ([0.5, 0.51, 0.52, 0.9, 0.9], 0.05, 3),
         ([0.5, 0.53, 0.56, 0.59, 0.62], 0.05, 5),  # small gains that add up count
-        ([0.5, 0.4, 0.6, 0.5, 0.7], 0.0, 5),  # patience begins anew
+        ([0.5, 0.4, 0.6, 0.5, 0.7], 0.0, 5),  # patience starts again
     ],
 )
-def test_patience_of_two_stops_after_two_epochs_without_a_better_one(
-    lab, scripted, accuracies, min_delta, epochs
-) -> None:
+def test_patience_of_two_stops_after_two_stale_epochs(lab, scripted, accuracies, min_delta, epochs) -> None:
     events = scripted([(accuracy, 1.0) for accuracy in accuracies], patience=2, min_delta=min_delta)
     assert len(events[-1].history) == epochs
     assert events[-1].best_value == max(accuracies[:epochs])
@@ -128,7 +128,7 @@ def test_patience_survives_a_resume(lab, scripted) -> None:
     assert len(again[-1].history) == 4
 
 
-def test_over_fitting_is_said_once(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_fitting_is_reported_once(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lab.plan(overfit_gap=-1.0)  # any gap is above it
     notices = lab.every(lab.events(plan), Notice)
     assert len(notices) == 1
@@ -142,16 +142,18 @@ def test_a_small_gap_is_not_called_over_fitting(lab) -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_bf16_is_used_where_it_is_and_its_lack_is_said(lab, monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+def test_bf16_is_used_where_the_device_has_it(lab, monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    """Otherwise a message reports it."""
     monkeypatch.setattr("ratchet.training.precision._has", lambda name, _device: native or name == "fp32")
     events = list(lab.events(lab.plan(precision="bf16")))
     assert lab.every(events, Started)[0].precision == ("bf16" if native else "fp32")
-    said = [notice.text for notice in lab.every(events, Notice)]
-    assert ["no bf16 arithmetic: training in fp32 instead" in text for text in said] == [True] * (not native)
+    message = [notice.text for notice in lab.every(events, Notice)]
+    assert ["no bf16 arithmetic: training in fp32 instead" in text for text in message] == [True] * (not native)
     assert {tensor.dtype for tensor in events[-1].weights.values()} <= {torch.float32, torch.int64}
 
 
-def test_a_device_that_is_not_here_is_refused_with_those_that_are(lab) -> None:
+def test_an_absent_device_is_refused(lab) -> None:
+    """The message lists the devices of this machine."""
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(TrainingError, match=r"cuda:1 is not on this machine, which has .*cpu"):
@@ -160,7 +162,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(lab) -> None:
 
 def test_an_empty_split_is_refused_by_name(lab) -> None:
     lab.validation = lab.split("validation", 0)
-    with pytest.raises(TrainingError, match=r"split validation has no rows.*data\.validation_fraction"):
+    with pytest.raises(TrainingError, match=r"split validation has no samples.*data\.validation_fraction"):
         list(lab.events(lab.plan()))
 
 

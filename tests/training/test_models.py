@@ -52,22 +52,25 @@ def test_residual_net_is_a_stem_and_three_blocks_of_64(lab) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_torchvision_model_is_built_by_name_for_colour_and_for_grey(lab, channels: int) -> None:
+def test_a_torchvision_model_is_built_by_name(lab, channels: int) -> None:
+    """For colour and for grey images."""
     model = build(lab.make_spec("mobilenet_v3_small", size=32, channels=channels, classes=5)).eval()
     assert model(torch.zeros(2, channels, 32, 32, dtype=torch.uint8)).shape == (2, 5)
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_names(lab) -> None:
-    with pytest.raises(TrainingError, match=r"no model is called 'resnet81'.*convnet, resnet.*nearest: .*resnet18"):
+    with pytest.raises(TrainingError, match=r"no model is called 'resnet81'.*convnet, resnet.*Nearest: .*resnet18"):
         build(lab.make_spec("resnet81"))
 
 
-def test_a_model_too_deep_for_the_pictures_is_refused_with_a_way_out(lab) -> None:
+def test_a_model_too_deep_for_the_images_is_refused(lab) -> None:
+    """The message has a fix."""
     with pytest.raises(TrainingError, match=r"alexnet cannot take images of 8x8 pixels.*larger data\.image_size"):
         build(lab.make_spec("alexnet", channels=3))
 
 
-def test_a_saved_model_answers_as_before_and_loading_leaves_the_random_state(lab, tmp_path) -> None:
+def test_a_loaded_model_has_the_same_predictions(lab, tmp_path) -> None:
+    """Loading does not change the random state."""
     spec = lab.make_spec("convnet", channels=3)
     model = build(spec).eval()
     images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
@@ -82,13 +85,13 @@ def test_a_saved_model_answers_as_before_and_loading_leaves_the_random_state(lab
     assert json.loads((tmp_path / "model.json").read_text())["training"] == {"steps": 3}
 
 
-def test_a_model_saved_channels_last_has_the_bytes_of_one_saved_contiguous(lab, tmp_path) -> None:
+def test_saved_bytes_do_not_depend_on_memory_layout(lab, tmp_path) -> None:
     spec = lab.make_spec("convnet")
     model = build(spec)
     save_model(tmp_path / "a", model.state_dict(), spec, about={})
     save_model(tmp_path / "b", model.to(memory_format=torch.channels_last).state_dict(), spec, about={})
-    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
-    assert one == other
+    item, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
+    assert item == other
 
 
 @pytest.mark.parametrize("damage", ["no weights", "half the weights", "other weights", "no description"])
@@ -109,7 +112,8 @@ def test_a_damaged_model_folder_is_named(lab, tmp_path, damage: str) -> None:
         load_model(tmp_path)
 
 
-def test_the_scaling_belongs_to_the_model_and_temperature_only_to_answers(lab) -> None:
+def test_temperature_applies_only_in_eval_mode(lab) -> None:
+    """The scaling of pixels is part of the model."""
     model = build(lab.make_spec("convnet")).eval()
     images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(model(images), model.network((images.float() - 120.0) / 60.0))
@@ -121,10 +125,10 @@ def test_the_scaling_belongs_to_the_model_and_temperature_only_to_answers(lab) -
 def test_predicted_logits_are_those_of_the_model_row_by_row(lab) -> None:
     split = lab.split("test", 700, shards=2)  # more than one of predict's batches
     model = build(lab.spec)
-    told: list[int] = []
-    logits = predict_logits(model, split, report=told.append)
+    reported: list[int] = []
+    logits = predict_logits(model, split, report=reported.append)
     assert logits.shape == (700, 3)
-    assert told[-1] == 700
+    assert reported[-1] == 700
     with torch.no_grad():
         images = torch.from_numpy(split.gather(torch.arange(695, 700).numpy())).permute(0, 3, 1, 2)
         torch.testing.assert_close(torch.from_numpy(logits[695:]), model(images))

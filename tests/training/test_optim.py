@@ -72,10 +72,10 @@ def test_norms_and_biases_decay_only_when_all_do(lab, optimizer: str) -> None:
     model = build(lab.make_spec("convnet"))
     for decay_all in (True, False):
         built = build_optimizer(model, lab.plan(optimizer=optimizer, weight_decay=0.1, decay_all=decay_all), CPU)
-        found = {id(one): group["weight_decay"] for group in built.param_groups for one in group["params"]}
-        assert len(found) == len(list(model.parameters()))
+        result = {id(each): group["weight_decay"] for group in built.param_groups for each in group["params"]}
+        assert len(result) == len(list(model.parameters()))
         for name, parameter in model.named_parameters():
-            assert found[id(parameter)] == (0.1 if decay_all or parameter.dim() > 1 else 0.0), name
+            assert result[id(parameter)] == (0.1 if decay_all or parameter.dim() > 1 else 0.0), name
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
@@ -86,15 +86,16 @@ def test_each_stage_has_its_share_of_every_rate(lab, optimizer: str) -> None:
     model = build(lab.make_spec("convnet"))
     built = build_optimizer(model, lab.plan(optimizer=optimizer, layer_decay=0.5), CPU)
     set_rate(built, 0.8)
-    rates = {id(one): group["lr"] for group in built.param_groups for one in group["params"]}
-    named, found = dict(model.named_parameters()), stages(model)
-    assert len(found) >= 4
-    for position, stage in enumerate(found):
-        expected = 0.8 * 0.5 ** (len(found) - 1 - position)
+    rates = {id(each): group["lr"] for group in built.param_groups for each in group["params"]}
+    named, result = dict(model.named_parameters()), stages(model)
+    assert len(result) >= 4
+    for position, stage in enumerate(result):
+        expected = 0.8 * 0.5 ** (len(result) - 1 - position)
         assert [rates[id(named[name])] for name in stage.parameters] == [expected] * len(stage.parameters)
 
 
-def test_an_average_is_the_closed_form_and_the_buffers_go_with_it() -> None:
+def test_the_moving_average_equals_its_closed_form() -> None:
+    """Buffers are averaged too."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     averaged = copy.deepcopy(model)
     expected = {name: tensor.clone().double() for name, tensor in model.state_dict().items()}
@@ -114,7 +115,7 @@ def test_an_average_is_the_closed_form_and_the_buffers_go_with_it() -> None:
             torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_with_an_average_it_is_the_average_that_is_judged_and_kept(lab) -> None:
+def test_the_moving_average_is_validated_and_kept(lab) -> None:
     plan = lab.plan(epochs=1, ema_decay=0.5, optimizer="sgd", learning_rate=0.1)
     finished = lab.run(plan)
     _, snapshot = lab.store(plan).newest()
@@ -140,8 +141,8 @@ class Words(nn.Module):
         self.hidden = nn.Linear(8, 8)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        words = self.words(images.flatten(1).clamp(0, 255).long()) + self.pos_embedding
-        return self.head(torch.relu(self.hidden(torch.cat([self.summary.expand(len(words), 1, 8), words], 1))).mean(1))
+        text = self.words(images.flatten(1).clamp(0, 255).long()) + self.pos_embedding
+        return self.head(torch.relu(self.hidden(torch.cat([self.summary.expand(len(text), 1, 8), text], 1))).mean(1))
 
 
 HEADS = {
@@ -161,16 +162,16 @@ def test_muon_leaves_embeddings_and_the_head_to_adamw(lab, monkeypatch: pytest.M
     optimizer = build_optimizer(model, lab.plan(optimizer="muon"), CPU)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     by_adamw = {
-        names[id(one)].removeprefix("network.")
+        names[id(each)].removeprefix("network.")
         for group in optimizer.param_groups
         if not group["matrices"]
-        for one in group["params"]
-        if one.dim() > 1
+        for each in group["params"]
+        if each.dim() > 1
     }
-    last = [one for one, layer in model.network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
+    last = [each for each, layer in model.network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
     expected = HEADS[name] or {f"{last}.weight"}
-    assert by_adamw == {one for one in expected if not one.endswith("bias")}
-    assert expected <= {one.removeprefix("network.") for one in inputs_and_outputs(model)} | {f"{last}.bias"}
+    assert by_adamw == {each for each in expected if not each.endswith("bias")}
+    assert expected <= {each.removeprefix("network.") for each in inputs_and_outputs(model)} | {f"{last}.bias"}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
 
 

@@ -1,4 +1,4 @@
-"""A user's own model: found in the project, kept with its weights, refused in words; and weights from a file."""
+"""A user's own model: import, saved code, error messages; and pretrained weights from a file."""
 
 import json
 import re
@@ -58,7 +58,8 @@ def save(spec: ModelSpec, folder: Path) -> nn.Module:
     return model
 
 
-def test_a_users_model_answers_the_same_when_its_project_is_gone(own, tmp_path) -> None:
+def test_a_saved_model_loads_without_its_project(own, tmp_path) -> None:
+    """Its predictions are the same."""
     model = save(own, tmp_path / "model")
     shutil.rmtree(own.root)
     loaded, spec = load_model(tmp_path / "model")
@@ -69,7 +70,7 @@ def test_a_users_model_answers_the_same_when_its_project_is_gone(own, tmp_path) 
 
 
 def test_two_models_of_one_name_each_run_their_own_code(own, tmp_path) -> None:
-    """As a champion and its challenger do in one process, when the file was changed in between."""
+    """A champion and its challenger do this in one process, when the file was changed in between."""
     save(own, tmp_path / "first")
     Path(own.root, "ownnet", "parts.py").write_text("def hidden():\n    return 7\n")
     save(own, tmp_path / "second")
@@ -84,7 +85,8 @@ def test_importing_leaves_neither_compiled_files_nor_a_longer_search_path(own) -
     assert sorted(path.name for path in Path(own.root, "ownnet").iterdir()) == ["net.py", "parts.py"]
 
 
-def test_the_code_of_a_model_is_all_of_its_folder_or_nothing_for_one_that_ships(own, lab) -> None:
+def test_code_files_are_all_files_of_the_folder(own, lab) -> None:
+    """A built-in model has none."""
     Path(own.root, "ownnet", "__pycache__").mkdir()
     Path(own.root, "ownnet", "__pycache__", "net.pyc").touch()
     Path(own.root, "ownnet", ".hidden").touch()
@@ -109,7 +111,7 @@ def test_a_model_saved_before_there_were_factories_still_loads(lab, tmp_path) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "content", "words"),
+    ("changes", "content", "expected"),
     [
         ({"factory": "ownnet.nets:net"}, NET, r"no module ownnet\.nets: .*ownnet/nets\.py .*project folder /"),
         ({"factory": "ownnet.net:make"}, NET, r"ownnet\.net has no function make; it has Net, net"),
@@ -120,31 +122,31 @@ def test_a_model_saved_before_there_were_factories_still_loads(lab, tmp_path) ->
         (
             {"code": "other.py"},
             NET,
-            r"ownnet\.net \(ownnet/net\.py\) lies outside model\.code \(other\.py\).*to ownnet",
+            r"ownnet\.net \(ownnet/net\.py\) is outside model\.code \(other\.py\).*to ownnet",
         ),
-        ({"code": "ownnet/net.py"}, NET, r"ownnet\.parts \(ownnet/parts\.py\) lies outside model\.code .*to ownnet"),
-        ({}, "import other\n" + NET, r"other \(other\.py\) lies outside model\.code \(ownnet\)"),
-        ({}, "import nowhere\n" + NET, r"does not import \(ModuleNotFoundError: .*nowhere.*mend .*ownnet/net\.py"),
+        ({"code": "ownnet/net.py"}, NET, r"ownnet\.parts \(ownnet/parts\.py\) is outside model\.code .*to ownnet"),
+        ({}, "import other\n" + NET, r"other \(other\.py\) is outside model\.code \(ownnet\)"),
+        ({}, "import nowhere\n" + NET, r"does not import \(ModuleNotFoundError: .*nowhere.*correct .*ownnet/net\.py"),
         ({}, "def net(:", r"ownnet\.net does not import \(SyntaxError"),
         ({}, NET.replace("return Net(", "return net.missing("), r"ownnet\.net:net raised AttributeError: .*classes=3"),
         ({}, NET.replace("(*, classes", "(*, labels"), r"ownnet\.net:net raised TypeError: .*classes"),
         ({}, NET.replace("return Net(", "return str("), r"raised TypeError|returned a str, not an nn\.Module"),
         ({}, NET.replace("height * width, classes", "height, classes"), r"cannot take images of 8x8 pixels"),
-        ({}, NET.replace("width, classes)", "width, 9)"), r"answers one image with shape \(1, 9\), .*\(1, 3\)"),
-        ({}, NET.replace("return self.head(", "return 3, self.head("), r"answers one image with a tuple"),
+        ({}, NET.replace("width, classes)", "width, 9)"), r"returns shape \(1, 9\) for one image.*\(1, 3\)"),
+        ({}, NET.replace("return self.head(", "return 3, self.head("), r"returns a tuple for one image"),
     ],
 )
-def test_what_is_wrong_with_a_users_model_is_said_in_a_sentence(own, changes, content: str, words: str) -> None:
+def test_a_wrong_model_is_reported_in_one_line(own, changes, content: str, expected: str) -> None:
     Path(own.root, "ownnet", "net.py").write_text(content)
     Path(own.root, "other.py").write_text("")
     for _ in range(2):  # the second time too, when modules of the first are there
-        with pytest.raises(TrainingError, match=words) as caught:
+        with pytest.raises(TrainingError, match=expected) as caught:
             build(replace(own, **changes))
         assert "\n" not in str(caught.value)
         assert re.match(r"model\.(factory|code): ", str(caught.value))
 
 
-def test_a_factory_that_is_not_there_is_refused_before_anything_begins(own) -> None:
+def test_a_missing_factory_is_refused(own) -> None:
     with pytest.raises(TrainingError, match="no module gone"):
         require("convnet", factory="gone:net", code=own.code, root=own.root)
     require("of no model", factory=own.factory, code=own.code, root=own.root)
@@ -168,7 +170,8 @@ def test_weights_are_found_whatever_their_names_begin_with(lab, tmp_path, suffix
     assert (report.missing, report.misshaped, report.unexpected) == ((), (), ())
 
 
-def test_a_whole_training_checkpoint_gives_its_weights_and_not_its_optimizer(lab, tmp_path) -> None:
+def test_pretrained_weights_from_a_training_checkpoint(lab, tmp_path) -> None:
+    """The optimizer state in it is ignored."""
     source, model = (build(lab.make_spec("resnet", channels=3)) for _ in range(2))
     optimizer = torch.optim.AdamW(source.network.parameters())
     source.network(torch.zeros(2, 3, 8, 8)).sum().backward()
@@ -178,7 +181,8 @@ def test_a_whole_training_checkpoint_gives_its_weights_and_not_its_optimizer(lab
     lab.assert_same(model.network.state_dict(), source.network.state_dict())
 
 
-def test_a_saved_model_gives_its_weights_and_not_the_scaling_of_its_data(lab, tmp_path) -> None:
+def test_pretrained_weights_from_a_saved_model(lab, tmp_path) -> None:
+    """The scaling of its data is ignored."""
     spec = lab.make_spec("resnet", channels=3)
     source = save(replace(spec, mean=(1.0,) * 3), tmp_path)
     model = build(spec)
@@ -187,14 +191,15 @@ def test_a_saved_model_gives_its_weights_and_not_the_scaling_of_its_data(lab, tm
     assert model.mean.flatten().tolist() == list(spec.mean)
 
 
-def test_a_grey_torchvision_net_takes_the_weights_of_the_one_for_colour(lab, tmp_path) -> None:
+def test_a_grey_net_loads_weights_for_colour(lab, tmp_path) -> None:
     source, model = (build(lab.make_spec("resnet18", size=32, channels=channels)) for channels in (3, 1))
     report = load_pretrained(model, write(source.network.state_dict(), tmp_path / "resnet18.pth"))
     lab.assert_same(model.network[1].state_dict(), source.network.state_dict())
     assert not report.missing
 
 
-def test_a_head_for_other_classes_stays_fresh_and_every_other_difference_is_said(lab, tmp_path) -> None:
+def test_a_head_for_other_classes_is_not_loaded(lab, tmp_path) -> None:
+    """Every other difference is reported."""
     source, model = (build(lab.make_spec("resnet", channels=3, classes=classes)) for classes in (10, 3))
     fresh = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
     weights = {f"module.{name}": tensor for name, tensor in source.network.state_dict().items()}
@@ -208,8 +213,8 @@ def test_a_head_for_other_classes_stays_fresh_and_every_other_difference_is_said
     assert all(torch.equal(kept[name], fresh[name]) for name in (*report.misshaped, *report.missing))
     assert all(torch.equal(kept[name], source.network.state_dict()[name]) for name in report.loaded)
     loaded = f"{len(kept) - 4} of the network's {len(kept) - 1} tensors"
-    for words in ("of ten.pt", loaded, "head.weight, head.bias", "stem.0.weight", "module.extra.weight"):
-        assert words in report.words
+    for expected in ("of ten.pt", loaded, "head.weight, head.bias", "stem.0.weight", "module.extra.weight"):
+        assert expected in report.summary
 
 
 def test_a_file_of_which_nothing_fits_is_refused(lab, tmp_path) -> None:
@@ -227,7 +232,7 @@ class Trap:
 
 @pytest.mark.parametrize("damage", ["code inside", "half a file", "text"])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_file_that_is_no_state_dict_is_refused_and_its_code_never_runs(lab, tmp_path, monkeypatch, damage, suffix):
+def test_a_pickle_with_code_is_refused(lab, tmp_path, monkeypatch, damage, suffix):
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "program")])
     path = write({"stem.0.weight": torch.zeros(64, 1, 3, 3)}, tmp_path / f"weights{suffix}")
     if damage == "code inside":
@@ -243,6 +248,7 @@ def test_a_file_that_is_no_state_dict_is_refused_and_its_code_never_runs(lab, tm
 
 
 def test_pretrained_weights_are_looked_for_in_their_folder_alone(tmp_path) -> None:
+    """A file that is not a state dict is an error, and its code never runs."""
     folder = tmp_path / "pretrained"
     folder.mkdir()
     save_file({"a": torch.zeros(1)}, folder / "there.safetensors")
@@ -250,5 +256,5 @@ def test_pretrained_weights_are_looked_for_in_their_folder_alone(tmp_path) -> No
     assert find_pretrained(folder, "none") is None
     assert find_pretrained(folder, "there.safetensors") == folder / "there.safetensors"
     for name in ("gone.pt", "../outside.safetensors"):
-        with pytest.raises(TrainingError, match=rf"no file {name} in .*there are: there\.safetensors"):
+        with pytest.raises(TrainingError, match=rf"no file {name} in .*Existing: there\.safetensors"):
             find_pretrained(folder, name)

@@ -1,4 +1,4 @@
-"""Which arithmetic is chosen and what is said of it; what the device has is put in, what is chosen is used for real."""
+"""The choice of precision and its message. The abilities of the device are simulated, the arithmetic is real."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def has(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("there", "name", "words"),
+    ("there", "name", "expected"),
     [
         (("bf16",), "bf16", "multiplies bf16 fastest"),
         (("bf16", "fp16"), "bf16", "multiplies bf16 fastest"),
@@ -28,19 +28,19 @@ def has(monkeypatch: pytest.MonkeyPatch):
         (("fp16",), "fp32", "has no bf16 arithmetic"),  # fp16 may overflow: never unasked
     ],
 )
-def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, name: str, words: str) -> None:
+def test_auto_takes_the_fastest_that_is_safe_and_says_why(lab, has, there, name: str, expected: str) -> None:
     has(*there)
-    chosen = choose_precision(lab.plan(precision="auto", channels_last="auto"), CPU)
+    chosen = choose_precision("auto", CPU)
     assert chosen.name == name
     assert chosen.channels_last == (name == "bf16")
     assert chosen.why.startswith(f"precision auto: {name}")
-    assert words in chosen.why
+    assert expected in chosen.why
 
 
 @pytest.mark.parametrize("name", ["tf32", "bf16", "fp16"])
 def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> None:
     has()
-    chosen = choose_precision(lab.plan(precision=name), CPU)
+    chosen = choose_precision(name, CPU)
     assert chosen.name == "fp32"
     assert f"no {name} arithmetic: training in fp32 instead" in chosen.why
 
@@ -48,14 +48,14 @@ def test_what_the_device_lacks_is_said_and_fp32_is_used(lab, has, name: str) -> 
 def test_a_memory_layout_that_is_asked_for_is_taken(lab, has) -> None:
     has("bf16")
     for wanted in (True, False):
-        assert choose_precision(lab.plan(precision="bf16", channels_last=wanted), CPU).channels_last is wanted
+        assert choose_precision("bf16", CPU, channels_last=wanted).channels_last is wanted
 
 
 def test_tf32_is_in_force_only_where_it_was_chosen(lab, has) -> None:
     has("tf32")
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for name, precision, allowed in (("tf32", "high", True), ("fp32", "highest", False)):
-        with choose_precision(lab.plan(precision=name), CPU).in_force():
+        with choose_precision(name, CPU).in_force():
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, allowed)
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
@@ -81,7 +81,7 @@ def test_fp16_scales_its_loss_tells_the_scale_and_resumes_exactly(lab, has) -> N
         assert again.state == end.state
 
 
-def test_a_scale_that_overflows_is_halved_and_the_step_passed_over(lab, has) -> None:
+def test_an_overflow_halves_the_scale_and_skips_the_step(lab, has) -> None:
     """A loss so large that 65,536 times it is beyond fp16: such steps change nothing, and the run goes on."""
     has("fp16")
     lab.spec = lab.make_spec("tiny", classes=3)

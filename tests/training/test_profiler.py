@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def learn(profiler: StepProfiler, steps: int) -> torch.Tensor:
-    """The weights of a small net after `steps` steps that the profiler was told of."""
+    """The weights of a small net after `steps` profiled steps."""
     torch.manual_seed(0)
     model = torch.nn.Linear(32, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -32,7 +32,7 @@ def traced_steps(folder: Path) -> int:
     return len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
 
 
-def test_the_trace_holds_the_steps_asked_for_and_the_table_their_operators(tmp_path) -> None:
+def test_trace_and_table_hold_the_traced_steps(tmp_path) -> None:
     learn(StepProfiler(tmp_path / "profile", 3, CPU), 20)
     assert {path.name for path in (tmp_path / "profile").iterdir()} == {TRACE, OPERATORS}
     assert traced_steps(tmp_path / "profile") == 3
@@ -47,13 +47,13 @@ def test_tracing_changes_no_result(tmp_path) -> None:
     assert torch.equal(traced, learn(StepProfiler(None, 3, CPU), 10))
 
 
-@pytest.mark.parametrize(("asked", "taken", "traced"), [(0, 20, None), (3, 5, None), (3, 6, 2), (3, 7, 3)])
+@pytest.mark.parametrize(("requested", "taken", "traced"), [(0, 20, None), (3, 5, None), (3, 6, 2), (3, 7, 3)])
 def test_a_training_that_ends_early_leaves_what_was_traced(
-    tmp_path, asked: int, taken: int, traced: int | None
+    tmp_path, requested: int, taken: int, traced: int | None
 ) -> None:
     """Five steps are let go by first; with nothing traced there is no folder. The step just begun is in the trace."""
     folder = tmp_path / "profile"
-    learn(StepProfiler(folder, asked, CPU), taken)
+    learn(StepProfiler(folder, requested, CPU), taken)
     assert (traced_steps(folder) if folder.exists() else None) == traced
 
 

@@ -39,7 +39,7 @@ def test_a_run_resumed_at_any_step_equals_the_undisturbed_run(lab, changes) -> N
     finished = undisturbed[-1]
     for step in range(finished.step):
         name = f"stopped at {step}"
-        told = lab.stop_at(step, plan, name=name)
+        reported = lab.stop_at(step, plan, name=name)
         after = list(lab.events(plan, name=name))
         assert after[-1].history == finished.history
         assert (after[-1].best_epoch, after[-1].best_value) == (finished.best_epoch, finished.best_value)
@@ -47,12 +47,13 @@ def test_a_run_resumed_at_any_step_equals_the_undisturbed_run(lab, changes) -> N
         _, resumed_end = lab.store(plan, name).newest()
         lab.assert_same(resumed_end.tensors, end.tensors)  # model, optimizer, best, sums
         assert resumed_end.state == end.state
-        points = [(point.step, point.values) for point in lab.every(told + after, Points)]
+        points = [(point.step, point.values) for point in lab.every(reported + after, Points)]
         assert points == [(point.step, point.values) for point in lab.every(undisturbed, Points)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_reference_net_resumed_inside_an_epoch_equals_the_undisturbed_run(lab, precision: str) -> None:
+def test_the_reference_net_resumes_exactly(lab, precision: str) -> None:
+    """It is resumed inside an epoch."""
     lab.spec = lab.make_spec("convnet")
     plan = lab.plan(epochs=2, precision=precision)
     finished = lab.run(plan, name="undisturbed")
@@ -64,12 +65,12 @@ def test_the_reference_net_resumed_inside_an_epoch_equals_the_undisturbed_run(la
     lab.assert_same(lab.store(plan).newest()[1].tensors, end.tensors)
 
 
-def test_a_run_stopped_before_every_single_step_equals_the_undisturbed_run(lab) -> None:
+def test_a_run_stopped_at_every_step_ends_the_same(lab) -> None:
     plan = lab.plan()
     finished = lab.run(plan, name="undisturbed")
     for step in range(12):
-        asked = iter([False, True])
-        events = list(lab.events(plan, stop=lambda asked=asked: next(asked)))
+        requested = iter([False, True])
+        events = list(lab.events(plan, stop=lambda requested=requested: next(requested)))
         assert lab.every(events, Started)[0].step == step
         assert events[-1] == (Stopped(step + 1) if step < 11 else events[-1])
     assert isinstance(events[-1], Finished)
@@ -91,27 +92,27 @@ def test_every_checkpoint_a_run_leaves_leads_to_the_same_end(lab) -> None:
                 path.unlink()
 
 
-def test_points_after_the_checkpoint_are_told_again_with_the_same_values(lab) -> None:
+def test_points_after_the_checkpoint_repeat_their_values(lab) -> None:
     plan = lab.plan(checkpoint_steps=3)
     undisturbed = {point.step: point.values for point in lab.every(lab.events(plan, name="undisturbed"), Points)}
     cut_off = lab.events(plan)
-    told = {}
+    reported = {}
     for event in cut_off:  # a kill loses what no checkpoint has: leave the generator in the middle
         if isinstance(event, Points):
-            told[event.step] = event.values
-        if len(told) == 8:
+            reported[event.step] = event.values
+        if len(reported) == 8:
             break
     cut_off.close()
     again = list(lab.events(plan))
     repeated = {point.step: point.values for point in lab.every(again, Points)}
-    assert set(told) & set(repeated)
+    assert set(reported) & set(repeated)
     assert lab.every(again, Started)[0].step < 8
-    assert all(undisturbed[step] == values for step, values in [*told.items(), *repeated.items()])
-    assert set(told) | set(repeated) == set(undisturbed)
+    assert all(undisturbed[step] == values for step, values in [*reported.items(), *repeated.items()])
+    assert set(reported) | set(repeated) == set(undisturbed)
 
 
 @pytest.mark.parametrize("cut_at", range(1, 15))
-def test_a_run_cut_off_at_any_checkpoint_equals_the_undisturbed_run(lab, cut_at: int) -> None:
+def test_a_run_resumes_exactly_from_any_checkpoint(lab, cut_at: int) -> None:
     """Also between an epoch's last step and its end, where a checkpoint of the step stands and none of the epoch."""
     plan = lab.plan(checkpoint_steps=1)
     finished = lab.run(plan, name="undisturbed")
@@ -144,7 +145,8 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(lab) -> None:
     assert lab.store(plan).newest() is not None  # and left as it was
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_end(lab) -> None:
+def test_a_run_resumes_exactly_before_a_damaged_checkpoint(lab) -> None:
+    """The damaged checkpoint is reported."""
     plan = lab.plan(checkpoint_steps=2)
     finished = lab.run(plan, name="undisturbed")
     lab.stop_at(7, plan)
@@ -160,13 +162,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_e
     assert events[-1].history == finished.history
 
 
-def test_two_runs_with_one_seed_are_bit_identical_and_another_seed_differs(lab) -> None:
-    one, same, other = (
+def test_runs_with_equal_seeds_are_bit_identical(lab) -> None:
+    """Another seed gives other weights."""
+    each, same, other = (
         lab.run(lab.plan(seed=seed), name=name) for name, seed in (("one", 5), ("same", 5), ("other", 6))
     )
-    lab.assert_same(one.weights, same.weights)
-    assert one.history == same.history
-    assert one.history != other.history
+    lab.assert_same(each.weights, same.weights)
+    assert each.history == same.history
+    assert each.history != other.history
 
 
 def test_the_largest_seed_trains_and_resumes(lab) -> None:
@@ -177,23 +180,24 @@ def test_the_largest_seed_trains_and_resumes(lab) -> None:
 
 
 def test_how_many_shards_hold_the_rows_changes_nothing(lab) -> None:
-    one = lab.run(lab.plan(), name="one")
+    each = lab.run(lab.plan(), name="one")
     lab.train = lab.split("train", 30, shards=3)
     three = lab.run(lab.plan(), name="three")
-    lab.assert_same(one.weights, three.weights)
+    lab.assert_same(each.weights, three.weights)
 
 
 def test_every_event_of_a_step_comes_before_its_checkpoint(lab) -> None:
     plan = lab.plan(checkpoint_steps=1)
-    told: set[int] = set()
+    reported: set[int] = set()
     for event in lab.events(plan):
         if isinstance(event, Points | Epoch):
-            told.add(event.step)
+            reported.add(event.step)
         if isinstance(event, Checkpointed):
-            assert event.step in told
+            assert event.step in reported
 
 
-def test_fit_leaves_the_random_states_and_the_deterministic_flag_as_they_were(lab) -> None:
+def test_fit_restores_the_global_random_state(lab) -> None:
+    """And the deterministic flag."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         random.seed(1), np.random.seed(2), torch.manual_seed(3)
@@ -209,7 +213,7 @@ def test_fit_leaves_the_random_states_and_the_deterministic_flag_as_they_were(la
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_training_that_is_left_in_the_middle_puts_the_random_state_back(lab) -> None:
+def test_an_abandoned_training_restores_the_random_state(lab) -> None:
     torch.manual_seed(3)
     expected = torch.get_rng_state()
     events = lab.events(lab.plan())
@@ -219,7 +223,7 @@ def test_a_training_that_is_left_in_the_middle_puts_the_random_state_back(lab) -
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_compiled_training_resumed_inside_an_epoch_equals_the_undisturbed_run(lab) -> None:
+def test_a_compiled_training_resumes_exactly(lab) -> None:
     """Each batch size is compiled for itself, so that which one comes first in a process makes no difference."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("torch.compile needs a C++ compiler, and there is none on this machine")
@@ -233,5 +237,5 @@ def test_a_compiled_training_resumed_inside_an_epoch_equals_the_undisturbed_run(
 
 def test_without_a_compiler_training_goes_on_and_says_so(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _name: None)
-    said = [notice.text for notice in lab.every(lab.events(lab.plan(compile="default")), Notice)]
-    assert said == ["training.compile: no C++ compiler is on this machine, so the model is not compiled"]
+    message = [notice.text for notice in lab.every(lab.events(lab.plan(compile="default")), Notice)]
+    assert message == ["training.compile: this machine has no C++ compiler, so the model is not compiled"]

@@ -27,12 +27,12 @@ def rates(plan, *, total: int, epoch: int) -> list[float]:
 def torch_rates(make, total: int) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=PEAK)
     scheduler: LRScheduler = make(optimizer)
-    found = []
+    result = []
     for _ in range(total):
-        found.append(optimizer.param_groups[0]["lr"])
+        result.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 100])
@@ -42,16 +42,16 @@ def test_constant_is_constant(lab, total: int) -> None:
 
 @pytest.mark.parametrize("total", [1, 2, 7, 100])
 def test_cosine_is_torchs(lab, total: int) -> None:
-    found = rates(lab.plan(schedule="cosine", learning_rate=PEAK), total=total, epoch=5)
-    assert found == pytest.approx(torch_rates(lambda own: CosineAnnealingLR(own, total), total), abs=1e-12)
-    assert found[0] == PEAK
+    result = rates(lab.plan(schedule="cosine", learning_rate=PEAK), total=total, epoch=5)
+    assert result == pytest.approx(torch_rates(lambda own: CosineAnnealingLR(own, total), total), abs=1e-12)
+    assert result[0] == PEAK
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # torch's SequentialLR uses what torch deprecates
 @pytest.mark.parametrize(("warmup_epochs", "steps"), [(1.0, 10), (0.5, 5), (2.25, 22)])
 def test_warmup_cosine_is_torchs_linear_then_cosine(lab, warmup_epochs: float, steps: int) -> None:
     total = 60
-    found = rates(
+    result = rates(
         lab.plan(schedule="warmup-cosine", warmup_epochs=warmup_epochs, learning_rate=PEAK), total=total, epoch=10
     )
 
@@ -59,11 +59,11 @@ def test_warmup_cosine_is_torchs_linear_then_cosine(lab, warmup_epochs: float, s
         rise = LinearLR(optimizer, start_factor=1 / (steps + 1), end_factor=1.0, total_iters=steps)
         return SequentialLR(optimizer, [rise, CosineAnnealingLR(optimizer, total - steps)], milestones=[steps])
 
-    assert found == pytest.approx(torch_rates(make, total), abs=1e-9)
-    assert found[0] == pytest.approx(PEAK / (steps + 1))
-    assert found[steps] == PEAK
-    assert max(found) == PEAK
-    assert found[-1] == pytest.approx(PEAK / 2 * (1 + math.cos(math.pi * (total - steps - 1) / (total - steps))))
+    assert result == pytest.approx(torch_rates(make, total), abs=1e-9)
+    assert result[0] == pytest.approx(PEAK / (steps + 1))
+    assert result[steps] == PEAK
+    assert max(result) == PEAK
+    assert result[-1] == pytest.approx(PEAK / 2 * (1 + math.cos(math.pi * (total - steps - 1) / (total - steps))))
 
 
 def test_no_warmup_is_plain_cosine(lab) -> None:
@@ -71,26 +71,26 @@ def test_no_warmup_is_plain_cosine(lab) -> None:
     assert rates(warm, total=30, epoch=10) == rates(lab.plan(schedule="cosine"), total=30, epoch=10)
 
 
-def test_a_warmup_longer_than_the_run_only_rises_to_the_highest_rate(lab) -> None:
-    found = rates(lab.plan(schedule="warmup-cosine", warmup_epochs=50.0, learning_rate=PEAK), total=20, epoch=10)
-    assert found == sorted(found)
-    assert found[-1] == PEAK
+def test_a_warmup_longer_than_the_run_only_rises(lab) -> None:
+    result = rates(lab.plan(schedule="warmup-cosine", warmup_epochs=50.0, learning_rate=PEAK), total=20, epoch=10)
+    assert result == sorted(result)
+    assert result[-1] == PEAK
 
 
 SCHEDULES = ["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_step_of_a_run_is_taken_at_its_own_rate(lab, schedule: str) -> None:
+def test_each_step_has_its_own_rate(lab, schedule: str) -> None:
     plan = lab.plan(schedule=schedule)
-    told = [point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)]
-    assert told == rates(plan, total=12, epoch=4)
+    reported = [point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)]
+    assert reported == rates(plan, total=12, epoch=4)
 
 
 def test_max_steps_shortens_the_course_too(lab) -> None:
     plan = lab.plan(schedule="cosine", max_steps=6)
-    told = [point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)]
-    assert told == rates(plan, total=6, epoch=4)
+    reported = [point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)]
+    assert reported == rates(plan, total=6, epoch=4)
 
 
 def test_step_is_torchs(lab) -> None:
@@ -136,9 +136,9 @@ def test_one_cycle_is_torchs(lab, total: int, rise: float) -> None:
 
 @pytest.mark.parametrize("total", [1, 2, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_shortest_runs_have_a_rate_above_0_at_every_step(lab, schedule: str, total: int) -> None:
-    found = rates(lab.plan(schedule=schedule, final_rate=0.01, learning_rate=PEAK), total=total, epoch=1)
-    assert all(0 < rate <= PEAK for rate in found)
+def test_the_shortest_runs_have_positive_rates(lab, schedule: str, total: int) -> None:
+    result = rates(lab.plan(schedule=schedule, final_rate=0.01, learning_rate=PEAK), total=total, epoch=1)
+    assert all(0 < rate <= PEAK for rate in result)
 
 
 @pytest.mark.parametrize("patience", [0, 1, 3])
@@ -157,11 +157,11 @@ def test_plateau_falls_when_torchs_does(patience: int, min_delta: float) -> None
     assert falls > 1
 
 
-def test_plateau_lowers_the_rate_of_a_run_whose_figure_stands_still(lab) -> None:
+def test_plateau_lowers_the_rate_of_a_stale_run(lab) -> None:
     """A rate too small to change an answer: every epoch after the first is one without a better."""
     plan = lab.plan(
         schedule="plateau", learning_rate=1e-12, plateau_patience=1, rate_factor=0.5, epochs=6, warmup_epochs=0.0,
         best="validation/accuracy",
     )  # fmt: skip
-    told = {point.epoch: point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)}
-    assert told == pytest.approx({1: 1e-12, 2: 1e-12, 3: 1e-12, 4: 5e-13, 5: 5e-13, 6: 2.5e-13})
+    reported = {point.epoch: point.values["step/learning_rate"] for point in lab.every(lab.events(plan), Points)}
+    assert reported == pytest.approx({1: 1e-12, 2: 1e-12, 3: 1e-12, 4: 5e-13, 5: 5e-13, 6: 2.5e-13})

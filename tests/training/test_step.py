@@ -9,21 +9,23 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ratchet.errors import TrainingError
-from ratchet.training import Checkpointed, Notice, Points, Split, build, models
+from ratchet.training import Checkpointed, Notice, Points, Split, TrainingInputs, build, models
 from ratchet.training.augment import epoch_order
+from ratchet.training.interrupt import never
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
-from ratchet.training.step import Figures, micro_batches
+from ratchet.training.step import StepMetrics, micro_batches
 
 
 def start(lab, plan, *, spec=None) -> _Training:
     """A training before its first step; the same seed gives the same weights."""
     torch.manual_seed(1)
     spec = spec or lab.spec
-    return _Training(lab.train, lab.validation, spec, plan, lab.store(plan), {}, None, None, lambda: False)
+    inputs = TrainingInputs(lab.train, lab.validation, spec, plan)
+    return _Training(inputs, lab.store(plan), None, never)
 
 
-def take(training: _Training, rows: np.ndarray) -> Figures:
+def take(training: _Training, rows: np.ndarray) -> StepMetrics:
     """One step on `rows`, at the rate that is due."""
     batches = training.train.feed([rows], torch.device("cpu"), plan=training.plan)
     return training.stepper.step(rows, batches, rate=training._rate(training.state.step))
@@ -44,8 +46,8 @@ def test_accumulated_micro_batches_equal_the_large_batch(lab, optimizer: str, pi
     assert any(tensor.dtype == torch.float64 for tensor in whole.weights.values())
     for name, tensor in whole.weights.items():
         torch.testing.assert_close(split.weights[name], tensor, rtol=1e-9, atol=1e-10, msg=name)
-    for one, other in zip(split.history, whole.history, strict=True):
-        assert one == pytest.approx(other, rel=1e-6)
+    for each, other in zip(split.history, whole.history, strict=True):
+        assert each == pytest.approx(other, rel=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -113,7 +115,7 @@ def gradients(values: list[list[float]]) -> torch.nn.Module:
         ({"clip_norm": 0.0}, [[3.0, 4.0], [12.0]]),
     ],
 )
-def test_gradients_are_clipped_as_said_and_the_norm_told_is_the_one_before(lab, changes, expected) -> None:
+def test_gradients_are_clipped_after_their_norm_is_measured(lab, changes, expected) -> None:
     scale = 5.2 / 13.0 if changes["clip_norm"] == 2.6 else 1.0
     given = [[3.0 * scale, 4.0 * scale], [12.0 * scale]]
     model = gradients(given)
@@ -126,7 +128,7 @@ def test_gradients_are_clipped_as_said_and_the_norm_told_is_the_one_before(lab, 
 def test_told_norms_are_those_of_the_gradients(lab) -> None:
     plan = lab.plan(clip_norm=0.01, crop_padding=0, flip="none", label_smoothing=0.0)
     lab.spec = lab.make_spec("linear64")
-    told = lab.every(lab.events(plan), Points)[0].values
+    reported = lab.every(lab.events(plan), Points)[0].values
     torch.manual_seed(plan.seed)  # as fit does before it builds the model
     model = build(lab.spec).train()
     order = epoch_order(len(lab.train), seed=plan.seed, epoch=0)
@@ -134,8 +136,8 @@ def test_told_norms_are_those_of_the_gradients(lab) -> None:
     loss = cross_entropy(model(images).float(), labels)
     loss.backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
-    assert told["step/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert told["step/gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert reported["step/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert reported["step/gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
 
 
 def test_figures_of_an_epoch_are_means_over_its_samples(lab) -> None:
@@ -167,22 +169,22 @@ def test_the_norm_is_clipped_after_the_elements(lab, clip_norm: float, clip_valu
     assert norm.item() == pytest.approx(13.0)
     cut = np.clip(np.concatenate(given), -clip_value, clip_value)
     left = np.linalg.norm(cut)
-    found = torch.cat([parameter.grad for parameter in model]).numpy()
-    np.testing.assert_allclose(found, cut * min(1.0, clip_norm / left), rtol=1e-4)
-    assert np.linalg.norm(found) == pytest.approx(min(clip_norm, left), rel=1e-4)
+    result = torch.cat([parameter.grad for parameter in model]).numpy()
+    np.testing.assert_allclose(result, cut * min(1.0, clip_norm / left), rtol=1e-4)
+    assert np.linalg.norm(result) == pytest.approx(min(clip_norm, left), rel=1e-4)
 
 
-@pytest.mark.parametrize("pieces", range(1, 12))
+@pytest.mark.parametrize("count", range(1, 12))
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("least", [1, 2])
-def test_micro_batches_have_the_least_rows_that_are_allowed(rows: int, pieces: int, least: int) -> None:
-    parts = micro_batches(np.arange(rows), pieces, least=least)
+@pytest.mark.parametrize("smallest", [1, 2])
+def test_micro_batches_have_the_smallest_allowed_size(rows: int, count: int, smallest: int) -> None:
+    parts = micro_batches(np.arange(rows), count, smallest=smallest)
     sizes = [len(part) for part in parts]
     assert np.concatenate(parts).tolist() == list(range(rows))
-    assert min(sizes) >= min(least, rows)
+    assert min(sizes) >= min(smallest, rows)
     assert max(sizes) - min(sizes) <= 1
-    assert len(parts) <= pieces
-    assert len(parts) == pieces or len(parts) == max(1, rows // least)
+    assert len(parts) <= count
+    assert len(parts) == count or len(parts) == max(1, rows // smallest)
 
 
 class Normed(nn.Module):
@@ -207,13 +209,15 @@ def normed(lab, monkeypatch: pytest.MonkeyPatch):
     return lab
 
 
-def test_no_micro_batch_has_one_sample_where_batch_norm_needs_two(normed) -> None:
+def test_no_micro_batch_has_one_sample_for_batch_norm(normed) -> None:
     """Steps of 8 and 6 rows: eight pieces of one become four pairs, as if four had been asked for; said once."""
     events = list(normed.events(normed.plan(accumulation=8)))
-    (notice,) = [one.text for one in normed.every(events, Notice) if "batch norm" in one.text]
-    assert notice == "a batch norm of the model cannot learn from one sample alone: micro-batches have two or more"
-    asked = normed.run(normed.plan(accumulation=4), name="four")  # of the last six rows it makes 2, 2, 1 and 1: pairs
-    normed.assert_same(events[-1].weights, asked.weights)
+    (notice,) = [each.text for each in normed.every(events, Notice) if "batch norm" in each.text]
+    assert notice == "a batch norm of the model cannot learn from only one sample: micro-batches have two or more"
+    requested = normed.run(
+        normed.plan(accumulation=4), name="four"
+    )  # of the last six rows it makes 2, 2, 1 and 1: pairs
+    normed.assert_same(events[-1].weights, requested.weights)
 
 
 @pytest.mark.parametrize("accumulation", [3, 5])
@@ -228,7 +232,7 @@ def test_a_run_with_pairs_resumed_anywhere_equals_the_undisturbed_one(normed, ac
         normed.assert_same(normed.run(plan, name=f"cut after {cut}").weights, expected.weights)
 
 
-def test_memory_for_one_sample_alone_ends_in_words_where_batch_norm_needs_two(normed, monkeypatch) -> None:
+def test_memory_for_one_sample_is_too_small_for_batch_norm(normed, monkeypatch) -> None:
     """Halved as far as pairs, and then no further: it ends."""
     forward = Normed.forward
 
@@ -238,21 +242,21 @@ def test_memory_for_one_sample_alone_ends_in_words_where_batch_norm_needs_two(no
         return forward(self, images)
 
     monkeypatch.setattr(Normed, "forward", scarce)
-    with pytest.raises(TrainingError, match="memory does not suffice for two samples, the fewest that its batch norm"):
+    with pytest.raises(TrainingError, match="not enough memory for two samples, the fewest that its batch norm"):
         normed.run(normed.plan())
 
 
-def test_a_batch_of_one_sample_is_refused_where_batch_norm_needs_two(normed) -> None:
+def test_a_batch_of_one_sample_is_refused_for_batch_norm(normed) -> None:
     with pytest.raises(TrainingError, match=r"cannot learn from one sample .*: set training.batch_size to 2 or more"):
         normed.run(normed.plan(batch_size=1))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_split_of_which_no_row_counts_is_refused_before_the_first_step(lab, split: str) -> None:
+def test_a_split_of_ignored_labels_is_refused(lab, split: str) -> None:
     getattr(lab, split).labels[:] = 1
     events = []
     with pytest.raises(
-        TrainingError, match=rf"all \d+ rows of split {split} have label 1, which training.ignore_index"
+        TrainingError, match=rf"all \d+ samples of split {split} have label 1, which training.ignore_index"
     ):
         events.extend(lab.events(lab.plan(ignore_index=1)))
     assert events == []

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.training import Plan, build
+from ratchet.training import build
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
-from ratchet.training.transfer import learn, rate_shares, stages, without_pretrained
+from ratchet.training.transfer import freeze, rate_shares, stages, without_pretrained
+from tests.training.conftest import make_plan
 
 
 def names(model: Classifier) -> list[str]:
@@ -20,14 +21,14 @@ def names(model: Classifier) -> list[str]:
 
 def learning(model: Classifier) -> set[str]:
     """The stages in which anything learns; all of a stage's parameters must agree."""
-    found = set()
+    result = set()
     for stage in stages(model):
         states = {model.get_parameter(name).requires_grad for name in stage.parameters}
         assert len(states) == 1, stage.name
         assert states == {module.training for module in stage.modules}
         if states == {True}:
-            found.add(stage.name.removeprefix("network."))
-    return found
+            result.add(stage.name.removeprefix("network."))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,8 @@ class HeadFirst(nn.Module):
         return self.head(self.blocks["last"](hidden))
 
 
-def test_stages_follow_the_order_in_which_parts_run_and_not_the_one_they_were_made_in(lab, monkeypatch) -> None:
+def test_stages_follow_the_order_of_execution(lab, monkeypatch) -> None:
+    """Not the order of creation."""
     monkeypatch.setitem(build.__globals__["_OWN"], "headfirst", lambda **_: HeadFirst())
     model = build(lab.make_spec("headfirst"))
     assert names(model) == ["blocks.first", "blocks.last", "head"]
@@ -75,7 +77,7 @@ def test_a_net_of_one_layer_is_all_head(lab, monkeypatch) -> None:
     single = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     monkeypatch.setitem(build.__globals__["_OWN"], "single", lambda **_: single)
     model = build(lab.make_spec("single")).train()
-    learn(model, Plan(frozen_epochs=3), 0)
+    freeze(model, make_plan(frozen_epochs=3), 0)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -92,28 +94,29 @@ def test_a_net_of_one_layer_is_all_head(lab, monkeypatch) -> None:
 )
 def test_stages_thaw_from_the_head_down_as_planned(lab, frozen: int, between: int, course: list[int]) -> None:
     model = build(lab.make_spec("resnet"))
-    plan = Plan(frozen_epochs=frozen, unfreeze_epochs=between)
+    plan = make_plan(frozen_epochs=frozen, unfreeze_epochs=between)
     for epoch, thawed in enumerate(course):
         model.train()
-        learn(model, plan, epoch)
+        freeze(model, plan, epoch)
         assert learning(model) == set(names(model)[-thawed:]), epoch
 
 
-def test_what_learns_depends_on_the_epoch_alone_so_a_resumed_run_learns_the_same(lab) -> None:
-    plan = Plan(frozen_epochs=1, unfreeze_epochs=1)
+def test_frozen_stages_depend_only_on_the_epoch(lab) -> None:
+    """So a resumed run freezes the same stages."""
+    plan = make_plan(frozen_epochs=1, unfreeze_epochs=1)
     once, on_the_way = build(lab.make_spec("resnet")), build(lab.make_spec("resnet"))
     for epoch in (4, 0, 1, 2):
         on_the_way.train()
-        learn(on_the_way, plan, epoch)
+        freeze(on_the_way, plan, epoch)
     for _ in range(2):
         once.train()
-        learn(once, plan, 2)
+        freeze(once, plan, 2)
     assert learning(once) == learning(on_the_way) == {"blocks.1", "blocks.2", "head"}
 
 
 def test_a_frozen_stage_changes_neither_weights_nor_statistics(lab) -> None:
     model = build(lab.make_spec("resnet18", size=32, channels=3)).train()
-    learn(model, Plan(frozen_epochs=1), 0)
+    freeze(model, make_plan(frozen_epochs=1), 0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(2):
@@ -132,30 +135,30 @@ def test_what_the_network_itself_keeps_from_learning_is_never_thawed(lab, monkey
 
     monkeypatch.setitem(build.__globals__["_OWN"], "partly", partly_fixed)
     model = build(lab.make_spec("partly")).train()
-    learn(model, Plan(frozen_epochs=1), 5)
+    freeze(model, make_plan(frozen_epochs=1), 5)
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert still == {"network.2.weight", "network.2.bias"}
 
 
-def test_each_stage_learns_at_a_share_of_the_rate_above_it(lab) -> None:
+def test_each_stage_has_a_share_of_the_rate(lab) -> None:
     model = build(lab.make_spec("resnet18", size=32, channels=3))
-    shares = rate_shares(model, Plan(layer_decay=0.5))
+    shares = rate_shares(model, make_plan(layer_decay=0.5))
     assert shares.keys() == dict(model.named_parameters()).keys()
     assert shares["network.fc.weight"] == 1.0
     assert shares["network.layer4.1.bn2.bias"] == 0.5
     assert shares["network.conv1.weight"] == shares["network.bn1.weight"] == 0.5**5
-    assert set(rate_shares(model, Plan()).values()) == {1.0}
+    assert set(rate_shares(model, make_plan()).values()) == {1.0}
 
 
 def test_transfer_without_weights_to_transfer_is_said() -> None:
-    assert without_pretrained(Plan(), None) is None
-    assert without_pretrained(Plan(frozen_epochs=1), Path("resnet18.pt")) is None
+    assert without_pretrained(make_plan(), None) is None
+    assert without_pretrained(make_plan(frozen_epochs=1), Path("resnet18.pt")) is None
     for settings in ({"frozen_epochs": 2}, {"unfreeze_epochs": 1}, {"layer_decay": 0.7}):
-        said = without_pretrained(Plan(**settings), None)
-        assert said is not None
-        assert "no pretrained weights were found" in said
-        assert f"training.{next(iter(settings))}" in said
-        assert "random weights" in said
+        message = without_pretrained(make_plan(**settings), None)
+        assert message is not None
+        assert "model.pretrained is none" in message
+        assert f"training.{next(iter(settings))}" in message
+        assert "random weights" in message
 
 
 class Noisy(nn.Module):
@@ -196,7 +199,8 @@ def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize("name", ["noisy", "convnet", "resnet", "fastnet", "resnet18", "densenet121"])
-def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab, monkeypatch, name, frozen) -> None:
+def test_checkpointed_gradients_are_equal_in_less_memory(lab, monkeypatch, name, frozen) -> None:
+    """Gradients and buffers have the same bits."""
     monkeypatch.setitem(build.__globals__["_OWN"], "noisy", noisy)
     model = build(lab.make_spec(name, size=32, channels=3)).train()
     twin = copy.deepcopy(model)
@@ -204,20 +208,20 @@ def test_checkpointed_gradients_and_buffers_are_the_same_bits_in_less_memory(lab
     twin = copy.deepcopy(twin)  # a copy of a checkpointed model runs its own weights
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     results = []
-    for one in (model, twin):
-        learn(one, Plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+    for item in (model, twin):
+        freeze(item, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
         torch.manual_seed(5)
         for _ in range(2):
-            loss = one(images).logsumexp(1).sum()
+            loss = item(images).logsumexp(1).sum()
             loss.backward()
-        gradients = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
-        results.append(({"loss": loss.detach()}, gradients, dict(one.named_buffers())))
+        gradients = {name: p.grad for name, p in item.named_parameters() if p.grad is not None}
+        results.append(({"loss": loss.detach()}, gradients, dict(item.named_buffers())))
     for plain, checked in zip(*results, strict=True):
         lab.assert_same(plain, checked)
     assert [*model.state_dict()] == [*twin.state_dict()]
     with torch.no_grad():
         assert torch.equal(twin.eval()(images), model.eval()(images))
-    for one in (model, twin):
-        one.train()
-        learn(one, Plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
+    for item in (model, twin):
+        item.train()
+        freeze(item, make_plan(frozen_epochs=2 * frozen, unfreeze_epochs=frozen), 3)
     assert kept_bytes(twin, images) < (0.9 if frozen else 0.7) * kept_bytes(model, images)

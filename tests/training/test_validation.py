@@ -6,10 +6,11 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from torch import nn
 
-from ratchet.training import Epoch, Plan, Split
+from ratchet.training import Epoch, Split
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision
 from ratchet.training.validation import METRICS, validate
+from tests.training.conftest import make_plan
 
 
 class Reads(nn.Module):
@@ -23,7 +24,7 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     images[:, 0, 0, 0] = answers
     split = Split("validation", [images], np.zeros(1, np.int64), np.array(labels), np.arange(len(labels)))
-    plan, cpu = Plan(ignore_index=ignored), torch.device("cpu")
+    plan, cpu = make_plan(ignore_index=ignored), torch.device("cpu")
     objective = Objective.measuring(plan)
     precision = Precision("fp32", False, "")
     return validate(
@@ -40,15 +41,15 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
     ],
 )
 def test_figures_are_scikit_learns(labels: list[int], answers: list[int]) -> None:
-    found = figures(labels, answers)
-    assert set(found) == {f"validation/{name}" for name in METRICS}
-    assert found["validation/accuracy"] == pytest.approx(accuracy_score(labels, answers))
-    recalls = [np.mean(np.array(answers)[np.array(labels) == one] == one) for one in sorted(set(labels))]
-    assert found["validation/balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    result = figures(labels, answers)
+    assert set(result) == {f"validation/{name}" for name in METRICS}
+    assert result["validation/accuracy"] == pytest.approx(accuracy_score(labels, answers))
+    recalls = [np.mean(np.array(answers)[np.array(labels) == item] == item) for item in sorted(set(labels))]
+    assert result["validation/balanced_accuracy"] == pytest.approx(np.mean(recalls))
     if set(answers) <= set(labels) and len(set(labels)) > 1:
-        assert found["validation/balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answers))
+        assert result["validation/balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answers))
     expected = f1_score(labels, answers, average="macro", zero_division=0.0)
-    assert found["validation/f1"] == pytest.approx(expected)
+    assert result["validation/f1"] == pytest.approx(expected)
 
 
 def test_ignored_rows_do_not_count() -> None:

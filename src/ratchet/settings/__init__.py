@@ -1,4 +1,4 @@
-"""Settings: params.yaml, the model that checks it, and the messages for what is wrong in it."""
+"""Settings: params.yaml, the model that checks it, and messages for its errors."""
 
 from ratchet.settings.file import (
     Edit,
@@ -11,7 +11,7 @@ from ratchet.settings.file import (
     parse_assignments,
     plan,
     read_text,
-    take_back,
+    restored_text,
     template,
     write_text,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "parse_assignments",
     "plan",
     "read_text",
-    "take_back",
+    "restored_text",
     "template",
     "write_text",
 ]

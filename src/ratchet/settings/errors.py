@@ -1,4 +1,4 @@
-"""What is wrong with settings, in words: the key, the value found, what is allowed and the way out."""
+"""Messages for wrong settings: the key, the value found, the allowed values and the fix."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ _LONGEST = 80  # characters of a value that a message shows
 
 
 def spell(value: object) -> str:
-    """A value as params.yaml spells it."""
+    """Return a value as written in params.yaml."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -32,7 +32,7 @@ def spell(value: object) -> str:
 
 
 def dotted_keys(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
-    """Every setting's dotted key and default, in the order of the file."""
+    """Return the dotted key and default of every setting, in the order of the file."""
     keys: dict[str, object] = {}
     for name, field in model.model_fields.items():
         group = _group(field)
@@ -44,53 +44,53 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
 
 
 def explain(model: type[BaseModel], faults: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One sentence for each fault that pydantic found (`ValidationError.errors()`); a union's branches make one."""
+    """Return one message per fault of pydantic (`ValidationError.errors()`), and one for all branches of a union."""
     known = dotted_keys(model)
-    sentences: dict[str, tuple[int, list[str]]] = {}  # by key: how deep inside the value the fault lies, what is said
+    messages: dict[str, tuple[int, list[str]]] = {}  # by key: depth of the fault inside the value, messages
     for fault in faults:
         parts = [str(part) for part in fault["loc"]]
         depth = len(parts)
         if fault["type"] == "extra_forbidden":
-            sentences[".".join(parts)] = depth, [unknown(model, ".".join(parts), fault["input"])]
+            messages[".".join(parts)] = depth, [unknown(model, ".".join(parts), fault["input"])]
             continue
-        # A union's branch and a list's position are part of pydantic's place; the key ends where the settings end.
+        # pydantic's location also holds the branch of a union and the position in a list: remove both.
         while len(parts) > 1 and ".".join(parts) not in known and not _begins(known, ".".join(parts)):
             parts.pop()
         key = ".".join(parts)
-        deepest, told = sentences.get(key, (depth, []))
-        # The branch of a union that gets furthest into the value is the one that was meant.
+        deepest, previous = messages.get(key, (depth, []))
+        # The branch of a union that gets deepest into the value is the one that was meant.
         if depth >= deepest:
-            kept = told if depth == deepest else []
-            sentences[key] = depth, [*kept, _refusal(model, key, fault["input"])]
-    return [sentence for _, told in sentences.values() for sentence in dict.fromkeys(told)]
+            kept = previous if depth == deepest else []
+            messages[key] = depth, [*kept, _refusal(model, key, fault["input"])]
+    return [message for _, texts in messages.values() for message in dict.fromkeys(texts)]
 
 
 def missing(key: str, default: object) -> str:
-    """The sentence for a setting that is not in the file."""
-    return f"{key}: missing; add it (default: {spell(default)})"
+    """Return the message for a setting that is not in the file."""
+    return f"{key}: missing. Fix: add it (default: {spell(default)})"
 
 
 def unknown(model: type[BaseModel], key: str, value: object) -> str:
-    """The sentence for a key that no setting has: the nearest that one has, or those there are."""
+    """Return the message for an unknown key, with the nearest key or all keys."""
     known = list(dotted_keys(model))
     group, _, last = key.rpartition(".")
     if _begins(known, key):
-        way_out = (
-            f"it is a group: name one of its settings, such as {next(k for k in known if k.startswith(key + '.'))}"
+        example = next(name for name in known if name.startswith(f"{key}."))
+        return (
+            f"{key}: it is a section and has no value (found {_shown(value)}). Fix: name a setting, such as {example}"
         )
-        return f"{key}: takes no value of its own (found {_shown(value)}); {way_out}"
     if group in known:
-        return f"{key}: unknown key (value {_shown(value)}); did you mean {group}?"
+        return f"{key}: unknown key (value {_shown(value)}). Did you mean {group}?"
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)
     hint = _nearest(last, inside) or elsewhere or _nearest(last, known)
     if hint:
-        way_out = f"did you mean {hint}?"
+        fix = f"Did you mean {hint}?"
     elif inside and group:
-        way_out = f"{group} has {', '.join(name.rpartition('.')[2] for name in inside)}"
+        fix = f"Allowed in {group}: {', '.join(name.rpartition('.')[2] for name in inside)}"
     else:
-        way_out = f"the file has {', '.join(model.model_fields)}"
-    return f"{key}: unknown key (value {_shown(value)}); {way_out}"
+        fix = f"Allowed: {', '.join(model.model_fields)}"
+    return f"{key}: unknown key (value {_shown(value)}). {fix}"
 
 
 def _refusal(model: type[BaseModel], key: str, value: object) -> str:
@@ -98,24 +98,24 @@ def _refusal(model: type[BaseModel], key: str, value: object) -> str:
     group = _group(field)
     if group:
         names = ", ".join(group.model_fields)
-        return f"{key}: found {_shown(value)}; allowed: a group of settings, one to a line: {names}"
+        return f"{key}: found {_shown(value)}. Allowed: a section with one setting per line: {names}"
     has_pattern = any(getattr(mark, "pattern", None) for mark in field.metadata)
     allowed = f"{_allowed(field.annotation, field.metadata)} ({field.description})"
-    if has_pattern:  # which its description says in words
+    if has_pattern:  # the description explains the pattern
         allowed = f"{field.description}"
     kinds = _kinds(field.annotation)
     number = _number(value) if kinds & {int, float} and bool not in kinds else None
     if isinstance(value, str) and number is not None:
         whole = int(number) if int in kinds and math.isfinite(number) and number == int(number) else number
-        way_out = f"write it without quotes: {spell(whole)}"
-        return f"{key}: found the text {value!r}, not a number; {way_out}; allowed: {allowed}"
+        fix = f"Fix: write it without quotes: {spell(whole)}"
+        return f"{key}: found the text {value!r}, not a number. Allowed: {allowed}. {fix}"
     if isinstance(value, float) and int in kinds and value.is_integer():
-        return f"{key}: found {spell(value)}; write it as {int(value)}; allowed: {allowed}"
-    return f"{key}: found {_shown(value)}; allowed: {allowed}"
+        return f"{key}: found {spell(value)}. Allowed: {allowed}. Fix: write it as {int(value)}"
+    return f"{key}: found {_shown(value)}. Allowed: {allowed}"
 
 
 def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """What a type lets in: "a whole number, at least 1"."""
+    """Return the allowed values of a type, such as "a whole number, at least 1"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner, *marks = arguments
@@ -125,24 +125,24 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin in (Union, UnionType):
         return _either([_allowed(argument) for argument in arguments])
     limits = [
-        f"{words} {spell(getattr(mark, name))}"
+        f"{phrase} {spell(getattr(mark, name))}"
         for mark in metadata
-        for name, words in _BOUNDS.items()
+        for name, phrase in _BOUNDS.items()
         if hasattr(mark, name)
     ]
     bounds = f", {' and '.join(limits)}" if limits else ""
     if origin is tuple:
         if Ellipsis not in arguments:
-            return f"a list, {len(arguments)} long, of {_allowed(arguments[0])}"
+            return f"a list of {len(arguments)} values, each {_allowed(arguments[0])}"
         filled = any(getattr(mark, "min_length", 0) for mark in metadata)
-        return f"a list{', not empty,' if filled else ''} of {_allowed(arguments[0])}"
+        return f"a list{', not empty,' if filled else ''} with values: {_allowed(arguments[0])}"
     text = "text" if any(getattr(mark, "pattern", None) for mark in metadata) else "text, not empty"
     names = {bool: "true or false", int: "a whole number", float: "a finite number", str: text}
     return names[annotation] + bounds
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types that an annotation is made of."""
+    """Return the plain types in an annotation."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
         return {type(choice) for choice in arguments}
@@ -155,13 +155,13 @@ def _field(model: type[BaseModel], key: str) -> FieldInfo:
     *groups, last = key.split(".")
     for name in groups:
         inner = _group(model.model_fields[name])
-        assert inner is not None, "only groups have settings below them"
+        assert inner is not None, "only sections contain settings"
         model = inner
     return model.model_fields[last]
 
 
 def _group(field: FieldInfo) -> type[BaseModel] | None:
-    """The group that the field holds; None for a setting."""
+    """Return the section of the field; None for a setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
@@ -171,7 +171,7 @@ def _begins(known: Iterable[str], key: str) -> bool:
 
 
 def _nearest(last: str, among: list[str]) -> str | None:
-    """The key whose last part is most like `last`."""
+    """Return the key whose last part is most similar to `last`."""
     by_last = {name.rpartition(".")[2]: name for name in reversed(among)}
     near = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
     return by_last[near[0]] if near else None

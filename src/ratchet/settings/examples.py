@@ -1,4 +1,4 @@
-"""Ready settings for real work: a file in examples/ holds what differs from the defaults, and why."""
+"""Ready-made settings: a file in examples/ holds the settings that differ from the defaults."""
 
 import subprocess
 import tempfile
@@ -9,16 +9,15 @@ from pathlib import Path
 from ratchet import files, settings
 from ratchet.errors import SettingsError
 from ratchet.settings.model import Params
-from ratchet.workspace import Workspace
 
 __all__ = ["Example", "compose", "listed", "use"]
 
-_STAY = ("tracking", "platform")  # say where this machine's servers are, not what is trained
+_KEPT = ("tracking", "platform")  # sections about the servers of this machine, not about the training
 
 
 @dataclass(frozen=True)
 class Example:
-    """One file of settings."""
+    """One file in examples/."""
 
     path: Path
 
@@ -28,13 +27,13 @@ class Example:
 
     @property
     def about(self) -> str:
-        """What it is for, in one line: the file's first comment below the editors'."""
+        """Purpose in one line: the first comment of the file below the line for editors."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return next(line.removeprefix("# ") for line in lines if not line.startswith("# yaml-language-server"))
 
     @property
     def settings(self) -> dict[str, object]:
-        """What it sets, by dotted key.
+        """Its settings by dotted key.
 
         Raises:
             SettingsError: the file is not YAML.
@@ -46,75 +45,76 @@ class Example:
             return settings.dotted(YAML().load(self.path.read_text(encoding="utf-8")) or {})
         except (YAMLError, AttributeError) as error:
             problem = getattr(error, "problem", None) or error
-            raise SettingsError(f"examples/{self.path.name}: not settings in YAML ({problem}); mend it") from None
+            raise SettingsError(
+                f"examples/{self.path.name}: not settings in YAML ({problem}). Fix: correct it"
+            ) from None
 
 
-def listed(workspace: Workspace) -> list[Example]:
-    """The examples there are, by name."""
-    return [Example(path) for path in sorted((workspace.root / "examples").glob("*.yaml"))]
+def listed(root: Path) -> list[Example]:
+    """Return the examples of the project folder `root`, by name."""
+    return [Example(path) for path in sorted((root / "examples").glob("*.yaml"))]
 
 
-def compose(example: Example | None = None, *, stay: Mapping[str, object] | None = None) -> str:
-    """params.yaml as it is shipped, with what the example sets and with `stay` (dotted keys) in it.
+def compose(example: Example | None = None, *, kept: Mapping[str, object] | None = None) -> str:
+    """Return the shipped params.yaml with the settings of the example and of `kept` (dotted keys).
 
     Raises:
-        SettingsError: it sets what it must not.
+        SettingsError: a setting of the example is not allowed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / (example.path.name if example else "params.yaml")  # its errors name the example
         files.write_text(path, settings.template())
-        settings.override(path, {**(example.settings if example else {}), **(stay or {})})
+        settings.override(path, {**(example.settings if example else {}), **(kept or {})})
         return path.read_text(encoding="utf-8")
 
 
-def use(workspace: Workspace, name: str, *, force: bool = False) -> dict[str, tuple[object, object]]:
-    """Put an example into params.yaml; what changed: (before, after) by dotted key.
+def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object, object]]:
+    """Write an example into params.yaml. Return the changes: (before, after) by dotted key.
 
-    Everything it does not name becomes its default, but for the sections that say where servers are: they stay.
+    All other settings get their default, except the sections about servers, which stay.
 
     Raises:
-        SettingsError: there is no such example, or params.yaml holds changes that nothing else does, and not `force`.
+        SettingsError: there is no such example; or params.yaml has changes that would be lost, and `force` is False.
     """
-    known = listed(workspace)
-    example = next((one for one in known if one.name == name), None)
+    examples, params = listed(root), root / "params.yaml"
+    example = next((each for each in examples if each.name == name), None)
     if example is None:
-        there = ", ".join(one.name for one in known) or "none"
-        raise SettingsError(f"examples/{name}.yaml: not there; there are {there}")
-    before = _current(workspace, force=force)
-    stay = {key: value for key, value in before.items() if key.partition(".")[0] in _STAY}
-    if not (force or _is_kept_elsewhere(workspace, known, stay)):
+        names = ", ".join(each.name for each in examples) or "none"
+        raise SettingsError(f"examples/{name}.yaml: no such example. Allowed: {names}")
+    before = _current(params, force=force)
+    kept = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT}
+    if not (force or _is_reproducible(params, examples, kept)):
         raise SettingsError(
-            "params.yaml: holds changes of yours that are not committed (see `git diff params.yaml`): commit them "
-            f"first, or replace them with `ratchet use {name} --force`"
+            "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "
+            f"them with `ratchet use {name} --force`"
         )
-    text = compose(example, stay=stay)
-    files.write_text(workspace.params, text)
-    params = settings.load(workspace.params)
-    source = workspace.root / Path(params.data.path).expanduser()
-    source.mkdir(parents=True, exist_ok=True)  # DVC wants what a stage reads to be there
-    after = settings.flatten(params)
+    files.write_text(params, compose(example, kept=kept))
+    loaded = settings.load(params)
+    source = root / Path(loaded.data.path).expanduser()
+    source.mkdir(parents=True, exist_ok=True)  # DVC requires that the inputs of a stage exist
+    after = settings.flatten(loaded)
     return {key: (before[key], value) for key, value in after.items() if before[key] != value}
 
 
-def _current(workspace: Workspace, *, force: bool) -> dict[str, object]:
-    """The settings in force; of a file that cannot be read, if it is to be replaced by force, the defaults."""
+def _current(params: Path, *, force: bool) -> dict[str, object]:
+    """Return the settings of the file; with `force`, the defaults if it cannot be read."""
     try:
-        return settings.flatten(settings.load(workspace.params))
+        return settings.flatten(settings.load(params))
     except SettingsError:
         if not force:
             raise
         return settings.flatten(Params())
 
 
-def _is_kept_elsewhere(workspace: Workspace, known: list[Example], stay: Mapping[str, object]) -> bool:
-    """Whether params.yaml is as committed, as shipped, or as an earlier `use` left it: then nothing of it is lost."""
-    text = workspace.params.read_text(encoding="utf-8")
-    return text == _committed(workspace) or any(text == compose(one, stay=stay) for one in [None, *known])
+def _is_reproducible(params: Path, examples: list[Example], kept: Mapping[str, object]) -> bool:
+    """Whether params.yaml is as committed, as shipped or as an earlier `use` wrote it, so that nothing is lost."""
+    text = params.read_text(encoding="utf-8")
+    return text == _committed(params) or any(text == compose(each, kept=kept) for each in [None, *examples])
 
 
-def _committed(workspace: Workspace) -> str | None:
-    """params.yaml as the last commit has it; None without git, or before it was committed."""
-    command = ["git", "-C", str(workspace.root), "show", "HEAD:./params.yaml"]
+def _committed(params: Path) -> str | None:
+    """Return params.yaml of the last commit; None without git, or if it was never committed."""
+    command = ["git", "-C", str(params.parent), "show", "HEAD:./params.yaml"]
     try:
         return subprocess.run(command, capture_output=True, check=True).stdout.decode()
     except (OSError, subprocess.CalledProcessError):

@@ -1,7 +1,7 @@
-"""params.yaml -> frozen, strict `Params`: the only reader of the file, and its only writer.
+"""Reads, checks and changes params.yaml. No other code reads or writes the file.
 
-A key that is missing is refused as one that is unknown is: the file holds every setting, so that DVC, which tracks its
-keys, sees everything that decides a result.
+Missing keys are errors, like unknown keys: the file holds every setting, because DVC tracks its keys and must see
+everything that decides a result.
 """
 
 import json
@@ -32,13 +32,13 @@ __all__ = [
     "parse_assignments",
     "plan",
     "read_text",
-    "take_back",
+    "restored_text",
     "template",
     "write_text",
 ]
 
-# Whose webhook addresses hold the right to write: Slack's, Discord's, Microsoft's and Google's.
-_SECRET_ADDRESSES = (
+# A webhook address of these hosts is a secret: it gives the right to write (Slack, Discord, Microsoft, Google).
+_SECRET_HOSTS = (
     "hooks.slack.com", "hooks.slack-gov.com", "discord.com", "discordapp.com", "webhook.office.com",
     "logic.azure.com", "powerplatform.com", "chat.googleapis.com",
 )  # fmt: skip
@@ -46,11 +46,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def template() -> str:
-    """params.yaml as it is shipped: every setting with its default, its meaning in a comment."""
+    """Return the shipped params.yaml: every setting with its default, and its description as a comment."""
     lines = [
         "# yaml-language-server: $schema=src/ratchet/settings/params.schema.json",  # for editors
-        "# Every setting of the pipeline. DVC tracks the keys one by one; the flow, `dvc repro` and `ratchet` read",
-        "# this file and nothing else. Change one by hand, with `ratchet set training.epochs=3`, or as you train, with",
+        "# All settings of the pipeline. The flow, `dvc repro` and `ratchet` read only this file; DVC tracks its keys.",
+        "# Change a setting here, with `ratchet set training.epochs=3`, or for one run with",
         "# `ratchet train --set training.epochs=3`.",
         "",
     ]
@@ -71,14 +71,14 @@ def load(path: Path) -> Params:
     """Read and check the whole file.
 
     Raises:
-        SettingsError: with every fault at once, each naming the key, the value, what is allowed and the way out.
+        SettingsError: the message lists every fault with its key, value, allowed values and fix.
     """
     return _check(_read(path), path)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A checked change of params.yaml that is not yet written."""
+    """A checked change of params.yaml, not yet written."""
 
     path: Path
     before: str
@@ -86,15 +86,15 @@ class Edit:
     params: Params
 
     def write(self) -> None:
-        """Write it, if it changes anything."""
+        """Write the file, if the change changes anything."""
         if self.after != self.before:
             write_text(self.path, self.after)
 
 
 def override(path: Path, changes: Mapping[str, object]) -> Params:
-    """Set dotted keys in the file, comments kept, and return the result; a bad change leaves the file as it is.
+    """Set dotted keys in the file and return all settings. Comments stay; a wrong change leaves the file unchanged.
 
-    This is what `dvc exp run -S` does, so that the file, dvc.lock and MLflow agree on what ran.
+    `dvc exp run -S` does the same, so the file, dvc.lock and MLflow agree on the settings of a run.
     """
     edit = plan(path, changes)
     edit.write()
@@ -102,25 +102,27 @@ def override(path: Path, changes: Mapping[str, object]) -> Params:
 
 
 def plan(path: Path, changes: Mapping[str, object]) -> Edit:
-    """Check a change of dotted keys, and return what it would make of the file.
+    """Check a change of dotted keys without writing it.
 
     Raises:
-        SettingsError: it is not allowed.
+        SettingsError: the change is not allowed.
     """
     document = _read(path)
     known = settings_errors.dotted_keys(Params)
-    told = [settings_errors.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known]
-    if told:
-        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
+    unknown = [
+        settings_errors.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known
+    ]
+    if unknown:
+        raise _error(path, unknown)
     before = read_text(path)
     if not changes or not all(_holds(document, key) for key in changes):
-        return Edit(path, before, before, _check(document, path))  # says what is missing
+        return Edit(path, before, before, _check(document, path))  # raises for the missing keys
     after = _edited(before, {key: _spelled(value) for key, value in changes.items()})
     return Edit(path, before, after, _check(files.parse_yaml(after), path))
 
 
 def read_text(path: Path) -> str:
-    """The file's text with the line ends that it has."""
+    """Return the text of the file, with its own line ends."""
     return path.read_bytes().decode("utf-8")
 
 
@@ -130,16 +132,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def differences(text: str, other: str, keys: Iterable[str]) -> dict[str, object]:
-    """The dotted keys whose values differ in the two texts, with the values that they have in `other`."""
+    """Return the keys whose values differ between the texts, with the values in `other`."""
     here, there = files.parse_yaml(text), files.parse_yaml(other)
     values = {key: (_value(here, key), _value(there, key)) for key in keys}
     return {key: theirs for key, (ours, theirs) in values.items() if ours != theirs}
 
 
-def take_back(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
-    """Give the keys that `text` still has as in `after` the values of `before`; all else in `text` stays.
+def restored_text(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
+    """Restore the values of `before` for those keys that still have their value of `after` in `text`.
 
-    Return the new text and the values. None: it is not YAML.
+    Return the new text and the restored values, or None if `text` is not YAML.
     """
     from ruamel.yaml.error import YAMLError
 
@@ -161,21 +163,21 @@ def _value(document: Any, key: str) -> object:
 
 
 def _as_written(text: str, key: str, value: object) -> str:
-    """A value as this text spells it; a list of several lines as one."""
+    """Return a value as written in this text, on one line."""
     start, end = _place(_yaml().compose(text), key)
     written = text[start:end].strip()
     return _spelled(value) if "\n" in written else written
 
 
 def _place(node: Any, key: str) -> tuple[int, int]:
-    """Where the value of a dotted key begins and ends in the text."""
+    """Return the start and end of the value of a dotted key in the text."""
     for part in key.split("."):
         node = next(child for name, child in node.value if name.value == part)
     return node.start_mark.index, node.end_mark.index
 
 
 def _edited(text: str, changes: Mapping[str, str]) -> str:
-    """The file's text with those values put in the place of the old ones, and not a space elsewhere changed."""
+    """Return the text with these values replaced and nothing else changed."""
     places, root = [], _yaml().compose(text)
     for key, value in changes.items():
         start, end = _place(root, key)
@@ -187,7 +189,7 @@ def _edited(text: str, changes: Mapping[str, str]) -> str:
 
 
 def _spelled(value: object) -> str:
-    """A value as YAML writes it on one line."""
+    """Return a value as YAML on one line."""
     from ruamel.yaml.error import YAMLError
 
     yaml, line = _yaml(), StringIO()
@@ -196,7 +198,7 @@ def _spelled(value: object) -> str:
     value = list(value) if isinstance(value, tuple) else value
     yaml.dump({"": value}, line)
     spelled = line.getvalue().strip()[1:-1].partition(":")[2].strip()
-    try:  # ruamel writes addresses in a list without quotes, which libyaml does not read
+    try:  # ruamel writes URLs in a list without quotes, which libyaml cannot read
         if files.parse_yaml(f"value: {spelled}") == {"value": value}:
             return spelled
     except YAMLError:
@@ -205,32 +207,34 @@ def _spelled(value: object) -> str:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
-    """`["training.epochs=3"]` -> `{"training.epochs": 3}`; values are read as YAML, as in the file."""
+    """Return `{"training.epochs": 3}` for `["training.epochs=3"]`. Values are read as YAML."""
     from ruamel.yaml.error import YAMLError
 
     changes: dict[str, object] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
-            raise SettingsError(f"{urls.redacted(assignment)}: write KEY=VALUE, for example training.epochs=3")
+            raise SettingsError(
+                f"{urls.redacted(assignment)}: not an assignment. Allowed: KEY=VALUE, for example training.epochs=3"
+            )
         try:
-            changes[key.strip()] = _yaml().load(value)  # a number as it was written
-        except (YAMLError, ValueError) as error:  # ValueError: a date or a number of which there is none such
+            changes[key.strip()] = _yaml().load(value)  # keeps the spelling of numbers
+        except (YAMLError, ValueError) as error:  # ValueError: a date or number that does not exist
             problem = getattr(error, "problem", None) or str(error)
             raise SettingsError(
-                f"{urls.redacted(assignment)}: the value is not YAML ({problem}); write it as params.yaml would, for "
+                f"{urls.redacted(assignment)}: the value is not YAML ({problem}). Fix: write it as in params.yaml, for "
                 "example training.epochs=3 or 'data.formats=[jpeg, png]'"
             ) from None
     return changes
 
 
 def flatten(changes: Section) -> dict[str, object]:
-    """The dotted keys that an `Overrides` sets."""
+    """Return the dotted keys that are set."""
     return dotted(changes.model_dump(exclude_none=True))
 
 
 def dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Groups within groups as one: {"training": {"epochs": 3}} -> {"training.epochs": 3}."""
+    """Return nested sections as dotted keys: {"training": {"epochs": 3}} becomes {"training.epochs": 3}."""
     flat: dict[str, object] = {}
     for key, value in content.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -238,9 +242,9 @@ def dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def changed(params: Params, sections: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys in these sections whose value is not the default, with the value and the default."""
-    now, usual = (dotted(one.model_dump(mode="json", include=set(sections))) for one in (params, Params()))
-    return {key: (value, usual[key]) for key, value in now.items() if value != usual[key]}
+    """Return the dotted keys of these sections that differ from the default, with value and default."""
+    values, defaults = (dotted(each.model_dump(mode="json", include=set(sections))) for each in (params, Params()))
+    return {key: (value, defaults[key]) for key, value in values.items() if value != defaults[key]}
 
 
 def _line(name: str, field: FieldInfo) -> str:
@@ -263,23 +267,24 @@ def _read(path: Path) -> Any:
     try:
         document = files.read_yaml(path)
     except FileNotFoundError:
-        raise SettingsError(f"{path}: not there; restore it with `git checkout params.yaml`") from None
+        raise SettingsError(f"{path}: missing. Fix: restore it with `git checkout params.yaml`") from None
     except (YAMLError, UnicodeDecodeError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" line {place.line + 1}" if place else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise SettingsError(f"{path}{where}: not YAML ({problem}); mend that line") from None
+        raise SettingsError(f"{path}{where}: not YAML ({problem}). Fix: correct that line") from None
     if not isinstance(document, Mapping):
         only = f"only {urls.redacted(repr(document))}"
-        found = "nothing" if document is None else "a list" if isinstance(document, list) else only
+        content = "nothing" if document is None else "a list" if isinstance(document, list) else only
         raise SettingsError(
-            f"{path}: holds {found}; allowed: groups of settings; restore it with `git checkout params.yaml`"
+            f"{path}: contains {content}. Allowed: sections of settings. Fix: restore it with "
+            "`git checkout params.yaml`"
         )
     return document
 
 
 def _check(document: Mapping[str, Any], path: Path) -> Params:
-    told = [
+    faults = [
         settings_errors.missing(key, default)
         for key, default in settings_errors.dotted_keys(Params).items()
         if not _holds(document, key)
@@ -288,41 +293,45 @@ def _check(document: Mapping[str, Any], path: Path) -> Params:
     try:
         params = Params.model_validate(_plain(document))
     except ValidationError as error:
-        told += settings_errors.explain(Params, error.errors())
-    if params is None or told:
-        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
-    if told := list(_contradictions(params)):
-        raise SettingsError("\n".join(f"{path.name}: {sentence}" for sentence in told))
+        faults += settings_errors.explain(Params, error.errors())
+    if params is None or faults:
+        raise _error(path, faults)
+    if contradictions := list(_contradictions(params)):
+        raise _error(path, contradictions)
     return params
 
 
+def _error(path: Path, faults: Iterable[str]) -> SettingsError:
+    return SettingsError("\n".join(f"{path.name}: {fault}" for fault in faults))
+
+
 def _contradictions(params: Params) -> Iterator[str]:
-    """What is wrong with settings that are right one by one."""
+    """Yield a message for each combination of settings that is not allowed."""
     data = params.data
     held_out = data.validation_fraction + data.test_fraction
     if held_out >= 1.0:
         yield (
-            f"data.validation_fraction + data.test_fraction is {held_out:g}; allowed: below 1, or nothing is left to "
-            "train on; lower one of them"
+            f"data.validation_fraction + data.test_fraction is {held_out:g}, which leaves nothing to train on. "
+            "Allowed: below 1. Fix: lower one of them"
         )
     if data.folds == 1:
-        yield "data.folds: found 1; allowed: 0, for none, or 2 and more"
+        yield "data.folds: found 1. Allowed: 0 (none), or 2 and more"
     elif data.fold >= max(1, data.folds):
-        yield f"data.fold: found {data.fold}; allowed: 0 to {max(0, data.folds - 1)}, as data.folds is {data.folds}"
+        yield f"data.fold: found {data.fold}. Allowed: 0 to {max(0, data.folds - 1)}, for data.folds {data.folds}"
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from _passwords(params)
     yield from _unusable(params)
-    yield from _secrets(params.alerts)
+    yield from _exposed_secrets(params.alerts)
     if params.access.four_eyes and params.registry.promotion == "automatic":
         yield (
-            "access.four_eyes: found true; allowed with registry.promotion: manual alone, for a gate has no eyes: set "
-            "that, or access.four_eyes=false"
+            "access.four_eyes: found true. Allowed: only with registry.promotion: manual, because automatic promotion "
+            "involves no second person. Fix: set that, or access.four_eyes=false"
         )
 
 
 def _passwords(params: Params) -> Iterator[str]:
-    """Addresses with a secret in them: the file is committed, and every run records its settings."""
+    """Yield a message for each address with a secret: the file is committed, and every run records its settings."""
     for key, value in dotted(params.model_dump(mode="json")).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (kind := urls.secret_in(text)):
@@ -333,39 +342,39 @@ def _passwords(params: Params) -> Iterator[str]:
 
 
 def _unusable(params: Params) -> Iterator[str]:
-    """Addresses that no client can use: a port above 65535, or brackets around what is no IPv6 address."""
+    """Yield a message for each unusable address: a port above 65535, or brackets without an IPv6 address."""
     platform = params.platform
-    given = [
+    addresses = [
         ("platform.public_url", platform.public_url),
         ("platform.mlflow_public_url", platform.mlflow_public_url),
         ("platform.prefect_api", platform.prefect_api),
         *(("platform.allowed_hosts", f"http://{host}") for host in platform.allowed_hosts),
         ("alerts.webhook", params.alerts.webhook),
     ]
-    for key, url in given:
+    for key, url in addresses:
         if not urls.is_usable(url) and not urls.secret_in(url):
             yield f"{key}: found {url}, which no client can use. Allowed: a port from 1 to 65535, IPv6 as [::1]"
 
 
-def _secrets(alerts: AlertSettings) -> Iterator[str]:
-    """What of the alerts would let anybody write in a team's name, or be read on its way."""
+def _exposed_secrets(alerts: AlertSettings) -> Iterator[str]:
+    """Yield a message for alert settings that expose a secret in the file or on the network."""
     host = (urlsplit(alerts.webhook).hostname or "") if urls.is_usable(alerts.webhook) else ""
-    if any(host == known or host.endswith(f".{known}") for known in _SECRET_ADDRESSES):
+    if any(host == known or host.endswith(f".{known}") for known in _SECRET_HOSTS):
         yield (
-            f"alerts.webhook: found an address of {host}, which is itself a secret: whoever knows it can write there; "
-            "allowed here: none or environment; `ratchet set alerts.webhook=environment`, and give the address by the "
-            "environment: RATCHET_ALERTS_WEBHOOK"
+            f"alerts.webhook: found an address of {host}, which is a secret: everyone who knows it can write there. "
+            "Allowed: none or environment. Fix: `ratchet set alerts.webhook=environment`, and put the address in the "
+            "environment variable RATCHET_ALERTS_WEBHOOK"
         )
     server = alerts.smtp.rpartition(":")[0].strip("[]")
     if alerts.smtp_user != "none" and alerts.smtp_security == "none" and server not in _LOOPBACK:
         yield (
-            f"alerts.smtp_security: found none, with which the password of {alerts.smtp_user} would travel to {server} "
-            "readable by anybody; allowed with alerts.smtp_user: starttls or tls"
+            f"alerts.smtp_security: found none, which would send the password of {alerts.smtp_user} to {server} "
+            "unencrypted. Allowed with alerts.smtp_user: starttls or tls"
         )
 
 
 def _plain(node: Any) -> Any:
-    """ruamel's containers and scalars as Python's own: strict checking takes no subclass."""
+    """Return ruamel's containers and scalars as plain Python types, because strict validation refuses subclasses."""
     if isinstance(node, Mapping):
         return {str(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -380,7 +389,7 @@ def _holds(document: Mapping[str, Any], key: str) -> bool:
     node: Any = document
     for part in key.split("."):
         if not isinstance(node, Mapping):
-            return True  # a wrong type: told once, as that
+            return True  # a wrong type: reported once, as such
         if part not in node:
             return False
         node = node[part]

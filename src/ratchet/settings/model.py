@@ -1,4 +1,4 @@
-"""Every setting: frozen, strict models with bounds, defaults and meanings. `ratchet.settings` reads the file."""
+"""Every setting: its default, bounds and description. The only source of params.yaml, the schema and docs tables."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,10 +36,10 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """One group of settings."""
+    """One section of params.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    captions: ClassVar[dict[str, str]] = {}  # by the first setting of a paragraph
+    captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
 
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -53,282 +53,312 @@ _MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 
 
 class DataSettings(Section):
-    """Where the data comes from and what is let in."""
+    """Data source, and the rules for samples."""
 
     captions: ClassVar[dict[str, str]] = {
-        "label_level": "A folder of images",
-        "manifest": "A table that lists pictures",
-        "image_size": "What is packed, and what is let in",
+        "label_level": "Source image-folder",
+        "manifest": "Source image-manifest: a table that lists images",
+        "image_size": "Packing, and which images are accepted",
         "validation_fraction": "Splits",
-        "shard_mib": "The work",
-        "factory": "A Dataset of your own",
+        "shard_mib": "Resources",
+        "factory": "Source factory: your own Dataset",
     }
 
     source: str = Field(
-        "digits", min_length=1, description="digits, image-folder, image-manifest, factory, or a torchvision set"
+        "digits", min_length=1, description="digits, image-folder, image-manifest, factory, or a torchvision data set"
     )
-    path: str = Field("data/raw", min_length=1, description="folder or URL it is read from, or downloaded to")
-    download: bool = Field(True, description="may a torchvision set be downloaded when it is not in data.path")
+    path: str = Field("data/raw", min_length=1, description="folder or URL of the data; downloads are stored there")
+    download: bool = Field(True, description="download a torchvision data set if it is not in data.path")
 
     label_level: Literal["auto"] | Annotated[int, Field(ge=1, le=8)] = Field(
         "auto",
-        description="level of image-folder's folders that is the class, 1: the top one; auto: 1 if that is clear",
+        description="folder level that is the class; 1: the top level; auto: 1 if the folders are unambiguous",
     )
 
-    manifest: str = Field("none", min_length=1, description="CSV, JSON or Parquet file in data.path, of image-manifest")
-    path_column: str = Field("path", min_length=1, description="its column with each picture's path in data.path")
-    label_column: str = Field("label", min_length=1, description="its column with the class")
-    split_column: str = Field("split", min_length=1, description="its column with train, validation or test, if any")
-    group_column: str = Field("group", min_length=1, description="its column with what must share a split, if any")
-    classes: Literal["auto"] | Names = Field("auto", description="class names in order; auto: the labels that occur")
-    drop: Names = Field((), description="columns that are not kept")
-    hash: Names = Field((), description="columns kept as keyed hashes; the key is in RATCHET_HASH_KEY")
-    refuse_personal: bool = Field(False, description="quarantine rows with e-mail addresses, phone or card numbers")
+    manifest: str = Field("none", min_length=1, description="CSV, JSON or Parquet file in data.path")
+    path_column: str = Field("path", min_length=1, description="column with the path of each image in data.path")
+    label_column: str = Field("label", min_length=1, description="column with the class")
+    split_column: str = Field("split", min_length=1, description="column with train, validation or test; may be absent")
+    group_column: str = Field(
+        "group", min_length=1, description="column with a group whose samples stay in one split; may be absent"
+    )
+    classes: Literal["auto"] | Names = Field(
+        "auto", description="class names in order; auto: the labels found in the data"
+    )
+    drop: Names = Field((), description="columns to leave out")
+    hash: Names = Field((), description="columns to keep as keyed hashes; the key is in RATCHET_HASH_KEY")
+    refuse_personal: bool = Field(
+        False, description="quarantine samples with e-mail addresses, phone or card numbers in the table"
+    )
 
     image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
-        "auto", description="side of the packed square images, pixels; auto: as they are if alike and <= 64, else 64"
+        "auto",
+        description="side of the packed square images, pixels; auto: their own size if equal and at most 64, else 64",
     )
-    channels: Literal["auto", 1, 3] = Field("auto", description="1 grey, 3 colour; auto: as the images are")
+    channels: Literal["auto", 1, 3] = Field("auto", description="1: grey, 3: colour; auto: as in the images")
     depth: Literal["auto"] | Annotated[int, Field(ge=8, le=16)] = Field(
-        "auto", description="bits of 16-bit grey images: 12 scales 0..4095 to 0..255; auto: of the largest value"
+        "auto",
+        description="bits of 16-bit grey images: 12 scales 0..4095 to 0..255; auto: from the largest value",
     )
     formats: Annotated[
         tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm", "gif", "avif", "heif"], ...], Field(strict=False)
     ] = Field(
         ("jpeg", "png", "webp", "bmp", "tiff"),
         min_length=1,
-        description="image formats let in; also gif (its first frame), avif, heif (needs pillow-heif), ppm",
+        description="accepted image formats; also possible: gif (first frame), avif, heif (needs pillow-heif), ppm",
     )
-    min_side: Positive = Field(4, description="shortest side let in, pixels")
-    max_pixels: Positive = Field(50_000_000, description="largest image let in, pixels; bigger ones are not decoded")
-    max_aspect: float = Field(10.0, ge=1.0, description="longest side over shortest side let in")
-    min_per_class: Positive = Field(2, description="training examples that every class must have")
+    min_side: Positive = Field(4, description="shortest accepted side, pixels")
+    max_pixels: Positive = Field(50_000_000, description="largest accepted image, pixels; larger ones are not decoded")
+    max_aspect: float = Field(10.0, ge=1.0, description="largest accepted ratio of long side to short side")
+    min_per_class: Positive = Field(2, description="training samples that every class must have")
     max_bad_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.05, description="share of bad samples above which the run stops"
+        0.05, description="stop the run if a larger share of the samples is bad"
     )
-    validation_fraction: Fraction = Field(0.15, description="share held out for validation where none is given")
-    test_fraction: Fraction = Field(0.15, description="share held out for testing where none is given")
-    folds: Count = Field(0, description="cross-validation: parts that all but the test samples are cut into; 0: none")
-    fold: Count = Field(0, description="the part held out for validation in place of data.validation_fraction, from 0")
+    validation_fraction: Fraction = Field(
+        0.15, description="share of samples for validation, if the data have no split"
+    )
+    test_fraction: Fraction = Field(0.15, description="share of samples for testing, if the data have no split")
+    folds: Count = Field(0, description="cross-validation: number of folds of all samples except test; 0: none")
+    fold: Count = Field(0, description="cross-validation: fold used for validation, from 0")
     shard_mib: Positive = Field(256, description="largest packed file, MiB")
-    workers: Count = Field(0, description="decoding threads, or processes for factory; 0: one per core")
+    workers: Count = Field(0, description="decoding threads, or processes for source factory; 0: one per core")
     factory: str = Field(
-        "none", pattern=r"^(none|[\w.]+:\w+)$", description="source factory: your own Dataset, package.module:function"
+        "none", pattern=r"^(none|[\w.]+:\w+)$", description="your own Dataset, as package.module:function, or none"
     )
     code: str = Field(
         "src/ratchet/training/custom_dataset.py",
         min_length=1,
-        description="file or folder of data.factory's code, for DVC",
+        description="file or folder with the code of data.factory, tracked by DVC",
     )
 
 
 class ModelSettings(Section):
-    """What is trained."""
+    """Model architecture and initial weights."""
 
     name: str = Field("convnet", min_length=1, description="convnet, resnet, fastnet, or a torchvision.models name")
     factory: str = Field(
         "none",
         pattern=r"^(none|[\w.]+:\w+)$",
-        description="your own model, package.module:function, or none",
+        description="your own model, as package.module:function, or none",
     )
     code: str = Field(
-        "src/ratchet/training/models", min_length=1, description="file or folder of model.factory's code, for DVC"
+        "src/ratchet/training/models",
+        min_length=1,
+        description="file or folder with the code of model.factory, tracked by DVC",
     )
-    pretrained: str = Field(
-        "none", min_length=1, description="file in data/pretrained with weights to begin with, or none"
-    )
+    pretrained: str = Field("none", min_length=1, description="file of initial weights in data/pretrained, or none")
 
     @property
     def called(self) -> str:
-        """What to call the model: its name, or its factory's."""
+        """Name of the model, or of its factory."""
         return self.name if self.factory == "none" else self.factory
 
 
 class TrainingSettings(Section):
-    """How it is trained. `ratchet.training.Plan` has the same fields; docs/training.md explains each."""
+    """Training. docs/training.md has advice on each setting."""
 
     captions: ClassVar[dict[str, str]] = {
-        "epochs": "How long, and how much at once",
-        "loss": "The loss",
-        "optimizer": "The optimizer",
-        "schedule": "The learning rate's course",
+        "epochs": "Duration and batches",
+        "loss": "Loss",
+        "optimizer": "Optimizer",
+        "schedule": "Learning rate schedule",
         "frozen_epochs": "Transfer learning",
         "flip": "Augmentation",
-        "device": "The machine",
-        "best": "What is kept, and when to stop",
-        "max_rollbacks": "What is done about trouble",
-        "checkpoint_steps": "What is written down",
+        "device": "Hardware",
+        "best": "Best model and early stopping",
+        "max_rollbacks": "Recovery and checks",
+        "checkpoint_steps": "Checkpoints and logging",
     }
 
     epochs: Positive = Field(30, description="passes over the training data")
-    max_steps: Count = Field(0, description="stop after so many optimizer steps; 0: no limit")
+    max_steps: Count = Field(0, description="stop after this many optimizer steps; 0: no limit")
     batch_size: Positive = Field(64, description="samples per optimizer step")
-    accumulation: Positive = Field(1, description="micro-batches a batch is split into, to save memory")
+    accumulation: Positive = Field(1, description="micro-batches per batch; more of them need less memory")
 
     loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = Field(
-        "cross-entropy", description="all but cross-entropy compare with one-hot targets"
+        "cross-entropy", description="all except cross-entropy compare with one-hot targets"
     )
-    label_smoothing: Fraction = Field(0.1, description="share of each target spread over all classes")
+    label_smoothing: Fraction = Field(0.1, description="share of each target that is spread over all classes")
     class_weights: (
         Literal["none", "balanced"]
         | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
-    ) = Field("none", description="none, balanced (the rarer the heavier), or one weight per class")
-    ignore_index: int = Field(-100, description="label number whose rows count nothing in the loss")
+    ) = Field("none", description="none, balanced (rare classes weigh more), or one weight per class")
+    ignore_index: int = Field(-100, description="samples with this label number are left out of the loss")
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = Field(
         "adamw", description="sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
     )
     learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
-    momentum: Fraction = Field(0.9, description="of sgd and muon")
-    nesterov: bool = Field(True, description="Nesterov momentum, of sgd and muon")
+    momentum: Fraction = Field(0.9, description="momentum of sgd and muon")
+    nesterov: bool = Field(True, description="Nesterov momentum for sgd and muon")
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
-        (0.9, 0.999), description="of adam and adamw: averaging of gradients and of their squares"
+        (0.9, 0.999), description="adam and adamw: decay of the averages of gradients and of their squares"
     )
-    epsilon: float = Field(1.0e-8, gt=0.0, le=1.0, description="of adam and adamw: added to the denominator")
-    weight_decay: float = Field(1.0e-4, ge=0.0, le=10.0, description="decoupled for adamw and muon, else L2")
-    decay_all: bool = Field(True, description="decay norms and biases too; false: weights of layers alone")
-    clip_norm: float = Field(1.0, ge=0.0, description="largest gradient norm; 0: no clipping")
-    clip_value: float = Field(0.0, ge=0.0, description="largest gradient element; 0: no clipping")
-    ema_decay: Fraction = Field(0.0, description="moving average of the weights, which is what is kept; 0: none")
+    epsilon: float = Field(1.0e-8, gt=0.0, le=1.0, description="adam and adamw: added to the denominator")
+    weight_decay: float = Field(1.0e-4, ge=0.0, le=10.0, description="decoupled for adamw and muon, otherwise L2")
+    decay_all: bool = Field(True, description="also decay norms and biases; false: only weights of layers")
+    clip_norm: float = Field(1.0, ge=0.0, description="largest norm of the gradient; 0: no clipping")
+    clip_value: float = Field(0.0, ge=0.0, description="largest element of the gradient; 0: no clipping")
+    ema_decay: Fraction = Field(
+        0.0, description="decay of a moving average of the weights, which then is the model; 0: no average"
+    )
 
     schedule: Literal["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle", "plateau"] = Field(
         "warmup-cosine", description="constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
     )
-    warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear rise (warmup-*, and plateau)")
+    warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear rise, for warmup-* and plateau")
     final_rate: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0, description="share of learning_rate that cosine, warmup-* and one-cycle end at"
+        0.0, description="final rate of cosine, warmup-* and one-cycle, as a share of learning_rate"
     )
-    cycle_rise: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.3, description="share of one-cycle that rises")
-    step_epochs: Positive = Field(10, description="epochs between the falls of step")
-    plateau_patience: Count = Field(3, description="epochs without a better `best` that plateau bears")
-    rate_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.1, description="what step and plateau multiply by")
+    cycle_rise: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.3, description="share of one-cycle in which the rate rises"
+    )
+    step_epochs: Positive = Field(10, description="epochs between two falls of schedule step")
+    plateau_patience: Count = Field(
+        3, description="epochs without improvement of `best` before the rate of plateau falls"
+    )
+    rate_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.1, description="factor of the rate at each fall of step and plateau"
+    )
 
-    frozen_epochs: Count = Field(0, description="first epochs in which only the head learns; epochs: all of them")
-    unfreeze_epochs: Count = Field(0, description="then, epochs from one stage's thaw to the next; 0: all at once")
+    frozen_epochs: Count = Field(0, description="first epochs in which only the head learns; as many as epochs: always")
+    unfreeze_epochs: Count = Field(
+        0, description="after them, epochs between unfreezing one stage and the next; 0: all stages at once"
+    )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="learning rate of each stage as a share of the one above it"
+        1.0, description="learning rate of each stage as a share of the stage above it"
     )
 
     flip: Literal["none", "random", "alternating"] = Field(
-        "none", description="mirror left to right: none, random, or alternating (every other epoch)"
+        "none", description="mirror images left to right: none, random, or alternating (every other epoch)"
     )
-    crop_padding: Count = Field(1, description="shift by up to so many pixels")
-    crop_fill: Literal["zeros", "reflect"] = Field("zeros", description="what a shift brings in")
+    crop_padding: Count = Field(1, description="shift images by up to this many pixels")
+    crop_fill: Literal["zeros", "reflect"] = Field(
+        "zeros", description="fill of the edge after a shift: zeros or reflect"
+    )
     progressive_sizes: (
         Literal["none"] | Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(strict=False, min_length=1)]
-    ) = Field("none", description="side of the images in each epoch, pixels, the last for the rest; none: as packed")
-    cutout: Count = Field(0, description="side of a square that is blanked out, pixels; 0: none")
+    ) = Field(
+        "none", description="side of the images in each epoch, pixels; the last holds for the rest; none: as packed"
+    )
+    cutout: Count = Field(0, description="side of a black square at a random place, pixels; 0: none")
 
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto", description="auto (the fastest that is safe on the device), fp32, tf32, bf16 or fp16"
     )
-    channels_last: Literal["auto"] | bool = Field("auto", description="memory layout of convolutions; auto: if it pays")
-    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
-        "none", description="torch.compile's mode; none: not compiled"
+    channels_last: Literal["auto"] | bool = Field(
+        "auto", description="memory layout of convolutions; auto: true for bf16 and fp16"
     )
-    gradient_checkpointing: bool = Field(False, description="compute activations twice, to save memory")
-    deterministic: bool = Field(True, description="refuse operations that differ from run to run")
-    workers: Count = Field(0, description="processes that load the samples of data.factory; 0: none but this one")
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
+        "none", description="mode of torch.compile; none: do not compile"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute activations twice to save memory")
+    deterministic: bool = Field(True, description="refuse operations whose results differ from run to run")
+    workers: Count = Field(0, description="processes that load samples of data.factory; 0: the training process")
     sample_timeout: float = Field(
         300.0, ge=0.0, description="seconds that data.factory may take for one sample; 0: no limit"
     )
 
     best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = Field(
-        "validation/accuracy", description="what the kept model is best at"
+        "validation/accuracy", description="metric by which the best epoch is chosen"
     )
-    patience: Count = Field(0, description="stop after so many epochs without a better one; 0: never")
-    min_delta: float = Field(0.0, ge=0.0, description="what counts as better, in units of `best`")
+    patience: Count = Field(0, description="stop after this many epochs without improvement; 0: never")
+    min_delta: float = Field(0.0, ge=0.0, description="smallest change of `best` that counts as an improvement")
     overfit_gap: float = Field(
-        0.1, gt=0.0, description="training minus validation accuracy at which over-fitting is said"
+        0.1, gt=0.0, description="training minus validation accuracy above which a warning is shown"
     )
 
-    max_rollbacks: Count = Field(3, description="times a loss that is not finite sends the run back to its checkpoint")
+    max_rollbacks: Count = Field(3, description="returns to a checkpoint after a loss that is not finite")
     rollback_factor: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="what the learning rate is multiplied by each time"
+        0.5, description="factor of the learning rate at each return"
     )
     doctor: Literal["auto", "always", "never"] = Field(
-        "auto", description="look for silent bugs before the first step; auto: before a long run"
+        "auto", description="check for silent bugs before the first step; auto: before long runs"
     )
 
-    checkpoint_steps: Count = Field(200, description="steps between checkpoints inside an epoch; 0: at its end only")
-    keep_last: Positive = Field(2, description="newest checkpoints kept")
-    keep_best: Positive = Field(1, description="best checkpoints kept")
+    checkpoint_steps: Count = Field(200, description="steps between checkpoints; 0: only at the end of an epoch")
+    keep_last: Positive = Field(2, description="newest checkpoints to keep")
+    keep_best: Positive = Field(1, description="best checkpoints to keep")
     log_every: Positive = Field(10, description="steps between logged points")
     profile: Count = Field(0, description="steps to trace with torch.profiler, after the first few; 0: none")
 
 
 class BudgetSettings(Section):
-    """What one training may take, over all its attempts. Spent, it stops at a checkpoint; raised, the same goes on."""
+    """Budget of one training over all its attempts. When it is used up, training stops at a checkpoint."""
 
-    wall_hours: float = Field(0.0, ge=0.0, description="hours on the clock; 0: no limit")
+    wall_hours: float = Field(0.0, ge=0.0, description="elapsed hours; 0: no limit")
     cpu_hours: float = Field(0.0, ge=0.0, description="hours of one core; 0: no limit")
     gpu_hours: float = Field(0.0, ge=0.0, description="hours of one GPU; 0: no limit")
 
 
 class EvaluationSettings(Section):
-    """How the model is measured on the test rows."""
+    """Evaluation on the test samples."""
 
-    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of every interval")
+    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of every confidence interval")
     resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
     top_k: int = Field(3, ge=2, description="k of top-k accuracy")
-    calibration_bins: int = Field(15, ge=2, le=1000, description="bins of the calibration error")
+    calibration_bins: int = Field(15, ge=2, le=1000, description="bins of the calibration error (ECE)")
     slices: Literal["auto"] | Names = Field(
-        "auto", description="columns whose values are measured apart; auto: brightness, contrast, size and your own"
+        "auto",
+        description="columns whose values are evaluated separately; auto: brightness, contrast, size and your own",
     )
-    slice_rows: int = Field(20, ge=1, description="rows that a slice needs to be measured")
+    slice_rows: int = Field(20, ge=1, description="fewest samples of a slice that is evaluated")
     robustness_rows: Literal["auto"] | Count = Field(
-        "auto", description="test rows answered again with spoilt pictures; auto: 500, fewer if large; 0: none"
+        "auto", description="test samples evaluated with corrupted images; auto: 500, fewer for large images; 0: none"
     )
-    explained_errors: int = Field(12, ge=0, le=24, description="worst errors that the report explains; 0: none")
-    flip_average: bool = Field(False, description="average the answers to an image and to its mirror image")
-    temperature_scaling: bool = Field(False, description="fit a temperature on validation and apply it")
+    explained_errors: int = Field(12, ge=0, le=24, description="worst errors explained in the report; 0: none")
+    flip_average: bool = Field(False, description="average the predictions for an image and its mirror image")
+    temperature_scaling: bool = Field(False, description="fit a temperature on validation samples and apply it")
 
 
 class GateSettings(Section):
-    """What a model must show before it is registered."""
+    """Requirements that a model must meet before it is registered."""
 
     minimum_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.5, description="lowest test accuracy")
     champion: Literal["better", "not-worse"] = Field(
-        "better", description="what to show against the champion, same rows"
+        "better", description="required result against the champion on the same samples"
     )
-    tolerance: Fraction = Field(0.0, description="accuracy by which not-worse may fall short")
+    tolerance: Fraction = Field(0.0, description="loss of accuracy that not-worse allows")
     confidence: float = Field(
         0.95,
         gt=0.5,
         lt=1.0,
-        description="confidence of all comparisons with one champion on the same test rows together",
+        description="confidence of all comparisons together, with one champion on the same test samples",
     )
     classes: Literal["same", "may-grow", "may-change"] = Field(
         "same",
-        description="may the classes differ from the champion's? may-grow: more classes; may-change: other classes",
+        description="classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)",
     )
     minimum_rows: int = Field(
-        100, ge=1, description="fewest unseen test rows to compare on; or half of the test rows, if that is less"
+        100, ge=1, description="fewest unseen test samples for a comparison, or half of the test samples if less"
     )
     reserved_fraction: Fraction = Field(
-        0.0, description="share of the test rows kept out of every comparison; the model card has the accuracy on them"
+        0.0, description="share of test samples left out of all comparisons; the model card shows their accuracy"
     )
-    slice_tolerance: Fraction = Field(0.0, description="accuracy by which a slice may be worse than the champion's")
+    slice_tolerance: Fraction = Field(0.0, description="loss of accuracy allowed on a slice, against the champion")
     calibration_error: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.25, description="largest calibration error, beyond chance; 1: no rule"
+        0.25, description="limit for the calibration error (ECE), exceeded if significant; 1: no rule"
     )
-    latency_factor: float = Field(4.0, ge=0.0, description="times the champion's seconds it may take; 0: no rule")
-    size_factor: float = Field(10.0, ge=0.0, description="times the champion's bytes its weights may take; 0: no rule")
+    latency_factor: float = Field(4.0, ge=0.0, description="longest latency, as a factor of the champion's; 0: no rule")
+    size_factor: float = Field(10.0, ge=0.0, description="largest weights, as a factor of the champion's; 0: no rule")
     export_difference: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0001, description="probability by which its exported program may differ; 1: no rule"
+        0.0001, description="largest difference of a probability in the exported program; 1: no rule"
     )
 
 
 class RegistrySettings(Section):
-    """Where a passing model goes."""
+    """Model registry, ledger and export."""
 
-    model: str = Field("auto", min_length=1, description="registered model's name; auto: the data's name")
+    model: str = Field("auto", min_length=1, description="name of the registered model; auto: name of the data")
     promotion: Literal["automatic", "manual"] = Field(
-        "automatic", description="who moves champion: the gate or a person"
+        "automatic",
+        description="automatic: a model that passes the gate becomes champion; manual: a person promotes it",
     )
-    export: Literal["onnx", "none"] = Field("onnx", description="the program stored beside the weights")
-    purpose: str = Field("", description="what the model is for and for whom, as its card says it; empty: its classes")
+    export: Literal["onnx", "none"] = Field("onnx", description="program stored with the weights")
+    purpose: str = Field(
+        "", description="purpose and users of the model, for the model card; empty: a sentence about its classes"
+    )
     ledger: str = Field(
         "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."
     )
@@ -342,52 +372,56 @@ People = Literal["everyone"] | Names
 
 
 class AccessSettings(Section):
-    """Who may do what, by the names that this machine's users have."""
+    """Permissions, by the user names of this machine."""
 
-    runners: People = Field("everyone", description="may register models, as train-flow does")
-    approvers: People = Field("everyone", description="may approve a version")
-    admins: People = Field("everyone", description="may promote, roll back, repair, adopt and recover")
-    four_eyes: bool = Field(False, description="nobody approves what they ran; needs registry.promotion: manual")
+    runners: People = Field("everyone", description="users who may register models with train-flow")
+    approvers: People = Field("everyone", description="users who may approve a version")
+    admins: People = Field("everyone", description="users who may promote, roll back, repair, adopt and recover")
+    four_eyes: bool = Field(
+        False, description="do not allow approval of one's own run; needs registry.promotion: manual"
+    )
 
 
 class TrackingSettings(Section):
-    """Where runs are recorded."""
+    """Records of runs."""
 
     uri: str = Field("sqlite:///mlruns/mlflow.db", min_length=1, description="MLflow tracking address")
     experiment: str = Field("ratchet", min_length=1, description="MLflow experiment")
     artifacts: str = Field(
         "auto",
         min_length=1,
-        description="where a new experiment's files go: a folder or s3://...; auto: mlruns/artifacts",
+        description="place for the files of a new experiment: a folder or s3://...; auto: mlruns/artifacts",
     )
-    tensorboard: bool = Field(False, description="write all curves to mlruns/tensorboard too")
+    tensorboard: bool = Field(False, description="also write all curves to mlruns/tensorboard")
 
 
 class PlatformSettings(Section):
-    """The local servers."""
+    """Local servers and workers."""
 
     captions: ClassVar[dict[str, str]] = {
-        "host": "Where they are",
-        "worker_runs": "How much at once; `ratchet up` tells Prefect's server, docs/deploy.md explains",
+        "host": "Addresses",
+        "worker_runs": "Limits on simultaneous runs. `ratchet up` sends them to Prefect's server; see docs/deploy.md",
     }
 
     host: str = Field(
-        "127.0.0.1", min_length=1, description="address the servers listen on; beyond loopback they need passwords"
+        "127.0.0.1",
+        min_length=1,
+        description="address on which the servers listen; other than loopback needs passwords",
     )
     public_url: str = Field(
         "auto",
         pattern=_PUBLIC,
-        description="Prefect's address for browsers and other machines: https://HOST; auto: host and port",
+        description="address of Prefect for browsers and other machines: https://HOST; auto: host and port",
     )
     mlflow_public_url: str = Field(
         "auto",
         pattern=_PUBLIC,
-        description="the same for MLflow; auto: the host of public_url, or of host, and mlflow_port",
+        description="the same for MLflow; auto: the host of public_url, or host, with mlflow_port",
     )
     allowed_hosts: Annotated[tuple[Annotated[str, Field(pattern=_HOST)], ...], Field(strict=False)] = Field(
-        (), description="further names that requests may use for the servers: HOST or HOST:PORT"
+        (), description="other host names that requests to the servers may use: HOST or HOST:PORT"
     )
-    prefect_port: int = Field(4200, ge=1024, le=65535, description="Prefect server's port")
+    prefect_port: int = Field(4200, ge=1024, le=65535, description="port of the Prefect server")
     prefect_database: str = Field(
         "auto",
         pattern="^(auto|postgresql://.+)$",
@@ -396,68 +430,72 @@ class PlatformSettings(Section):
     prefect_api: str = Field(
         "auto",
         pattern="^(auto|https?://[^/]+/api)$",
-        description="Prefect's API for all machines: http://HOST:4200/api; auto: this one's",
+        description="Prefect API that all machines use: http://HOST:4200/api; auto: the one of this machine",
     )
-    mlflow_port: int = Field(5000, ge=1024, le=65535, description="MLflow server's port")
+    mlflow_port: int = Field(5000, ge=1024, le=65535, description="port of the MLflow server")
     lost_after: int = Field(
-        600, ge=60, description="seconds of a worker's silence, its machine gone, after which its runs have crashed"
+        600, ge=60, description="seconds without a heartbeat after which the runs of a worker are marked crashed"
     )
 
     worker_runs: Positive = Field(
-        1, description="runs that the worker carries out at once; in one folder they take turns"
+        1, description="simultaneous runs of this worker; runs in the same folder wait for each other"
     )
-    queue_runs: Count = Field(0, description="runs of the work queue `default`, over all workers; 0: no limit")
-    person_runs: Count = Field(0, description="runs of train-flow of one person, over all workers; 0: no limit")
-    gpus: Count = Field(0, description="GPUs that trainings hold, over all workers; 0: no limit")
-    person_gpus: Count = Field(0, description="GPUs that one person's trainings hold, over all workers; 0: no limit")
+    queue_runs: Count = Field(
+        0, description="simultaneous runs of the work queue `default`, over all workers; 0: no limit"
+    )
+    person_runs: Count = Field(
+        0, description="simultaneous runs of train-flow per person, over all workers; 0: no limit"
+    )
+    gpus: Count = Field(0, description="GPUs in use by trainings, over all workers; 0: no limit")
+    person_gpus: Count = Field(0, description="GPUs in use by trainings of one person, over all workers; 0: no limit")
 
 
 class AlertSettings(Section):
-    """Who is told of trouble, and what of this machine is trouble; docs/operate.md."""
+    """Alerts: recipients, and limits of this machine; see docs/operate.md."""
 
     captions: ClassVar[dict[str, str]] = {
-        "webhook": "Who is told",
-        "smtp": "The mail server; its password is in RATCHET_ALERTS_SMTP_PASSWORD",
-        "free_disk_gib": "What of this machine is trouble",
+        "webhook": "Recipients",
+        "smtp": "Mail server; its password is in RATCHET_ALERTS_SMTP_PASSWORD",
+        "free_disk_gib": "Limits of this machine",
     }
 
     webhook: str = Field(
         "none",
         pattern=r"^(none|environment|https?://[^\s/]+(/\S*)?)$",
-        description="http(s) address, none, or environment: the one in RATCHET_ALERTS_WEBHOOK, for a secret one",
+        description="http(s) address, none, or environment: a secret address in RATCHET_ALERTS_WEBHOOK",
     )
     email_to: Annotated[tuple[Annotated[str, Field(pattern=_MAILBOX)], ...], Field(strict=False)] = Field(
-        (), description="e-mail addresses; empty: no e-mail"
+        (), description="e-mail addresses of the recipients; empty: no e-mail"
     )
     email_from: str = Field(
-        "auto", pattern=f"^auto$|{_MAILBOX}", description="the sender's e-mail address; auto: ratchet@ this machine"
+        "auto", pattern=f"^auto$|{_MAILBOX}", description="e-mail address of the sender; auto: ratchet@ this machine"
     )
 
     smtp: str = Field(
         "localhost:25", pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$", description="HOST:PORT"
     )
     smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="none, starttls or tls")
-    smtp_user: str = Field("none", min_length=1, description="who signs in there; none: nobody need")
+    smtp_user: str = Field("none", min_length=1, description="user name at the mail server; none: no sign-in")
 
-    free_disk_gib: float = Field(5.0, ge=0.0, description="free space below which it is told, GiB; 0: never")
+    free_disk_gib: float = Field(5.0, ge=0.0, description="alert below this free disk space, GiB; 0: never")
     memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.95, description="share of memory in use above which it is told; 1: never"
+        0.95, description="alert above this share of memory in use; 1: never"
     )
     gpu_memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.98, description="the same of a GPU's memory; 1: never"
+        0.98, description="alert above this share of GPU memory in use; 1: never"
     )
 
     @property
-    def asked(self) -> bool:
-        """Is anybody to be told?"""
+    def has_recipients(self) -> bool:
+        """Whether any recipient is set."""
         return self.webhook != "none" or bool(self.email_to)
 
 
 class Params(Section):
-    """Every setting."""
+    """All settings."""
 
     seed: int = Field(
-        0, ge=0, le=2**64 - 1, description="decides order, augmentation and initial weights, never the splits"
+        0, ge=0, le=2**64 - 1, description="seed of sample order, augmentation and initial weights, not of the splits"
     )
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -473,16 +511,16 @@ class Params(Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of every setting."""
+        """SHA-256 (hex) of all settings."""
         return files.digest_json(self.model_dump(mode="json"))
 
 
 BESIDE = frozenset({"access", "alerts", "budget", "platform"})
-"""Sections that decide nothing that a stage makes: dvc.yaml names them nowhere, and they may change meanwhile."""
+"""Sections that do not change the output of any stage. dvc.yaml does not list them; they may change during a run."""
 
 
 class _Partial(Section):
-    """Some settings of a section. What is None or left out has the file's value."""
+    """Some settings of a section. A setting that is None or absent has the value of the file."""
 
     @model_serializer(mode="wrap")
     def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -492,7 +530,7 @@ class _Partial(Section):
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema for a form and its checks: each field is optional, and none is `T or null`.
 
-        A check then names the field and the bound that was missed, and not all that was allowed instead.
+        An error then names the field and its bound, and not all alternatives.
         """
         schema = handler(core)
         properties = handler.resolve_ref_schema(schema)["properties"]
@@ -501,7 +539,7 @@ class _Partial(Section):
         return schema
 
 
-_BOUNDS = {
+_BOUND_KEYS = {
     "minimum",
     "maximum",
     "exclusiveMinimum",
@@ -514,21 +552,23 @@ _BOUNDS = {
 
 
 def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
-    """A field's schema without null; choices of all alternatives in one list, and their bounds on the field itself."""
+    """Return the schema of a field without null, with all choices in one list and the bounds on the field itself."""
     about = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
-    allowed = [one for one in field.get("anyOf", ()) if one != {"type": "null"}]
+    alternatives = [schema for schema in field.get("anyOf", ()) if schema != {"type": "null"}]
     choices: list[Any] = []
     others: list[JsonSchemaValue] = []
-    for one in allowed:
-        if one.get("type") == "boolean":
-            choices += [True, False]  # a switch that nobody has touched would be sent as false
-        elif "const" in one:
-            choices.append(one["const"])
-        elif "enum" in one:
-            choices += one["enum"]
+    for schema in alternatives:
+        if schema.get("type") == "boolean":
+            choices += [True, False]  # a form would send an untouched switch as false
+        elif "const" in schema:
+            choices.append(schema["const"])
+        elif "enum" in schema:
+            choices += schema["enum"]
         else:
-            about |= {key: value for key, value in one.items() if key in _BOUNDS}  # each is for one type only
-            others.append({key: value for key, value in one.items() if key not in _BOUNDS})
+            about |= {
+                key: value for key, value in schema.items() if key in _BOUND_KEYS
+            }  # each bound belongs to one type
+            others.append({key: value for key, value in schema.items() if key not in _BOUND_KEYS})
     if not others:
         return {**about, "enum": choices} if choices else about
     if choices:
@@ -537,7 +577,7 @@ def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def _partial(section: type[Section], *, without: tuple[str, ...] = (), group: str = "") -> type[_Partial]:
-    """The same section with every key optional, `without` these dotted ones: None leaves the file's value."""
+    """Return the section with every key optional, without the dotted keys in `without`."""
     fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         if group + name in without:
@@ -565,8 +605,7 @@ Overrides: type[_Partial] = _partial(
         "registry.promotion",
     ),
 )
-"""What a flow's caller may change: `Params` with every key optional. Typed, so that Prefect's form can check it.
+"""Settings that the caller of a flow may change: `Params` with every key optional, typed for Prefect's form.
 
-Who may do what, who promotes, where that is noted, the servers, how much anybody may hold at once and who is told of
-trouble are not theirs to change.
+Callers may not change permissions, promotion, the ledger, the servers, limits on runs, or alerts.
 """

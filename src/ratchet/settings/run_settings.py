@@ -1,124 +1,112 @@
 """Settings of one run. They are in params.yaml while it runs, and stay there only if it completes.
 
-.ratchet/overrides.json notes what they replace before params.yaml is changed. So the settings of a killed run are taken
-back, too: by the next process that holds the workspace.
+Before params.yaml is changed, a note (.ratchet/overrides.json) records the settings that the run replaces. So the
+settings of a killed run are restored too: by the next process that locks the workspace.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from ratchet import files, settings
-from ratchet.errors import SettingsError, WorkspaceBusy
+from ratchet.errors import SettingsError
 from ratchet.settings import errors as settings_errors
 from ratchet.settings.model import Params
-from ratchet.workspace import Workspace
 
-__all__ = ["RunSettings", "overridden", "restore", "restore_if_idle"]
+__all__ = ["RunSettings", "overridden", "restore"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class RunSettings:
-    """The settings that a run has, and whether params.yaml keeps them."""
+    """Settings of a run, and the note about the ones they replace in params.yaml."""
 
-    workspace: Workspace
     params: Params
+    note: Path
 
     def keep(self) -> None:
-        """Leave them in params.yaml: the run has made everything that they decide."""
-        self.workspace.overrides.unlink(missing_ok=True)
+        """Leave them in params.yaml: the run has completed."""
+        self.note.unlink(missing_ok=True)
 
 
 @contextmanager
 def overridden(
-    workspace: Workspace, changes: Mapping[str, object], *, say: Callable[[str], None]
+    path: Path, changes: Mapping[str, object], *, note: Path, say: Callable[[str], None]
 ) -> Iterator[RunSettings]:
-    """Set dotted keys in params.yaml; on leaving, take them back unless `keep` was called. Hold the workspace first.
+    """Set dotted keys in params.yaml, and restore them at the end unless `keep` was called. Lock the workspace first.
+
+    Args:
+        path: params.yaml.
+        note: file that records the replaced settings.
 
     Raises:
-        SettingsError: a change is not allowed; the file stays as it is.
+        SettingsError: a change is not allowed; the file stays unchanged.
     """
-    edit = settings.plan(workspace.params, changes)
+    edit = settings.plan(path, changes)
     if edit.after == edit.before:
-        yield RunSettings(workspace, edit.params)  # nothing to take back
+        yield RunSettings(edit.params, note)  # nothing to restore
         return
-    note = {"keys": sorted(changes), "before": edit.before, "after": edit.after}
-    workspace.state.mkdir(exist_ok=True)
-    files.write_json(workspace.overrides, note)
+    note.parent.mkdir(exist_ok=True)
+    files.write_json(note, {"keys": sorted(changes), "before": edit.before, "after": edit.after})
     edit.write()
     try:
-        yield RunSettings(workspace, edit.params)
+        yield RunSettings(edit.params, note)
     finally:
-        _take_back(workspace, say)
+        _restore_after_run(path, note, say)
 
 
-def restore(workspace: Workspace) -> str | None:
-    """Take back what a run that did not complete has set. Return a sentence that says so; None: there was nothing.
+def restore(path: Path, note: Path) -> str | None:
+    """Restore the settings that an incomplete run replaced, except those that the user has edited since.
 
-    An edit that a person has made meanwhile stays.
+    Return a message about the restored settings, or None if there are none.
 
     Raises:
-        SettingsError: the note of what was set is damaged.
+        SettingsError: the note is damaged.
     """
     try:
-        note = files.read_json(workspace.overrides)
-        before, after, keys = str(note["before"]), str(note["after"]), list(note["keys"])
+        content = files.read_json(note)
+        before, after, keys = str(content["before"]), str(content["after"]), list(content["keys"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
-            f"{workspace.overrides}: damaged ({error}), so the settings of a run that did not complete cannot be taken "
-            "back. Fix: look at `git diff params.yaml`, then delete that file"
+            f"{note}: damaged ({error}), so the settings of an incomplete run cannot be restored. Fix: look at "
+            "`git diff params.yaml`, then delete that file"
         ) from error
     restored: dict[str, object] = {}
-    if workspace.params.exists():
+    if path.exists():
         try:
-            now = settings.read_text(workspace.params)
+            now = settings.read_text(path)
         except UnicodeDecodeError:
-            return None  # as below, where it is no YAML
+            return None  # the same as for invalid YAML below
         restored = settings.differences(after, before, keys)
         if now == after:
-            settings.write_text(workspace.params, before)
+            settings.write_text(path, before)
         elif now != before:
-            taken = settings.take_back(now, before, after, keys)
-            if taken is None:
-                return None  # no YAML just now: whoever reads it says so, and the note waits until it is
-            text, restored = taken
+            result = settings.restored_text(now, before, after, keys)
+            if result is None:
+                return None  # invalid YAML: its reader reports it, and the note stays until it is valid
+            text, restored = result
             if text != now:
-                settings.write_text(workspace.params, text)
+                settings.write_text(path, text)
         else:
             restored = {}
-    workspace.overrides.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     if not restored:
         return None
     values = ", ".join(f"{key} is {settings_errors.spell(value)} again" for key, value in restored.items())
     return f"params.yaml: {values}. The run that had changed it did not complete"
 
 
-def restore_if_idle(workspace: Workspace) -> str | None:
-    """The same, unless a run is under way in the workspace: then its settings are its own.
-
-    Raises:
-        SettingsError: the note of what was set is damaged.
-    """
-    if not workspace.overrides.exists():
-        return None
+def _restore_after_run(path: Path, note: Path, say: Callable[[str], None]) -> None:
+    """Restore at the end of a run. An error here must not hide the error that ended the run."""
     try:
-        with workspace.hold("restoring params.yaml") as restored:
-            return restored
-    except WorkspaceBusy:
-        return None
-
-
-def _take_back(workspace: Workspace, say: Callable[[str], None]) -> None:
-    """Restore on leaving a run. What ended the run is the error to show, not this."""
-    try:
-        restored = restore(workspace)
+        restored = restore(path, note)
     except (OSError, SettingsError) as error:
-        log.warning("params.yaml still has the settings of this run (%s). The next run takes them back.", error)
+        log.warning("params.yaml still has the settings of this run (%s). The next run restores them.", error)
         return
     if restored:
         say(restored)

@@ -1,4 +1,4 @@
-"""Names that data.source may have. Imports nothing of torch: every command that reads the settings comes by here."""
+"""Allowed names for data.source. It does not import torch, because every command that reads settings uses it."""
 
 import ast
 import difflib
@@ -9,16 +9,16 @@ from pathlib import Path
 __all__ = ["OWN", "refusal", "torchvision_names"]
 
 OWN = ("digits", "image-folder", "image-manifest", "factory")
-"""Sources that are not torchvision's."""
+"""Sources that are not from torchvision."""
 
 
 @cache
 def torchvision_names() -> tuple[str, ...]:
-    """Return the classes of torchvision.datasets, by reading its list and not by importing it, which takes seconds."""
-    found = find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
+    """Return the classes of torchvision.datasets. It reads the source file, because the import takes seconds."""
+    package = find_spec("torchvision")
+    if package is None or not package.submodule_search_locations:
         return ()
-    path = Path(found.submodule_search_locations[0], "datasets", "__init__.py")
+    path = Path(package.submodule_search_locations[0], "datasets", "__init__.py")
     try:
         content = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -31,7 +31,7 @@ def torchvision_names() -> tuple[str, ...]:
 
 
 def refusal(name: str) -> str | None:
-    """Return why `name` is no source, with the nearest and all that are; None: it is one, or nobody can say."""
+    """Return the error message for an unknown source, or None if it is known or cannot be checked."""
     if name in OWN:
         return None
     sets = torchvision_names()
@@ -39,8 +39,8 @@ def refusal(name: str) -> str | None:
         return None
     folded = {known.casefold(): known for known in (*OWN, *sets)}
     near = [folded[key] for key in difflib.get_close_matches(name.casefold(), list(folded), n=3, cutoff=0.5)]
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
     return (
-        f"data.source: found {name!r}, which is no source; {meant}allowed: {', '.join(OWN)}, or a set of "
+        f"data.source: found {name!r}, which is not a source. {hint}Allowed: {', '.join(OWN)}, or one of "
         f"torchvision.datasets: {', '.join(sets)}"
     )

@@ -1,11 +1,12 @@
-"""The bare room: training on torch, NumPy, safetensors and the standard library, and nothing else.
+"""Training with torch, NumPy, safetensors and the standard library, and nothing else.
 
-`fit` is a generator of events; whoever wants a progress bar, a tracker or a test reads the same events.
+`fit` is a generator of events. Progress bars, trackers and tests read the same events.
 """
 
 from ratchet.training.batches import Split, run_steps
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
+from ratchet.training.inputs import TrainingInputs, initial_model, open_split
 from ratchet.training.loop import fit
 from ratchet.training.models import (
     Classifier,
@@ -22,7 +23,6 @@ from ratchet.training.models import (
 )
 from ratchet.training.plan import Plan
 from ratchet.training.predict import predict_logits
-from ratchet.training.splits import open_split
 
 __all__ = [
     "CheckpointStore",
@@ -38,11 +38,13 @@ __all__ = [
     "Split",
     "Started",
     "Stopped",
+    "TrainingInputs",
     "Trouble",
     "build",
     "code_digests",
     "find_pretrained",
     "fit",
+    "initial_model",
     "keep_code",
     "load_model",
     "open_split",

@@ -1,7 +1,7 @@
-"""Augmentation of a whole batch, decided by counters.
+"""Augmentation of whole batches.
 
-What happens to a sample depends on (seed, epoch, sample key) and on nothing else: not on the batch it is in, its place
-there, the micro-batch size or the number of workers. So a resumed run sees the pixels an undisturbed one would have.
+The augmentation of a sample depends only on (seed, epoch, sample key): not on its batch, its place there, the
+micro-batch size or the number of workers. So a resumed run sees the same pixels as an uninterrupted one.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _TWELVE = 2**12
 
 
 def sample_bits(keys: Keys, *, seed: int, epoch: int) -> Keys:
-    """64 random bits per sample key, uint64 (n,), by the SplitMix64 finaliser (Steele, Lea and Flood 2014)."""
+    """Return 64 random bits per sample key, uint64 (n,), by the SplitMix64 finaliser (Steele, Lea and Flood 2014)."""
     stream = _mix(_mix(np.array([seed], np.uint64)) ^ np.array([epoch], np.uint64))
     return _mix(keys ^ stream)
 
@@ -33,18 +33,18 @@ def _mix(value: Keys) -> Keys:
 
 
 def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of the samples in one epoch: a permutation of range(rows), int64, that (seed, epoch) decide."""
+    """Return the sample order of one epoch: a permutation of range(rows), int64, decided by (seed, epoch)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(rows)
 
 
 def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torch.Tensor:
-    """Shift, mirror and blank out as `plan` says (`crop_padding`, `crop_fill`, `flip`, `cutout`).
+    """Shift, mirror and cut out as `plan` says (`crop_padding`, `crop_fill`, `flip`, `cutout`).
 
-    flip alternating: half the images are mirrored in the first epoch, the others in the next, and so on: any two epochs
-    in a row show each image both ways (Jordan 2024). cutout: DeVries and Taylor 2017, in black.
+    Alternating flips mirror half the images in the first epoch and the other half in the next, so two epochs in a row
+    show each image both ways (Jordan 2024). Cutout is that of DeVries and Taylor 2017, in black.
 
     Args:
-        images: uint8 (n, height, width, channels), on any device; not altered.
+        images: uint8 (n, height, width, channels), on any device; not changed.
         keys: uint64 (n,), one per image.
 
     Returns:
@@ -65,10 +65,10 @@ def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torc
 
 
 def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
-    """The images at the size that `plan.progressive_sizes` has for `epoch`: (n, channels, height, width) of any dtype.
+    """Return the images in the size of `plan.progressive_sizes` for `epoch`: (n, channels, height, width), any dtype.
 
-    Small images first: an epoch costs what its pixels cost, and early on a net learns from few of them as well (Howard
-    2018). Made smaller with an antialiasing filter, as float32; as they are where the size is theirs.
+    The time of an epoch is proportional to its pixels, and early in training small images are enough (Howard 2018).
+    Images are scaled down with an antialiasing filter, as float32. Images that have the size are returned unchanged.
     """
     if isinstance(plan.progressive_sizes, str):
         return images
@@ -82,11 +82,11 @@ def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
 
 
 def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> torch.Tensor:
-    """Each image seen through a window that lies up to `padding` pixels aside, as strips of whole rows."""
+    """Shift each image by up to `padding` pixels in each direction, by copying strips of whole rows."""
     count, height, width, channels = images.shape
     down, across = (_drawn(bits, place, 2 * padding + 1) for place in (8, 24))
     padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
-    if fill == "reflect":  # a line at a time: there are few, and an index for every pixel costs seven times as much
+    if fill == "reflect":  # line by line: an index for every pixel takes seven times as long
         inside = slice(padding, padding + height)
         for column, other in _reflected(width, padding):
             padded[:, inside, column] = images[:, :, other]
@@ -101,10 +101,10 @@ def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> to
 
 
 def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
-    """A square of `side` pixels, its centre anywhere, set to 0; at the edge a part of it falls outside."""
+    """Set a square of `side` pixels to 0. Its centre is anywhere, so part of it may be outside the image."""
     _, height, width, _ = images.shape
     drawn = (_centre(bits, place, span) for place, span in ((40, height), (52, width)))
-    down, across = (torch.from_numpy(one).to(images.device) for one in drawn)
+    down, across = (torch.from_numpy(centres).to(images.device) for centres in drawn)
     rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
     columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
     inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
@@ -112,10 +112,10 @@ def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
 
 
 def _centre(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
-    """Each number in range(span) equally often, int64 (n,): from 12 bits at `place` if they do, else from 32 others.
+    """Return uniform numbers in range(span), int64 (n,).
 
-    Twelve bits make all numbers equally often where `span` is a power of two up to 4,096. Of 32, none comes more than
-    span / 2^32 too often.
+    They are made from the 12 bits at `place` where `span` is a power of two up to 4,096, which is exact. Otherwise from
+    32 other bits, which makes no number more than span / 2^32 too frequent.
     """
     if _TWELVE % span == 0:
         return ((bits >> np.uint64(place) & np.uint64(_TWELVE - 1)) % np.uint64(span)).astype(np.int64)
@@ -124,19 +124,19 @@ def _centre(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
 
 
 def _drawn(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
-    """A number in range(span) for each image from 16 of its bits, int64 (n,)."""
+    """Return a number in range(span) for each image, int64 (n,), from 16 of its bits."""
     return ((bits >> np.uint64(place) & np.uint64(0xFFFF)) % np.uint64(span)).astype(np.int64)
 
 
 def _taken(source: torch.Tensor, *index: NDArray[np.int64]) -> torch.Tensor:
-    """source[index], a copy: on a CPU by NumPy, which copies whole what lies together, and PyTorch byte by byte."""
+    """Return a copy of source[index]. On a CPU NumPy copies whole blocks, where PyTorch copies single bytes."""
     if source.device.type == "cpu":
         return torch.from_numpy(source.numpy()[index])
-    return source[tuple(torch.from_numpy(one).to(source.device) for one in index)]
+    return source[tuple(torch.from_numpy(axis).to(source.device) for axis in index)]
 
 
 def _replaced(images: torch.Tensor, rows: NDArray[np.int64], others: torch.Tensor) -> torch.Tensor:
-    """A copy of the images in which `others` stand in `rows`."""
+    """Return a copy of the images in which `others` replace those of `rows`."""
     copy = images.clone()
     if copy.device.type == "cpu":
         copy.numpy()[rows] = others.numpy()
@@ -146,7 +146,7 @@ def _replaced(images: torch.Tensor, rows: NDArray[np.int64], others: torch.Tenso
 
 
 def _reflected(side: int, padding: int) -> Iterator[tuple[int, int]]:
-    """For each line that padding adds to a side, its place and the line it repeats; the edge itself is not repeated.
+    """Yield for each line that padding adds to a side its place and the line it repeats. The edge is not repeated.
 
     Three lines padded by two: (0, 2), (1, 1), (5, 1), (6, 0).
     """

@@ -1,4 +1,4 @@
-"""Packed data as batches: one gather from the memory map, moved once, transformed whole on the device."""
+"""Batches of packed data: one read from the memory map, one copy to the device, augmented there as a whole."""
 
 import queue
 import threading
@@ -21,27 +21,27 @@ Rows = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 Item = TypeVar("Item")
 
-_RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may take to live there
+_RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may use to stay there
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a packed set, memory-mapped: nothing is read before it is asked for."""
+    """One split of a packed set, memory-mapped: images are read when they are used."""
 
     name: str
     shards: list[NDArray[np.uint8]]
     starts: NDArray[np.int64]  # first row of each shard, int64 (shards,)
     labels: NDArray[np.int64]  # (rows,)
-    keys: NDArray[np.uint64]  # (rows,), stable hashes of the samples' ids
+    keys: NDArray[np.uint64]  # (rows,), stable hashes of the sample ids
     _resident: dict[torch.device, torch.Tensor | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> "Split":
-        """Map split `name` of the set in folder `packed` that `manifest` describes.
+        """Open split `name` of the set in folder `packed` that `manifest` describes.
 
         Raises:
-            OSError, ValueError, KeyError: something is missing, or is not what it should be.
-            TrainingError: the files do not fit together.
+            OSError, ValueError, KeyError: a file is missing or damaged.
+            TrainingError: the files do not match each other.
         """
         listed = manifest["splits"][name]["shards"]
         shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
@@ -50,8 +50,8 @@ class Split:
         counts = [len(shard) for shard in shards]
         if not sum(counts) == len(labels) == len(keys):
             raise TrainingError(
-                f"{packed}: split {name} has {sum(counts)} images, {len(labels)} labels and {len(keys)} keys: "
-                "pack it again with `dvc repro --force ingest`"
+                f"{packed}: split {name} has {sum(counts)} images, {len(labels)} labels and {len(keys)} keys. "
+                "Fix: `dvc repro --force ingest` packs it again"
             )
         starts = np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64)
         return cls(name, shards, starts, labels, keys)
@@ -60,7 +60,7 @@ class Split:
         return len(self.labels)
 
     def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """The images of `rows` in that order: uint8 (n, height, width, channels), a copy."""
+        """Return a copy of the images of `rows` in that order: uint8 (n, height, width, channels)."""
         if len(self.shards) == 1:
             return np.asarray(self.shards[0][rows])
         images = np.empty((len(rows), *self.shards[0].shape[1:]), np.uint8)
@@ -71,7 +71,10 @@ class Split:
         return images
 
     def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
-        """Images uint8 (n, channels, height, width) and labels int64 (n,) on `device`; augmented if a plan is given."""
+        """Return images uint8 (n, channels, height, width) and labels int64 (n,) on `device`.
+
+        They are augmented if `plan` is given.
+        """
         resident = self._on(device)
         if resident is not None:
             images = resident[torch.from_numpy(rows).to(device, non_blocking=True)]
@@ -85,34 +88,34 @@ class Split:
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
     ) -> Generator[Batch]:
-        """A batch for each piece of rows, in order, as `batch` makes it.
+        """Yield a batch for each piece of rows, in order, as `batch` makes it.
 
-        Another device is fed by a thread that stays a little ahead of it. A CPU is not: a gather and an augmentation
-        cost it under a hundredth of a step, and a thread would take from the step what it gives.
+        For a GPU a thread prefetches batches. On a CPU reading and augmentation take under a hundredth of a step, and a
+        thread would slow the step by as much.
         """
         batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
         return batches if device.type == "cpu" else ahead(batches)
 
     def only(self, rows: Rows) -> "Split":
-        """These rows as a split of their own; nothing is copied but labels and keys."""
-        return _Part(
+        """Return these rows as a split. Only labels and keys are copied."""
+        return _SplitSubset(
             self.name, self.shards, self.starts, np.asarray(self.labels)[rows], np.asarray(self.keys)[rows], whole=self,
             rows=rows,
         )  # fmt: skip
 
-    def answer(self, stop: Callable[[], bool]) -> None:
-        """Let `stop` interrupt a read that waits: none does, for a packed set."""
+    def interrupt_on(self, stop: Callable[[], bool]) -> None:
+        """Let `stop` interrupt a read that blocks. Reads of a packed set do not block."""
 
     def close(self) -> None:
-        """End what `feed` keeps for its next call: nothing, for a packed set."""
+        """End what `feed` keeps for its next call: nothing for a packed set."""
 
     def in_order(self, size: int) -> Iterator[Rows]:
-        """Row numbers of the whole split, `size` at a time."""
+        """Yield the row numbers of the whole split, `size` at a time."""
         for start in range(0, len(self), size):
             yield np.arange(start, min(start + size, len(self)))
 
     def _on(self, device: torch.device) -> torch.Tensor | None:
-        """All images on a GPU where they take little of it, uint8 (rows, height, width, channels); else None."""
+        """Return all images on a GPU, uint8 (rows, height, width, channels), or None if they are too large."""
         if device.type != "cuda":
             return None
         if device not in self._resident:
@@ -124,33 +127,33 @@ class Split:
 
 
 @dataclass(frozen=True)
-class _Part(Split):
+class _SplitSubset(Split):
     """Some rows of a split."""
 
     whole: Split = field(kw_only=True)
     rows: Rows = field(kw_only=True)
 
     def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """The images of `rows`, which count within this part."""
+        """Return the images of `rows`, which are numbered within this subset."""
         return self.whole.gather(self.rows[rows])
 
 
 def _moved(array: NDArray[np.uint8] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
-        tensor = tensor.pin_memory()  # only from there does a copy not stop the device
+        tensor = tensor.pin_memory()  # only a copy from pinned memory does not stop the device
     return tensor.to(device, non_blocking=True)
 
 
 def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
-    """The same items, made by a thread up to `depth` ahead of whoever takes them; its errors come out here."""
-    made: queue.Queue[tuple[Item | None, BaseException | None, bool]] = queue.Queue(depth)
-    left = threading.Event()
+    """Yield the same items, which a thread produces up to `depth` ahead. Its errors are raised here."""
+    ready: queue.Queue[tuple[Item | None, BaseException | None, bool]] = queue.Queue(depth)
+    closed = threading.Event()
 
     def put(item: Item | None, error: BaseException | None, *, over: bool) -> None:
-        while not left.is_set():
+        while not closed.is_set():
             try:
-                made.put((item, error, over), timeout=0.1)
+                ready.put((item, error, over), timeout=0.1)
             except queue.Full:
                 continue
             return
@@ -159,17 +162,17 @@ def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
         try:
             for item in items:
                 put(item, None, over=False)
-                if left.is_set():
+                if closed.is_set():
                     return
             put(None, None, over=True)
-        except BaseException as error:  # raised again where it is waited for
+        except BaseException as error:  # raised again by the consumer
             put(None, error, over=True)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)
     thread.start()
     try:
         while True:
-            item, error, over = made.get()
+            item, error, over = ready.get()
             if error is not None:
                 raise error
             if over:
@@ -177,21 +180,21 @@ def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
             assert item is not None
             yield item
     finally:
-        left.set()
+        closed.set()
         thread.join()
 
 
 def run_steps(rows: int, plan: Plan) -> tuple[int, int]:
-    """(optimizer steps of a whole run on `rows` samples, steps of one epoch)."""
+    """Return (optimizer steps of a whole run on `rows` samples, steps of one epoch)."""
     per_epoch = len(step_rows(rows, plan.batch_size))
     whole = per_epoch * plan.epochs
     return min(whole, plan.max_steps) if plan.max_steps else whole, per_epoch
 
 
 def step_rows(rows: int, batch_size: int) -> list[tuple[int, int]]:
-    """The (start, stop) of each optimizer step of an epoch over `rows` samples.
+    """Return (start, stop) of each optimizer step of an epoch over `rows` samples.
 
-    A last batch of one sample is joined to the one before it: batch norm has no variance of a single value.
+    A last batch of one sample is added to the batch before it, because batch norm cannot use a single value.
     """
     starts = list(range(0, rows, batch_size))
     if len(starts) > 1 and rows - starts[-1] == 1:

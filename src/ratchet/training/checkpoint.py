@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file each, whole or absent, verified, written while training goes on.
+"""Checkpoints: one safetensors file each, written atomically and verified while training continues.
 
-A file holds every tensor and, in its header, the rest as JSON with a SHA-256 over all of it. No pickle: nothing in a
-checkpoint can run.
+A file holds every tensor, and in its header the other state as JSON with a SHA-256 of everything. It has no pickle, so
+no code in a checkpoint can run.
 """
 
 import contextlib
@@ -26,27 +26,29 @@ __all__ = ["CheckpointStore", "Snapshot", "read_checkpoint"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a training: copies, so that training may go on while it is written."""
+    """A copy of the training state, so that training can continue while it is written."""
 
     step: int
     tensors: dict[str, torch.Tensor]  # on the CPU
     state: dict[str, Any]  # plain data
-    score: tuple[float, ...] | None = None  # of an epoch's end: larger is better; decides what `keep_best` keeps
+    score: tuple[float, ...] | None = (
+        None  # at the end of an epoch; larger is better; decides which ones `keep_best` keeps
+    )
 
 
 @dataclass
 class CheckpointStore:
-    """The checkpoints of one training, in one folder, written by a thread of their own.
+    """Checkpoint folder of one training. A thread writes the files.
 
-    Every snapshot is written: one may wait while one is being written, and only a third has to wait itself. So what is
-    kept in the end does not depend on the disk's speed. Use it as a context: leaving waits for the writer.
+    Every snapshot is written, so the files that remain do not depend on the speed of the disk. One snapshot may wait
+    while another is written; `put` of a third blocks. Use the store as a context: leaving it waits for the writer.
     """
 
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
-    problems: list[str] = field(default_factory=list)  # sentences for a person; whoever shows one removes it
-    before_write: Callable[[], None] = lambda: None  # puts on disk what a checkpoint has behind it
+    problems: list[str] = field(default_factory=list)  # messages for the user; the reader removes those it has shown
+    before_write: Callable[[], None] = lambda: None  # writes to disk what must precede a checkpoint
 
     def __post_init__(self) -> None:
         self._turn = threading.Condition()
@@ -58,8 +60,8 @@ class CheckpointStore:
     def __enter__(self) -> "CheckpointStore":
         self.folder.mkdir(parents=True, exist_ok=True)
         for draft in self.folder.glob(".draft-*"):
-            draft.unlink()  # a killed writer's
-        self._thread = threading.Thread(target=self._write_on, name="checkpoint-writer", daemon=True)
+            draft.unlink()  # of a killed writer
+        self._thread = threading.Thread(target=self._write_all, name="checkpoint-writer", daemon=True)
         self._thread.start()
         return self
 
@@ -72,37 +74,37 @@ class CheckpointStore:
             self._thread.join()
 
     def put(self, snapshot: Snapshot) -> None:
-        """Hand a snapshot to the writer; returns at once unless the one before still waits for its turn."""
+        """Queue a snapshot for the writer. Return at once, unless the snapshot before is still queued."""
         with self._turn:
             self._turn.wait_for(lambda: self._waiting is None)
             self._waiting = snapshot
             self._turn.notify_all()
 
     def wait(self) -> None:
-        """Return when everything handed over is on disk."""
+        """Wait until every queued snapshot is on disk."""
         with self._turn:
             self._turn.wait_for(lambda: self._waiting is None and not self._writing)
 
     def paths(self) -> list[Path]:
-        """The checkpoints on disk, oldest first."""
+        """Return the checkpoints on disk, oldest first."""
         return sorted(self.folder.glob("step-*.safetensors"))
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint on disk, 0 if there is none. It is not read."""
+        """Return the step of the newest checkpoint on disk, 0 if there is none. The file is not read."""
         return max((int(path.stem.removeprefix("step-")) for path in self.paths()), default=0)
 
     def newest(self) -> tuple[Path, Snapshot] | None:
-        """The newest undamaged checkpoint. Damaged ones are named in `problems` and set aside as NAME.damaged."""
+        """Return the newest undamaged checkpoint. Damaged ones are reported in `problems` and renamed."""
         for path in reversed(self.paths()):
             try:
                 return path, read_checkpoint(path)
             except CheckpointError as error:
-                aside = path.with_suffix(".damaged")
-                os.replace(path, aside)
-                self.problems.append(f"{error}; set aside as {aside.name}, the one before it is used")
+                renamed = path.with_suffix(".damaged")
+                os.replace(path, renamed)
+                self.problems.append(f"{error}; renamed to {renamed.name}, using the one before it")
         return None
 
-    def _write_on(self) -> None:
+    def _write_all(self) -> None:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: self._waiting is not None or self._closed)
@@ -114,11 +116,11 @@ class CheckpointStore:
             try:
                 self.before_write()
                 self._write(snapshot)
-            except Exception as error:  # the thread must live on, whatever a disk can do; the sentence tells
+            except Exception as error:  # any disk error is reported, and the thread continues
                 kept = self.paths()
-                last = f"the last good one is {kept[-1].name}" if kept else "there is none yet"
+                last = f"the last good one is {kept[-1].name}" if kept else "there is no other checkpoint yet"
                 self.problems.append(
-                    f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training goes on"
+                    f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training continues"
                 )
             finally:
                 with self._turn:
@@ -131,7 +133,7 @@ class CheckpointStore:
         files.write_bytes(path, content)
         if path.read_bytes() != content:
             path.unlink()
-            raise CheckpointError("what was read back is not what was written")
+            raise CheckpointError("the file read back differs from what was written")
         self._prune()
 
     def _prune(self) -> None:
@@ -145,10 +147,12 @@ class CheckpointStore:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of the checkpoint file."""
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}
-    state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state})  # order is content too
-    # One entry: safetensors writes several in an order of chance, and equal snapshots must have equal bytes.
+    state = json.dumps(
+        {"step": snapshot.step, "score": snapshot.score, **snapshot.state}
+    )  # the order of keys is part of the content
+    # One entry only: safetensors writes several in random order, and equal snapshots must have equal bytes.
     return save(tensors, {"state": f"{_digest(tensors, state)} {state}"})
 
 
@@ -156,7 +160,7 @@ def read_checkpoint(path: Path) -> Snapshot:
     """Read and verify one file.
 
     Raises:
-        CheckpointError: it is truncated or altered; the message names it and says how.
+        CheckpointError: it is truncated or changed; the message says how.
     """
     try:
         content = path.read_bytes()
@@ -165,19 +169,17 @@ def read_checkpoint(path: Path) -> Snapshot:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged ({error})") from error
     if _digest(tensors, state_text) != digest:
-        raise CheckpointError(
-            f"checkpoint {path} is damaged (its content does not have the digest it was written with)"
-        )
+        raise CheckpointError(f"checkpoint {path} is damaged (its content does not match its digest)")
     state = json.loads(state_text)
     step, score = state.pop("step"), state.pop("score")
     return Snapshot(step=step, score=None if score is None else tuple(score), tensors=tensors, state=state)
 
 
 def _header(content: bytes) -> tuple[str, str]:
-    """The SHA-256 (hex) the file was written with, and the state as JSON."""
+    """Return the SHA-256 (hex) that the file was written with, and the state as JSON."""
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length:
-        raise ValueError(f"{len(content)} bytes, its header alone says {8 + length}")
+        raise ValueError(f"{len(content)} bytes, but its header alone needs {8 + length}")
     metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
     digest, _, state = metadata["state"].partition(" ")
     return digest, state
@@ -188,7 +190,7 @@ def _score(path: Path) -> tuple[float, ...] | None:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), path.stat().st_size)  # a damaged file may claim any length
         content = start + file.read(length)
-    with contextlib.suppress(ValueError, KeyError):  # damaged: not among the best
+    with contextlib.suppress(ValueError, KeyError):  # a damaged file is not among the best
         score: list[float] | None = json.loads(_header(content)[1])["score"]
         return None if score is None else tuple(score)
     return None

@@ -1,7 +1,7 @@
-"""A split whose images stay with a user's own torch Dataset, read sample by sample.
+"""A split whose images are read from a user's own torch Dataset, sample by sample.
 
-Before every read Python, NumPy and PyTorch are seeded from (seed, epoch, sample key) and from nothing else. So a sample
-is the same whichever process reads it, in whichever batch, and a resumed epoch reads only what it has left.
+Before every read Python, NumPy and PyTorch are seeded from (seed, epoch, sample key). So a sample does not depend on
+the process that reads it or on its batch, and a resumed epoch reads only its remaining samples.
 """
 
 import math
@@ -18,64 +18,67 @@ from numpy.typing import NDArray
 from ratchet.errors import TrainingError
 from ratchet.training.augment import augment, sample_bits
 from ratchet.training.batches import Batch, Rows, Split
-from ratchet.training.custom_samples import Factory, Faulty, Piece, Reader, Sample
+from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample
 from ratchet.training.plan import Plan
+from ratchet.training.sample_reader import Reader
 
 __all__ = ["DatasetSplit"]
 
-_AGAIN = "ingest again, with `dvc repro` or `ratchet train`"
+_INGEST = "`dvc repro` or `ratchet train` ingests the data again"
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSplit(Split):
-    """What `Split` offers, of images that were checked at ingest but not packed: `training.workers` processes read.
+    """Split of images that were checked at ingest but not packed. `training.workers` processes read them.
 
-    Images are uint8 or float32, as the Dataset gives them; whole batches are then augmented as a packed set's are.
+    Images are uint8 or float32, as the Dataset returns them. Whole batches are augmented like those of a packed set.
     """
 
     reader: Reader["_Stacked | Faulty"]
-    places: NDArray[np.int64]  # (rows,), each row's index in the user's Dataset
-    low: NDArray[np.float32]  # (channels,), the values shown as black
-    high: NDArray[np.float32]  # (channels,), and as white
+    places: NDArray[np.int64]  # (rows,), index of each sample in the user's Dataset
+    low: NDArray[np.float32]  # (channels,), values shown as black
+    high: NDArray[np.float32]  # (channels,), values shown as white
 
     @classmethod
     def open_rows(
         cls, packed: Path, name: str, manifest: dict[str, Any], *, workers: int = 0, sample_timeout: float = 0.0
     ) -> "DatasetSplit":
-        """Open split `name` of the set that `manifest` describes; `workers` processes will read it, 0: this one.
+        """Open split `name` of the set that `manifest` describes.
 
-        A sample that takes more than `sample_timeout` seconds is an error; 0: no limit.
+        Args:
+            workers: processes that read samples; 0: this process.
+            sample_timeout: seconds that one sample may take; 0: no limit.
 
         Raises:
-            TrainingError: the user's function is not there, its code or its data is not what was ingested, or what was
-                written at ingest cannot be read.
+            TrainingError: the user's function is missing, its code or data changed since ingest, or the files of the
+                ingest cannot be read.
         """
-        told = manifest["factory"]
-        root = Path(os.path.normpath(packed.absolute() / told["root"]))
-        factory = Factory(told["function"], root, told["code"])
-        if factory.digest() != told["code_digest"]:
-            raise TrainingError(f"data.code: {told['code']} is not as it was when the data was ingested: {_AGAIN}")
+        recorded = manifest["factory"]
+        root = Path(os.path.normpath(packed.absolute() / recorded["root"]))
+        factory = Factory(recorded["function"], root, recorded["code"])
+        if factory.digest() != recorded["code_digest"]:
+            raise TrainingError(f"data.code: {recorded['code']} changed since the data was ingested. Fix: {_INGEST}")
         try:
             labels, keys, places = (np.load(packed / name / f"{part}.npy") for part in ("labels", "keys", "places"))
         except (OSError, ValueError) as error:
-            raise TrainingError(f"{packed}: split {name} cannot be read ({error}): {_AGAIN}") from error
+            raise TrainingError(f"{packed}: split {name} cannot be read ({error}). Fix: {_INGEST}") from error
         shape = manifest["height"], manifest["width"], manifest["channels"]
         reader = Reader(factory, _Stack(shape, manifest["dtype"]), workers=workers, timeout=sample_timeout)
-        found, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
-        if found != expected:
+        count, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
+        if count != expected:
             raise TrainingError(
-                f"data.factory: {factory.function}({name!r}) has {found} samples and had {expected} when they were "
-                f"ingested: {_AGAIN}"
+                f"data.factory: {factory.function}({name!r}) has {count} samples, but had {expected} when it was "
+                f"ingested. Fix: {_INGEST}"
             )
-        low, high = (np.array(told[end], np.float32) for end in ("low", "high"))
+        low, high = (np.array(recorded[end], np.float32) for end in ("low", "high"))
         return cls(name, [], np.zeros(0, np.int64), labels, keys, reader=reader, places=places, low=low, high=high)
 
     def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """The images of `rows` to be looked at: uint8 (n, height, width, 1 or 3).
+        """Return the images of `rows` for display: uint8 (n, height, width, 1 or 3).
 
-        Floating-point values are shown on the range that each channel has in the training images; of four channels or
-        more the first three, of two the first.
+        Floating-point values are scaled by the range of each channel in the training images. Of four or more channels
+        the first three are shown, of two the first.
         """
         seen = slice(3 if len(self.low) >= 3 else 1)
         images = self.batch(rows, torch.device("cpu"))[0].permute(0, 2, 3, 1).numpy()[..., seen]
@@ -86,30 +89,30 @@ class DatasetSplit(Split):
         return np.clip(np.rint((images - low) / span * 255), 0, 255).astype(np.uint8)
 
     def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
-        """One batch, read by this process: see `feed`."""
+        """Return one batch, read by this process. See `feed`."""
         stacked = self.reader.read_here(self._piece(rows, plan, epoch))
         return self._finished(stacked, rows, device, plan, epoch)
 
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
     ) -> Generator[Batch]:
-        """A batch for each piece of rows, in order, read ahead by the workers, which stay for the next call.
+        """Yield a batch for each piece of rows, in order, prefetched by the workers. They stay for the next call.
 
-        Returns:
-            images uint8 or float32 (n, channels, height, width) and labels int64 (n,) on `device`; augmented if a plan
+        Yields:
+            Images uint8 or float32 (n, channels, height, width) and labels int64 (n,) on `device`, augmented if `plan`
             is given.
 
         Raises:
-            TrainingError: a sample raised an error, took too long or is not what it was at ingest, or a worker died.
-            Interrupted: the run was asked to stop while a sample was read, see `answer`.
+            TrainingError: a sample raised an error, took too long or changed since ingest, or a worker died.
+            Interrupted: the run was asked to stop while a sample was read; see `interrupt_on`.
         """
         read = self.reader.read(self._piece(rows, plan, epoch) for rows in pieces)
         for rows, stacked in zip(pieces, read, strict=True):
             yield self._finished(stacked, rows, device, plan, epoch)
 
-    def answer(self, stop: Callable[[], bool]) -> None:
-        """Let `stop` interrupt a sample that is waited for."""
-        self.reader.answer(stop)
+    def interrupt_on(self, stop: Callable[[], bool]) -> None:
+        """Raise `Interrupted` when `stop` returns True while a sample is read."""
+        self.reader.interrupt_on(stop)
 
     def close(self) -> None:
         """End the workers."""
@@ -125,17 +128,17 @@ class DatasetSplit(Split):
         if isinstance(stacked, Faulty):
             raise TrainingError(
                 f"data.factory: sample {stacked.id} of split {self.name} cannot be used ({stacked.rule}: "
-                f"{stacked.problem}), and could when it was ingested: mend it, or {_AGAIN} to have it quarantined"
+                f"{stacked.problem}), but could be used at ingest. Fix: repair it, or quarantine it: {_INGEST}"
             )
-        images, found = stacked
-        wrong = np.flatnonzero(found.numpy() != self.labels[rows])
+        images, labels = stacked
+        wrong = np.flatnonzero(labels.numpy() != self.labels[rows])
         if wrong.size:
             row = rows[wrong[0]]
             raise TrainingError(
-                f"data.factory: sample {self.places[row]} of split {self.name} has label {found[wrong[0]].item()} and "
-                f"had {self.labels[row]} when it was ingested: {_AGAIN}"
+                f"data.factory: sample {self.places[row]} of split {self.name} has label {labels[wrong[0]].item()}, "
+                f"but had {self.labels[row]} when it was ingested. Fix: {_INGEST}"
             )
-        images, labels = images.to(device, non_blocking=True), found.to(device, non_blocking=True)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         if plan is not None:
             images = augment(images, self.keys[rows], plan, epoch=epoch)
         return images.permute(0, 3, 1, 2), labels
@@ -146,7 +149,7 @@ _Stacked = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Stack:
-    """Samples -> images (n, height, width, channels), in the memory order of a packed set's, and labels int64 (n,)."""
+    """Stacks samples into images (n, height, width, channels), as in a packed set, and labels int64 (n,)."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -161,9 +164,9 @@ class _Stack:
             if image.shape != self.shape or image.dtype != _DTYPES[self.dtype]:
                 height, width, channels = self.shape
                 expected = f"{self.dtype} {channels} x {height} x {width}"
-                return Faulty(sample.id, "other-shape", f"{sample.kind}, where all others are {expected}")
+                return Faulty(sample.id, "other-shape", f"{sample.kind}, but all others are {expected}")
             images[number], labels[number] = image, sample.label
-        # One sum for the whole batch: it is finite unless a value is not, or the values are huge.
+        # One sum for the whole batch: it is finite unless a value is not finite, or values are huge.
         if images.is_floating_point() and not math.isfinite(images.sum()):
             for sample, image in zip(samples, images, strict=True):
                 count = int((~image.isfinite()).sum())

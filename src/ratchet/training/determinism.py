@@ -1,8 +1,8 @@
-"""Layers whose backward pass on CUDA has no deterministic implementation, found before the first step.
+"""Find layers whose backward pass on CUDA has no deterministic implementation, before the first step.
 
-PyTorch raises for them when deterministic algorithms are required (`training.deterministic: true`). Which operations
-these are is listed under `torch.use_deterministic_algorithms`; the backward pass of a model names its operations on any
-device, so the search also works where there is no GPU.
+PyTorch raises an error for them when deterministic algorithms are required (`training.deterministic: true`). The
+documentation of `torch.use_deterministic_algorithms` lists these operations. The backward pass of a model names its
+operations on any device, so the search also works without a GPU.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from ratchet.training.plan import Plan
 
 __all__ = ["Nondeterministic", "explained", "nondeterministic_layers", "require_deterministic"]
 
-_NO_IMPLEMENTATION = "does not have a deterministic implementation"  # PyTorch's sentence
+_NO_IMPLEMENTATION = "does not have a deterministic implementation"  # PyTorch's message
 _TRIED = 2  # samples
-_OFF = "or set training.deterministic to false: runs then no longer repeat to the bit"
+_OFF = "or set training.deterministic to false: runs then are no longer bit-identical"
 
-# Node of the backward pass -> what to take instead. Read from the documentation of torch.use_deterministic_algorithms
-# in PyTorch 2.15. Not in it: pooling to 1x1, which is a mean; interpolation without antialias and MaxPool3d, which
-# PyTorch computes in another, deterministic way when asked for.
+# Node of the backward pass -> what to use instead. Taken from the documentation of torch.use_deterministic_algorithms
+# in PyTorch 2.15. Not listed: pooling to 1x1, which is a mean; interpolation without antialias and MaxPool3d, for
+# which PyTorch has another, deterministic implementation.
 _INSTEAD = {
     "AdaptiveAvgPool2D": "x.mean((2, 3)) or nn.AdaptiveAvgPool2d(1), or nn.AvgPool2d with a fixed kernel",
     "AdaptiveAvgPool3D": "x.mean((2, 3, 4)) or nn.AdaptiveAvgPool3d(1)",
@@ -54,7 +54,7 @@ _INSTEAD = {
 class Nondeterministic(NamedTuple):
     """An operation without a deterministic backward pass on CUDA."""
 
-    layer: str  # path of the innermost module that runs it; empty: the model's own forward()
+    layer: str  # path of the innermost module that runs it; empty: the forward() of the model
     operation: str  # name of the node in the backward pass
     instead: str
 
@@ -64,7 +64,7 @@ class Nondeterministic(NamedTuple):
 
 
 def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nondeterministic]:
-    """The operations in a forward pass over `images` that CUDA cannot differentiate deterministically, in order."""
+    """Return the operations of a forward pass over `images` that CUDA cannot differentiate deterministically."""
     spans: list[tuple[int, int, str]] = []
     begun: list[int] = []
     hooks = []
@@ -89,57 +89,57 @@ def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nond
 
 
 def explained(error: BaseException, model: nn.Module, images: torch.Tensor) -> tuple[str, str] | None:
-    """What raised PyTorch's error about a missing deterministic implementation, and the fix; None for other errors."""
+    """Return (problem, fix) for PyTorch's error about a missing deterministic implementation; None for other errors."""
     if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
         return None
     operation = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
-    return _sentence(nondeterministic_layers(model, images[:_TRIED]), operation)
+    return _explanation(nondeterministic_layers(model, images[:_TRIED]), operation)
 
 
 def require_deterministic(model: Classifier, train: Split, plan: Plan, device: torch.device) -> None:
-    """Try one forward and backward pass where training must be deterministic on CUDA; do nothing elsewhere.
+    """Try one forward and backward pass if training must be deterministic on CUDA; otherwise do nothing.
 
     Args:
-        model: on `device`; a copy of it is tried.
+        model: on `device`; the pass uses a copy of it.
 
     Raises:
-        TrainingError: an operation has no deterministic backward pass; the message names layer and fix.
+        TrainingError: an operation has no deterministic backward pass; the message names the layer and the fix.
     """
     if device.type != "cuda" or not plan.deterministic:
         return
     images, _ = train.batch(np.arange(min(_TRIED, len(train))), device)
     try:
-        tried = duplicate(model)
+        copy = duplicate(model)
     except TrainingError:
         return  # training may need no copy; the first step reports what is not deterministic
     try:
-        torch.autograd.backward(tried.eval()(images).float().sum())
+        torch.autograd.backward(copy.eval()(images).float().sum())
     except RuntimeError as error:
-        sentence = explained(error, tried, images)
-        if sentence is None:
+        explanation = explained(error, copy, images)
+        if explanation is None:
             return  # the first step reports it
-        raise TrainingError(": ".join(sentence)) from error
+        raise TrainingError(". Fix: ".join(explanation)) from error
 
 
-def _sentence(layers: list[Nondeterministic], operation: str) -> tuple[str, str]:
+def _explanation(layers: list[Nondeterministic], operation: str) -> tuple[str, str]:
     where = ", ".join(map(str, layers)) or f"an operation ({operation})"
-    told = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
+    problem = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
     instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
-    return told, f"{instead}{_OFF}"
+    return problem, f"{instead}{_OFF}"
 
 
 def _sequence() -> int:
-    """The number that the next node of a backward pass gets in this thread."""
+    """Return the number that the next node of a backward pass gets in this thread."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def _nodes(output: torch.Tensor) -> Iterator[Node]:
-    waiting = [output.grad_fn] if output.grad_fn is not None else []
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    queue = [output.grad_fn] if output.grad_fn is not None else []
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
         yield node
         for other, _ in node.next_functions:
             if other is not None and other not in seen and hasattr(other, "_sequence_nr"):
                 seen.add(other)
-                waiting.append(other)
+                queue.append(other)

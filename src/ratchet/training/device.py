@@ -1,4 +1,4 @@
-"""Which device, and how repeatable: chosen once, said once."""
+"""The device of a training, its memory, and the random state."""
 
 import contextlib
 import ctypes
@@ -21,19 +21,23 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names, from glibc's malloc.
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU; a device named but absent is refused."""
+    """Return the device `wanted`. `auto` is CUDA, or MPS, or the CPU.
+
+    Raises:
+        TrainingError: this machine has no such device.
+    """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if present[kind]))
     device = torch.device(wanted)
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
         here = ", ".join(kind for kind, is_here in present.items() if is_here)
-        raise TrainingError(f"training.device: {wanted} is not on this machine, which has {here}; set it to auto")
+        raise TrainingError(f"training.device: {wanted} is not on this machine, which has {here}. Fix: set it to auto")
     return device
 
 
 def describe(device: torch.device) -> str:
-    """The device in words: name and memory."""
+    """Return the name and memory of the device, for people."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -43,32 +47,32 @@ def describe(device: torch.device) -> str:
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """Let a process that computes on the CPU keep the memory it frees, for what it allocates next.
+    """Let a process that computes on the CPU keep the memory it frees, for its next allocation.
 
-    Nothing is done for another device, or where the C library is not glibc. A step on the CPU frees hundreds of MiB
-    that the next one asks for again. Left alone, glibc hands large blocks back to the kernel, which clears every page
-    anew: 17,000 page faults and a quarter of the time of the reference ConvNet's step (batch 256, bf16, two cores).
+    It does nothing for another device, or without glibc. A step on the CPU frees hundreds of MiB that the next step
+    allocates again. By default glibc returns large blocks to the kernel, which clears every page again: 17,000 page
+    faults and a quarter of the time of a step of the reference ConvNet (batch 256, bf16, two cores).
     """
     if device.type != "cpu" or sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)  # large blocks, too, come from the heap,
-        mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap is never cut
+        mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap too,
+        mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that there was not memory enough. CPUs have no class of their own for it, only words."""
+    """Whether an error means that memory ran out. On a CPU only the message of the error shows it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
 @contextlib.contextmanager
 def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
-    """Seed Python, NumPy and PyTorch inside; put their states and PyTorch's settings back on leaving."""
+    """Seed Python, NumPy and PyTorch inside. Restore their states and PyTorch's settings afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
-    # Not use_deterministic_algorithms, which imports torch's compiler: a second of every start.
+    # Not use_deterministic_algorithms, which imports torch's compiler and takes a second at every start.
     was_deterministic = torch.get_deterministic_debug_mode()
     was_benchmark = torch.backends.cudnn.benchmark
     filling: Any = torch.utils.deterministic
@@ -79,7 +83,7 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.set_deterministic_debug_mode("error" if deterministic else "default")
             torch.backends.cudnn.benchmark = not deterministic
-            # A help to find reads of memory nobody wrote; writes each new tensor twice, 8 % of a small step.
+            # Fills new tensors to find reads of uninitialized memory; takes 8 % of a small step.
             filling.fill_uninitialized_memory = False
             random.seed(seed)
             np.random.seed(seed % 2**32)
@@ -94,11 +98,11 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
 
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:
-    """Seed Python, NumPy and PyTorch for one optimizer step, so that what is drawn in it depends on (seed, step) alone.
+    """Seed Python, NumPy and PyTorch for one optimizer step, so that its random numbers depend only on (seed, step).
 
-    So a checkpoint needs no generator's state, and nothing drawn elsewhere in the process (a progress bar's jitter, a
-    tracker's back-off) can change a training. It costs under 20 microseconds; torch.manual_seed alone, which looks for
-    every kind of device, costs 130.
+    So a checkpoint needs no generator state, and random numbers drawn elsewhere in the process (jitter of a progress
+    bar, backoff of a tracker) cannot change a training. It takes under 20 microseconds. torch.manual_seed alone takes
+    130, because it looks for every kind of device.
     """
     drawn = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(drawn)

@@ -1,4 +1,4 @@
-"""An independent copy of a model, also where the model holds what `copy.deepcopy` cannot copy or does not copy."""
+"""An independent copy of a model, including objects that `copy.deepcopy` cannot copy."""
 
 import copy
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def duplicate(model: Model) -> Model:
     """Return a copy that shares no weight, buffer or function with `model`.
 
     Beyond `copy.deepcopy`: a computed tensor in an attribute (`torch.nn.utils.weight_norm`) is copied by value, and
-    functions that refer to a part of the model refer to the copy's part. A compiled method is not compiled in the copy.
+    functions that refer to a part of the model refer to that part of the copy. Compiled methods are not compiled there.
 
     Raises:
         TrainingError: the model holds something that cannot be copied.
@@ -99,5 +99,5 @@ def _rebound_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
     return cell if after is before else CellType(after)
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _is(first: object, second: object) -> bool:
+    return first is second

@@ -1,4 +1,4 @@
-"""What `fit` reports, in the order it happens."""
+"""Events that `fit` yields."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +24,18 @@ class Started:
 
 @dataclass(frozen=True)
 class Points:
-    """Logged figures of one optimizer step. After a resume a step has the same `values`; its `rates` may differ."""
+    """Logged metrics of one optimizer step. After a resume a step has the same `values`; its `rates` may differ."""
 
     step: int
     epoch: int
     values: dict[str, float]
     rates: dict[str, float] = field(default_factory=dict)
-    attempt: int = 0  # how often the run had been sent back before: a step that is made again is told again
+    attempt: int = 0  # rollbacks before this step; a step that is made again is reported again
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Figures of one whole epoch (counted from 1), validation included; `best` says whether it is the best so far."""
+    """Metrics of one epoch (counted from 1), including validation. `best`: it is the best epoch so far."""
 
     epoch: int
     step: int
@@ -47,21 +47,21 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Checkpointed:
-    """A checkpoint of `step` was handed to the writer."""
+    """A checkpoint of `step` was queued for the writer."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence for the person who watches."""
+    """A message for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something went wrong at `step` and training mended it; `kind` is "out of memory" or "not finite"."""
+    """An error at `step` from which training recovered; `kind` is "out of memory" or "not finite"."""
 
     step: int
     kind: str
@@ -70,9 +70,9 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Asked to stop after `step`: the same command continues there, or where `kept` says.
+    """Training stopped after `step`, as asked. The same command continues there, or at step `kept`.
 
-    `kept` is None where the checkpoint of `step` is on disk. Otherwise it is the step of the newest one on disk, or 0.
+    `kept` is None if the checkpoint of `step` is on disk. Otherwise it is the step of the newest one on disk, or 0.
     """
 
     step: int
@@ -81,7 +81,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end: the best weights (CPU tensors by name) and the whole course of training, one dict per epoch."""
+    """The end: the best weights (CPU tensors by name) and the metrics of every epoch."""
 
     step: int
     best_epoch: int

@@ -1,7 +1,8 @@
-"""Interrupts a sample that is read in this process: it takes too long, or the run was asked to stop.
+"""Interrupt the read of a sample in this process when it takes too long or the run was asked to stop.
 
-A sample is the user's code: it may wait for a network disk, a lock or a server for ever. A thread looks at the clock
-and sends the main thread a signal, which ends a system call that blocks and raises `Interrupted` in the user's code.
+Reading a sample runs the user's code, which may wait endlessly for a network disk, a lock or a server. A thread watches
+the time and sends the main thread a signal. The signal ends a blocking system call and raises an exception in the
+user's code.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from dataclasses import dataclass
 __all__ = ["PATIENCE", "Interrupted", "TooSlow", "interruptible", "never"]
 
 PATIENCE = 3.0  # seconds that a sample may take before a request to stop interrupts it
-_TICK = 0.25  # seconds between two looks at the clock
-_LAST = 10.0  # seconds after the first signal; code that blocks the interpreter's signals cannot be interrupted
-# Ignored by default, so one that arrives late does no harm; Go's runtime interrupts its threads by it too.
+_TICK = 0.25  # seconds between two checks
+_LAST = 10.0  # seconds after the first signal, for code that cannot be interrupted
+# Ignored by default, so a late one does no harm. Go's runtime uses it for the same purpose.
 _SIGNAL = signal.SIGURG
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop while a sample was read. Not an Exception, which the user's code may catch."""
+    """The run was asked to stop while a sample was read. Not an Exception, because the user's code may catch those."""
 
 
 class TooSlow(BaseException):
@@ -32,20 +33,20 @@ class TooSlow(BaseException):
 
 @dataclass(eq=False, slots=True)
 class _Sample:
-    """A sample under way."""
+    """The sample that is being read."""
 
     describe: Callable[[], str]
-    timeout: float  # seconds; 0: none
+    timeout: float  # seconds; 0: no limit
     stop: Callable[[], bool]
 
 
 def never() -> bool:
-    """No request to stop."""
+    """Return False: no request to stop."""
     return False
 
 
 class _Watchdog:
-    """One thread for the whole process, started with the first sample."""
+    """One thread for the whole process. It starts with the first sample."""
 
     def __init__(self) -> None:
         self._sample: _Sample | None = None
@@ -56,7 +57,7 @@ class _Watchdog:
     def watch(
         self, describe: Callable[[], str], timeout: float, stop: Callable[[], bool]
     ) -> Iterator[Callable[[], None]]:
-        if signal.getsignal(_SIGNAL) != self._raise:  # the first time, or the user's code has another handler
+        if signal.getsignal(_SIGNAL) != self._raise:  # the first time, or the user's code has set another handler
             signal.signal(_SIGNAL, self._raise)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sample-watchdog", daemon=True)
@@ -78,7 +79,7 @@ class _Watchdog:
         while True:
             time.sleep(_TICK)
             sample = self._sample
-            # Ticks are counted: the clock goes on while the whole process is stopped, as schedulers stop one.
+            # Ticks are counted, because the clock continues while a scheduler suspends the process.
             before, seconds = sample, seconds + _TICK if sample is before else 0.0
             if sample is None:
                 continue
@@ -93,17 +94,17 @@ class _Watchdog:
                 _end_process(sample)
 
     def _raise(self, *_: object) -> None:
-        """In the main thread, between two instructions of whatever it does."""
+        """Run by the main thread, between two instructions of its code."""
         reason = self._reason
         if reason is not None and reason[0] is self._sample:
             raise reason[1]
 
 
 def _end_process(sample: _Sample) -> None:
-    """The main thread can do nothing any more, so nothing of it is waited for; the checkpoints are on disk."""
+    """End the process. The main thread is blocked, so nothing waits for it; the checkpoints are on disk."""
     print(
-        f"{sample.describe()} and its code cannot be interrupted: this process ends now, and the same command "
-        "continues at the newest checkpoint; with training.workers: 1 or more such a worker is ended instead",
+        f"{sample.describe()}. Its code cannot be interrupted, so this process ends now. The same command continues at "
+        "the newest checkpoint. With training.workers: 1 or more, only the worker is ended",
         file=sys.stderr,
         flush=True,
     )
@@ -116,14 +117,16 @@ _watchdog = _Watchdog()
 def interruptible(
     describe: Callable[[], str], *, timeout: float, stop: Callable[[], bool]
 ) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """A context in which the user's code reads samples: call what it yields before each of them.
+    """Return a context in which the user's code reads samples. Call the function that it yields before each sample.
 
-    `describe` says which sample is read, for the last message.
+    Outside the main thread nothing is watched, because only the main thread receives signals.
 
-    Raises in the block:
-        TooSlow: a sample took more than `timeout` seconds (0: no limit).
-        Interrupted: `stop` said yes; it is asked from another thread, once a sample took `PATIENCE`.
-    Outside the main thread, which alone receives signals, nothing is watched.
+    Args:
+        describe: returns a message about the sample, for an error.
+
+    Raises:
+        TooSlow: inside the block, a sample took more than `timeout` seconds (0: no limit).
+        Interrupted: inside the block, `stop` returned True. Another thread calls it once a sample took `PATIENCE`.
     """
     if threading.current_thread() is not threading.main_thread() or (not timeout and stop is never):
         return contextlib.nullcontext(_nothing)
@@ -131,4 +134,4 @@ def interruptible(
 
 
 def _nothing() -> None:
-    """No clock runs."""
+    """Do nothing: the time is not watched."""

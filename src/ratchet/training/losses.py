@@ -1,4 +1,4 @@
-"""Losses, summed over samples so that micro-batches add up to exactly what the whole batch would have given."""
+"""Losses, summed over samples, so that micro-batches add up to the loss of the whole batch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,10 +23,10 @@ Labels = NDArray[np.int64]
 
 
 class Objective:
-    """The loss that `plan` names, for one training.
+    """The loss `plan.loss`.
 
-    `loss(batch) / weight(batch)` is what torch.nn's loss of that name with reduction="mean" gives: cross-entropy over
-    the samples' class weights, the others over samples and classes.
+    `loss(batch) / weight(batch)` equals the loss of that name in torch.nn with reduction="mean": a mean over samples by
+    class weight for cross-entropy, over samples and classes for the others.
     """
 
     def __init__(self, plan: Plan, weights: NDArray[np.float32] | None, device: torch.device) -> None:
@@ -35,18 +35,18 @@ class Objective:
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
 
     def counted(self, labels: Labels) -> int:
-        """How many of the labels count."""
+        """Return the number of labels that are not `training.ignore_index`."""
         return int((labels != self.ignored).sum())
 
     def weight(self, labels: Labels) -> float:
-        """What the batch weighs: its counted samples, each times its class's weight. Worked out on the host."""
+        """Return the sum of the class weights of the batch's counted samples. Computed on the CPU."""
         counted = labels[labels != self.ignored]
         if self.host_weights is None:
             return float(len(counted))
         return float(self.host_weights[counted].sum(dtype=np.float64))
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Logits (n, classes) and labels int64 (n,) -> the sum of the samples' losses, a scalar."""
+        """Return the sum of the losses of the samples, a scalar, from logits (n, classes) and labels int64 (n,)."""
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         if self.kind == "cross-entropy":
@@ -71,17 +71,17 @@ class Objective:
 
     @classmethod
     def measuring(cls, plan: Plan) -> "Objective":
-        """The same loss as it is measured: without smoothing and class weights, which only teach."""
+        """Return the loss for validation: without smoothing and class weights, which are for training only."""
         return cls(replace(plan, label_smoothing=0.0), None, torch.device("cpu"))
 
 
 def class_weights(plan: Plan, labels: Labels, classes: int) -> NDArray[np.float32] | None:
-    """The weight of each class, float32 (classes,), or None: all alike.
+    """Return the weight of each class, float32 (classes,), or None if all are equal.
 
-    balanced: rows / (classes * rows of the class), as scikit-learn has it, so that their mean over the rows is 1.
+    Balanced weights are samples / (classes * samples of the class), as in scikit-learn: their mean over samples is 1.
 
     Raises:
-        TrainingError: a list of another length.
+        TrainingError: the list has another length than the classes.
     """
     if plan.class_weights == "none":
         return None
@@ -91,7 +91,7 @@ def class_weights(plan: Plan, labels: Labels, classes: int) -> NDArray[np.float3
         return (len(counted) / (classes * np.maximum(counts, 1))).astype(np.float32)
     if len(plan.class_weights) != classes:
         raise TrainingError(
-            f"training.class_weights: found {len(plan.class_weights)} weights; the data have {classes} classes: "
-            "give one per class in the order of the classes, or balanced, or none"
+            f"training.class_weights: found {len(plan.class_weights)} weights, but the data have {classes} "
+            "classes. Allowed: one weight per class in the order of the classes, or balanced, or none"
         )
     return np.array(plan.class_weights, np.float32)

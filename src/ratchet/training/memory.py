@@ -1,7 +1,7 @@
-"""Gradient checkpointing: activations are computed twice, so that few of them have to be kept.
+"""Gradient checkpointing: activations are computed twice, so that few of them are kept.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". What a block makes on its way is dropped and made
-again when its gradient is due, with the same dropout and the same buffers, so that nothing but memory and time differs.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The activations inside a block are dropped and
+computed again for its gradient, with the same dropout and the same buffers. Only memory and time differ.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +20,10 @@ __all__ = ["checkpointed"]
 
 
 def checkpointed(model: Classifier) -> None:
-    """Make every block of the model forget what it computed, and compute it again on the way back.
+    """Let every block of the model drop its activations, and compute them again in the backward pass.
 
-    A block is a module inside a stage that is not a Sequential; a Sequential is cut where a layer follows another.
-    Losses, gradients and buffers stay the same bits; names of parameters stay as they are.
+    A block is a module inside a stage that is not a Sequential. A Sequential is cut before each layer. Losses,
+    gradients and buffers keep the same bits; parameters keep their names.
     """
     _walk(model.network, {id(module) for stage in stages(model) for module in stage.modules}, inside=False)
 
@@ -31,7 +31,7 @@ def checkpointed(model: Classifier) -> None:
 def _walk(module: nn.Module, tops: set[int], *, inside: bool) -> None:
     inside = inside or id(module) in tops
     if type(module).forward is nn.Sequential.forward:
-        module.__dict__["forward"] = _Runs(list(_cut(module, tops, inside=inside)))
+        module.__dict__["forward"] = _InSequence(list(_cut(module, tops, inside=inside)))
     elif not inside:
         for child in module.children():
             _walk(child, tops, inside=False)
@@ -40,32 +40,32 @@ def _walk(module: nn.Module, tops: set[int], *, inside: bool) -> None:
 
 
 def _cut(module: nn.Module, tops: set[int], *, inside: bool) -> Iterator[Callable[..., Any]]:
-    """A Sequential's children, in runs that each begin with a layer."""
+    """Yield the children of a Sequential in groups, each of which begins with a layer."""
     run: list[nn.Module] = []
     for child in module.children():
         if run and layers_in(child):
-            yield _forgetting(run)
+            yield _recomputed(run)
             run = []
         if type(child).forward is nn.Sequential.forward or not (inside or id(child) in tops):
             _walk(child, tops, inside=inside)
             if run:
-                yield _forgetting(run)
+                yield _recomputed(run)
             yield child
             run = []
         else:
             run.append(child)
     if run:
-        yield _forgetting(run)
+        yield _recomputed(run)
 
 
-def _forgetting(run: list[nn.Module]) -> Callable[..., Any]:
-    """A lone layer keeps only what goes into it: nothing is to be won there."""
+def _recomputed(run: list[nn.Module]) -> Callable[..., Any]:
+    """Return the group with recomputation. A single layer keeps only its input anyway, so it stays as it is."""
     lone = len(run) == 1 and layers_in(run[0]) < 2
-    return run[0] if lone else _Recomputed(_Runs(list(run)), run)
+    return run[0] if lone else _Recomputed(_InSequence(list(run)), run)
 
 
-class _Runs:
-    """One after the other."""
+class _InSequence:
+    """Calls its parts one after the other."""
 
     def __init__(self, parts: Sequence[Callable[..., Any]]) -> None:
         self.parts = parts
@@ -77,35 +77,35 @@ class _Runs:
 
 
 class _Recomputed:
-    """`run`, whose inner results are dropped and made again; `modules` hold the buffers that it changes."""
+    """Calls `run`, drops its activations and computes them again. `modules` hold the buffers that it changes."""
 
     def __init__(self, run: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
         self.run, self.modules = run, modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not self._has_gradient([*args, *kwargs.values()]):
-            return self.run(*args, **kwargs)  # nothing is kept anyway
+            return self.run(*args, **kwargs)  # no activations are kept anyway
         contexts = partial(_contexts, self.modules)
         return checkpoint(self.run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def _has_gradient(self, values: Sequence[Any]) -> bool:
-        parameters = (one for module in self.modules for one in module.parameters())
-        return any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*values, *parameters))
+        parameters = (parameter for module in self.modules for parameter in module.parameters())
+        return any(isinstance(value, torch.Tensor) and value.requires_grad for value in (*values, *parameters))
 
 
 Buffers = list[tuple[nn.Module, str, torch.Tensor]]
 
 
 def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For the first computation none; for the second the buffers as they were before the first."""
-    owners = {one for module in modules for one in module.modules() if one.training}
-    before = [(one, name, buffer.clone()) for one in owners for name, buffer in one.named_buffers(recurse=False)]
+    """Return the contexts of both computations. The second one sees the buffers as they were before the first."""
+    owners = {inner for module in modules for inner in module.modules() if inner.training}
+    before = [(owner, name, buffer.clone()) for owner in owners for name, buffer in owner.named_buffers(recurse=False)]
     return nullcontext(), _as_before(before)
 
 
 @contextmanager
 def _as_before(before: Buffers) -> Iterator[None]:
-    """Lend the modules copies of their buffers: a batch norm must not count the same batch twice."""
+    """Give the modules copies of these buffers: a batch norm must not count the same batch twice."""
     own = [(module, name, getattr(module, name)) for module, name, _ in before]
     for module, name, buffer in before:
         setattr(module, name, buffer.clone())

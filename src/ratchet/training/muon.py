@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied (Jordan et al. 2024)."""
+"""Muon: SGD with momentum whose update matrices are made orthogonal (Jordan et al. 2024)."""
 
 import math
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from ratchet.training.optim_fast_import import without_compile_wrappers
 
 __all__ = ["Muon", "orthogonal"]
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic, steepest at 0
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's quintic polynomial, steepest at 0
 _ITERATIONS = 5
-_ADAM_RMS = 0.2  # an Adam step's usual root mean square, as a share of its rate (Liu et al. 2025)
+_ADAM_RMS = 0.2  # usual root mean square of an Adam step, as a share of its rate (Liu et al. 2025)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices and filter banks, AdamW for everything else, at one learning rate.
+    """Muon for matrices and filter banks, AdamW for all other parameters, at one learning rate.
 
-    A weight of shape (out, ...) is seen as a matrix of `out` rows. Its step is scaled by .2 sqrt(max(rows, columns)),
-    so that its elements are as large as AdamW's and a rate found for AdamW does for both ("match RMS", Liu et al.
-    2025, as torch.optim.Muon has it). Decay is decoupled.
+    A weight of shape (out, ...) is a matrix of `out` rows here. Its step is scaled by .2 sqrt(max(rows, columns)). So
+    its elements are as large as those of AdamW, and one rate suits both ("match RMS", Liu et al. 2025, as in
+    torch.optim.Muon). Weight decay is decoupled.
 
     Args:
-        groups: parameter groups as torch.optim takes them; one may hold parameters of both sorts. All of a group that
-            has "adamw": True are stepped by AdamW, whatever their shape.
+        groups: parameter groups as for torch.optim; a group may hold both kinds of parameters. A group with
+            "adamw": True is updated by AdamW, whatever the shapes.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
         split = [
             {
                 **group,
-                "params": [one for one in group["params"] if _is_matrix(one, group) is matrices],
+                "params": [parameter for parameter in group["params"] if _is_matrix(parameter, group) is matrices],
                 "matrices": matrices,
             }
             for group in groups
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
         self._adamw: torch.optim.Optimizer | None = None
         if others:
             self._adamw = without_compile_wrappers(torch.optim.AdamW)(others, betas=betas, eps=eps, fused=fused)
-            # One list of groups and one state for both, so that rates, clipping and checkpoints see all of it.
+            # One list of groups and one state for both, so that rates, clipping and checkpoints include all parameters.
             self._adamw.state = self.state
             self.param_groups = [
                 *(group for group in self.param_groups if group["matrices"]),
@@ -62,8 +62,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make one step from the parameters' gradients."""
-        assert closure is None, "no line search here"
+        """Update the parameters from their gradients."""
+        assert closure is None, "line search is not supported"
         matrices = [
             (parameter, group)
             for group in self.param_groups
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        # All of the state is made before any weight moves, so that memory running out here leaves them where they were.
+        # All state is created before any weight changes, so that the weights stay as they were if memory runs out here.
         for parameter, _ in matrices:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -96,7 +96,7 @@ def _is_matrix(parameter: nn.Parameter, group: dict[str, Any]) -> bool:
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix (rows, columns) with its singular values near 1, in its own dtype; computed in bf16 (Newton-Schulz)."""
+    """Return the matrix (rows, columns) with singular values near 1, in its dtype. Computed in bf16 (Newton-Schulz)."""
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).to(torch.bfloat16, copy=True)

@@ -1,4 +1,4 @@
-"""Optimizers over parameter groups, and their state by parameter name."""
+"""Optimizers, gradient clipping and weight averaging, and optimizer state by parameter name."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,14 +24,14 @@ __all__ = [
 
 _FUSED = {"cpu", "cuda", "mps"}
 _EMBEDDINGS = ("embed", "token", "position")  # in the names of parameters
-_AVERAGING_WARMUP = 10  # steps: the average forgets the random beginning as it would with a smaller decay
+_AVERAGING_WARMUP = 10  # steps in which the decay rises, so that the average forgets the random initial weights
 
 
 def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer `plan` names, over every parameter; one fused kernel where torch has it.
+    """Build the optimizer `plan.optimizer` over all parameters, with a fused kernel where torch has one.
 
-    A parameter that does not learn yet has no gradient, which every optimizer passes over: so one optimizer, and one
-    state, serve a training whose layers thaw one after another.
+    A frozen parameter has no gradient, and every optimizer skips it. So one optimizer with one state serves a training
+    whose layers are unfrozen one after another.
     """
     groups = list(_groups(model, plan))
     fused = device.type in _FUSED
@@ -49,13 +49,13 @@ def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torc
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next step be made with `rate`, each group with its share of it."""
+    """Set the learning rate of the next step. Each group gets its share of it."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["share"]
 
 
 def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Parameters that share a rate and a decay, in the order of the model; as few groups as that allows."""
+    """Yield the parameters grouped by rate and weight decay, in the order of the model."""
     shares = rate_shares(model, plan) if plan.layer_decay < 1.0 else {}
     outer = inputs_and_outputs(model) if plan.optimizer == "muon" else frozenset()
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
@@ -68,27 +68,27 @@ def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def inputs_and_outputs(model: Classifier) -> frozenset[str]:
-    """The names of embeddings and of the head's parameters, which Muon is not for (Jordan et al. 2024).
+    """Return the parameter names of embeddings and of the head, for which Muon is not suited (Jordan et al. 2024).
 
-    Muon is made for layers between hidden vectors. The head is the last layer to run of those that have one output for
-    each class; if there is none, the last of all. Embeddings are those of `nn.Embedding`, single rows (class tokens,
-    positions), and parameters whose own name says so.
+    Muon is for layers between hidden vectors. The head is the last layer with one output per class, or the last layer
+    of all. Embeddings are those of `nn.Embedding`, single rows (class tokens, positions), and parameters with such
+    names.
     """
     modules = dict(model.named_modules())
     order = [name for name in model.order if name in modules] or list(modules)
     layers = [name for name in order if _outputs(modules[name])]
     heads = [name for name in layers if _outputs(modules[name]) == model.classes] or layers
-    found = {f"{heads[-1]}.{own}" for own, _ in modules[heads[-1]].named_parameters(recurse=False)} if heads else set()
+    outer = {f"{heads[-1]}.{own}" for own, _ in modules[heads[-1]].named_parameters(recurse=False)} if heads else set()
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
         is_table = isinstance(modules[owner], nn.Embedding | nn.EmbeddingBag)
         if is_table or (parameter.dim() > 1 and (len(parameter) == 1 or any(word in own for word in _EMBEDDINGS))):
-            found.add(name)
-    return frozenset(found)
+            outer.add(name)
+    return frozenset(outer)
 
 
 def _outputs(module: nn.Module) -> int:
-    """How many outputs a layer has; 0 for what is no layer."""
+    """Return the number of outputs of a layer; 0 for a module that is not a layer."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.dim() < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return 0
@@ -96,27 +96,26 @@ def _outputs(module: nn.Module) -> int:
 
 
 def clip_gradients(model: nn.Module, plan: Plan) -> torch.Tensor:
-    """Clip elements, then the norm that is left, as `plan` says.
+    """Clip the elements, then the remaining norm, as `plan` says.
 
     Returns:
-        the norm before any clipping, a scalar that stays on the device.
+        The norm before clipping, a scalar that stays on the device.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = left = nn.utils.get_total_norm(gradients)
+    norm = remaining = nn.utils.get_total_norm(gradients)
     if plan.clip_value:
         nn.utils.clip_grad_value_(parameters, plan.clip_value)
-        left = nn.utils.get_total_norm(gradients) if plan.clip_norm else norm
+        remaining = nn.utils.get_total_norm(gradients) if plan.clip_norm else norm
     if plan.clip_norm:
-        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, left)
+        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, remaining)
     return norm
 
 
 def move_average(averaged: nn.Module, model: nn.Module, *, decay: float, step: int) -> None:
-    """Move `averaged` towards `model` after optimizer step `step` (counted from 1): parameters and float buffers.
+    """Update the moving average of parameters and float buffers after optimizer step `step` (counted from 1).
 
-    average = d * average + (1 - d) * weight with d = min(decay, step / (step + 10)); buffers of whole numbers are
-    copied.
+    average = d * average + (1 - d) * weight with d = min(decay, step / (step + 10)). Integer buffers are copied.
     """
     weight = 1.0 - min(decay, step / (step + _AVERAGING_WARMUP))
     with torch.no_grad():
@@ -132,7 +131,7 @@ def _floats(model: nn.Module) -> list[torch.Tensor]:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every tensor of the optimizer's state, by `PARAMETER/SLOT`."""
+    """Return every tensor of the optimizer's state, by `PARAMETER/SLOT`."""
     return {
         f"{name}/{slot}": value
         for name, parameter in model.named_parameters()
@@ -144,17 +143,19 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Put `optimizer_state`'s tensors back, each in its parameter's own memory layout, in place of what is there.
+    """Replace the optimizer's state by the tensors of `optimizer_state`, each in the memory layout of its parameter.
 
-    The layout matters: a reduction over the same numbers in another order rounds differently, and the resumed run would
-    no longer equal the undisturbed one.
+    The layout matters: a sum over the same numbers in another order rounds differently, and the resumed run would no
+    longer equal an uninterrupted one.
     """
     optimizer.state.clear()
     parameters = dict(model.named_parameters())
     for key, tensor in tensors.items():
         name, _, slot = key.rpartition("/")
         if name not in parameters:
-            raise CheckpointError(f"the checkpoint's optimizer knows {name}, the model does not")
+            raise CheckpointError(
+                f"the optimizer state of the checkpoint has parameter {name}, which the model has not"
+            )
         parameter = parameters[name]
         if tensor.shape == parameter.shape:
             value = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False)

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers without what they carry for being compiled themselves."""
+"""PyTorch's optimizers without their hooks for torch.compile, which slow the import."""
 
 import inspect
 from typing import TypeVar
@@ -11,9 +11,9 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def without_compile_wrappers(kind: type[Kind]) -> type[Kind]:
-    """The optimizer without the wrappers that import PyTorch's compiler, over a second of every start.
+    """Return the optimizer class without the wrappers that import PyTorch's compiler, over a second at every start.
 
-    Here the model alone is ever compiled, never its optimizer. What the wrappers also do stays: no gradients in a step.
+    Only models are compiled here, never optimizers. The other effect of the wrappers stays: no gradients in a step.
     """
     content = {
         "add_param_group": inspect.unwrap(kind.add_param_group),

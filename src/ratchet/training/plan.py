@@ -1,11 +1,11 @@
-"""What training is told."""
+"""Settings of one training, as plain data that the training package can read without pydantic."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["DECIDE_NOTHING", "Plan"]
+__all__ = ["NEUTRAL", "Plan"]
 
-DECIDE_NOTHING = frozenset(
+NEUTRAL = frozenset(
     {
         "workers",
         "sample_timeout",
@@ -19,92 +19,86 @@ DECIDE_NOTHING = frozenset(
         "profile",
     }
 )
-"""Settings that change no bit of the weights that a run ends with, so a run that was cut off continues with others.
+"""Settings that do not change the final weights by one bit. They may change while a run is interrupted.
 
-`accumulation` is not among them: batch norm sees a micro-batch at a time, and sums in another order round differently.
+`accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
+differently.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The `training` section of params.yaml, which explains each field, and the seed."""
+    """The seed and the `training` section of params.yaml.
 
-    seed: int = 0
+    Defaults, bounds and descriptions are in `ratchet.settings.model.TrainingSettings`, and only there.
+    """
 
-    # How long, and how much at once
-    epochs: int = 30
-    max_steps: int = 0
-    batch_size: int = 64
-    accumulation: int = 1
+    seed: int
 
-    # The loss
-    loss: str = "cross-entropy"
-    label_smoothing: float = 0.1
-    class_weights: str | tuple[float, ...] = "none"
-    ignore_index: int = -100
+    epochs: int
+    max_steps: int
+    batch_size: int
+    accumulation: int
 
-    # The optimizer
-    optimizer: str = "adamw"
-    learning_rate: float = 2.0e-3
-    momentum: float = 0.9
-    nesterov: bool = True
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1.0e-8
-    weight_decay: float = 1.0e-4
-    decay_all: bool = True
-    clip_norm: float = 1.0
-    clip_value: float = 0.0
-    ema_decay: float = 0.0
+    loss: str
+    label_smoothing: float
+    class_weights: str | tuple[float, ...]
+    ignore_index: int
 
-    # The learning rate's course
-    schedule: str = "warmup-cosine"
-    warmup_epochs: float = 1.0
-    final_rate: float = 0.0
-    cycle_rise: float = 0.3
-    step_epochs: int = 10
-    plateau_patience: int = 3
-    rate_factor: float = 0.1
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    decay_all: bool
+    clip_norm: float
+    clip_value: float
+    ema_decay: float
 
-    # Transfer learning
-    frozen_epochs: int = 0
-    unfreeze_epochs: int = 0
-    layer_decay: float = 1.0
+    schedule: str
+    warmup_epochs: float
+    final_rate: float
+    cycle_rise: float
+    step_epochs: int
+    plateau_patience: int
+    rate_factor: float
 
-    # Augmentation
-    flip: str = "none"
-    crop_padding: int = 1
-    crop_fill: str = "zeros"
-    progressive_sizes: str | tuple[int, ...] = "none"
-    cutout: int = 0
+    frozen_epochs: int
+    unfreeze_epochs: int
+    layer_decay: float
 
-    # The machine
-    device: str = "auto"
-    precision: str = "auto"
-    channels_last: str | bool = "auto"
-    compile: str = "none"
-    gradient_checkpointing: bool = False
-    deterministic: bool = True
-    workers: int = 0
-    sample_timeout: float = 300.0
+    flip: str
+    crop_padding: int
+    crop_fill: str
+    progressive_sizes: str | tuple[int, ...]
+    cutout: int
 
-    # What is kept, and when to stop
-    best: str = "validation/accuracy"
-    patience: int = 0
-    min_delta: float = 0.0
-    overfit_gap: float = 0.1
+    device: str
+    precision: str
+    channels_last: str | bool
+    compile: str
+    gradient_checkpointing: bool
+    deterministic: bool
+    workers: int
+    sample_timeout: float
 
-    # What is done about trouble
-    max_rollbacks: int = 3
-    rollback_factor: float = 0.5
-    doctor: str = "auto"
+    best: str
+    patience: int
+    min_delta: float
+    overfit_gap: float
 
-    # What is written down
-    checkpoint_steps: int = 200
-    keep_last: int = 2
-    keep_best: int = 1
-    log_every: int = 10
-    profile: int = 0
+    max_rollbacks: int
+    rollback_factor: float
+    doctor: str
+
+    checkpoint_steps: int
+    keep_last: int
+    keep_best: int
+    log_every: int
+    profile: int
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that decide the weights, by name."""
-        return {name: value for name, value in asdict(self).items() if name not in DECIDE_NOTHING}
+        """Return the settings that decide the weights, by name."""
+        return {name: value for name, value in asdict(self).items() if name not in NEUTRAL}

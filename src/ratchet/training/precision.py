@@ -1,4 +1,4 @@
-"""Which arithmetic: chosen once, for a reason that is said."""
+"""The arithmetic of a training: chosen once, with the reason."""
 
 import contextlib
 import platform
@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-
-from ratchet.training.plan import Plan
 
 __all__ = ["Precision", "choose_precision"]
 
@@ -21,20 +19,20 @@ class Precision:
 
     name: str  # fp32, tf32, bf16 or fp16
     channels_last: bool
-    why: str  # a sentence for the person who watches; empty where all is as it was asked for
+    why: str  # message for the user; empty where nothing was chosen or replaced
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """The context a forward pass runs in."""
+        """Return the context in which a forward pass runs."""
         half = _HALF.get(self.name)
         return contextlib.nullcontext() if half is None else torch.autocast(device.type, dtype=half)
 
     def scaler(self, device: torch.device) -> torch.amp.GradScaler:
-        """The loss scaling that fp16 needs (Micikevicius et al. 2018); it does nothing in any other precision."""
+        """Return the loss scaler that fp16 needs (Micikevicius et al. 2018). It does nothing in other precisions."""
         return torch.amp.GradScaler(device.type, enabled=self.name == "fp16")
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """fp32 that is fp32, and tf32 only where it was asked for: PyTorch's own default mixes them on CUDA."""
+        """Allow tf32 only in precision tf32. PyTorch's default mixes it with fp32 on CUDA."""
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         try:
             torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
@@ -45,30 +43,30 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def choose_precision(plan: Plan, device: torch.device) -> Precision:
-    """What `plan` asks for, or the nearest that the device has.
+def choose_precision(name: str, device: torch.device, *, channels_last: str | bool = "auto") -> Precision:
+    """Return precision `name`, or fp32 where the device has no such arithmetic.
 
-    `auto` follows a rule and measures nothing, so that the same settings on the same kind of machine always train the
-    same. The rule is what bench/precision.py found: half precision and channels-last pay together wherever the device
-    multiplies in bf16.
+    `auto` follows a rule and measures nothing, so equal settings on the same kind of machine train the same. The rule
+    comes from bench/precision.py: half precision and channels-last pay off together wherever the device multiplies in
+    bf16.
     """
-    name, why = plan.precision, ""
+    why = ""
     if name == "auto":
         name, why = _fastest(device)
     elif not _has(name, device):
         why = f"{_kind(device)} has no {name} arithmetic: training in fp32 instead"
         name = "fp32"
-    channels_last = plan.channels_last if isinstance(plan.channels_last, bool) else name in _HALF
-    return Precision(name, channels_last, why)
+    layout = channels_last if isinstance(channels_last, bool) else name in _HALF
+    return Precision(name, layout, why)
 
 
 def _fastest(device: torch.device) -> tuple[str, str]:
-    """Only bf16 is taken unasked: it has fp32's range, so no training that converges in fp32 overflows in it."""
+    """Choose bf16 or fp32, never fp16: bf16 has the range of fp32, so no training that converges in fp32 overflows."""
     if device.type == "mps":
-        return "fp32", "precision auto: fp32; others were not measured on this device"
+        return "fp32", "precision auto: fp32; no other was measured on this device"
     if not _has("bf16", device):
-        return "fp32", f"precision auto: fp32, for {_kind(device)} has no bf16 arithmetic"
-    return "bf16", f"precision auto: bf16 with channels-last, for {_kind(device)} multiplies bf16 fastest"
+        return "fp32", f"precision auto: fp32, because {_kind(device)} has no bf16 arithmetic"
+    return "bf16", f"precision auto: bf16 with channels-last, because {_kind(device)} multiplies bf16 fastest"
 
 
 def _has(name: str, device: torch.device) -> bool:

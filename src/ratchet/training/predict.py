@@ -1,4 +1,4 @@
-"""Logits for a whole split, the same way wherever a model is measured."""
+"""Logits for a whole split, computed in one way for every measurement."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,13 @@ _BATCH = 512
 def predict_logits(
     model: nn.Module, split: Split, *, report: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """The model's logits for every row in order: float32 (rows, classes), computed in fp32 on the CPU.
+    """Return the logits of every sample in order: float32 (rows, classes), computed in fp32 on the CPU.
 
-    One device and one precision, so that a model's figures do not depend on the machine it was trained on. The model is
-    left in eval mode; `report` is told the rows done.
+    With one device and one precision the metrics of a model do not depend on the machine that trained it. The model is
+    left in eval mode.
+
+    Args:
+        report: called with the number of rows done.
     """
     model = model.to("cpu").eval()
     parts: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by torch.profiler: a trace to look at and a table to read."""
+"""Profile of optimizer steps by torch.profiler: a trace and a table of operators."""
 
 import os
 from pathlib import Path
@@ -14,25 +14,25 @@ __all__ = ["OPERATORS", "TRACE", "StepProfiler"]
 TRACE = "training.pt.trace.json.gz"  # the ending by which TensorBoard's profiler plugin knows a trace
 OPERATORS = "operators.txt"
 _SKIPPED = 4  # steps not traced: the first allocate, choose kernels and fill caches
-_WARM_UP = 1  # steps traced and thrown away, in which the profiler itself gets going
+_WARM_UP = 1  # steps traced and discarded, in which the profiler itself starts
 _ROWS = 30  # of the table
 
 
 class StepProfiler:
-    """Traces `steps` optimizer steps after the first few of this process, then writes and is out of the way.
+    """Traces `steps` optimizer steps after the first few of this process, then writes the files and stops.
 
-    `folder` gets TRACE, for chrome://tracing, Perfetto or TensorBoard, and OPERATORS, the slowest first; what stood
-    there before is replaced. Tracing slows the steps it sees and changes nothing in their results.
+    `folder` gets TRACE, for chrome://tracing, Perfetto or TensorBoard, and OPERATORS, the slowest first. Earlier files
+    are replaced. Tracing slows the traced steps and does not change their results.
     """
 
     def __init__(self, folder: Path | None, steps: int, device: torch.device) -> None:
-        """`folder` None, or `steps` 0: nothing is traced and `step` costs one comparison."""
+        """Start the profiler. With `folder` None or `steps` 0 nothing is traced."""
         self._profile: profile | None = None
         if folder is None or not steps:
             return
         self._folder, self._device = folder, device
         self._left, self._traced = _SKIPPED + _WARM_UP + steps, 0
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its starts, and a GPU that is not there
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts, and that there is no GPU
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -41,12 +41,12 @@ class StepProfiler:
             schedule=schedule(wait=_SKIPPED, warmup=_WARM_UP, active=steps, repeat=1),
             record_shapes=True,
             on_trace_ready=self._write,
-            acc_events=True,  # else it warns that it forgets what came before, which is nothing
+            acc_events=True,  # otherwise it warns about earlier events, of which there are none
         )
         self._profile.start()
 
     def step(self) -> None:
-        """One optimizer step is done."""
+        """Count one optimizer step."""
         if self._profile is None:
             return
         self._left -= 1
@@ -55,7 +55,7 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write what was traced; a training that was too short for any leaves nothing."""
+        """Write the trace, if any step was traced."""
         if self._profile is not None:
             profiler, self._profile = self._profile, None
             profiler.stop()

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of step and history: nothing to save, nothing to step in the wrong place."""
+"""The learning rate as a pure function of step and history, so it needs no state in a checkpoint."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,20 @@ from ratchet.training.plan import Plan
 
 __all__ = ["learning_rate", "plateau_falls"]
 
-_CYCLE_START = 25.0  # one-cycle begins at this part of its highest rate (Smith and Topin 2018, PyTorch's default)
+_CYCLE_START = 25.0  # one-cycle begins at the highest rate divided by this (Smith and Topin 2018, PyTorch's default)
 
 
 def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: int, falls: int = 0) -> float:
-    """The rate for optimizer step `step` (counted from 0) of `total_steps`; `falls` are plateau's so far.
+    """Return the learning rate for optimizer step `step` (counted from 0) of `total_steps`.
 
-    constant, step, plateau: `learning_rate`, the last two multiplied by `rate_factor` at each fall.
-    cosine: half a cosine from the highest rate down (Loshchilov and Hutter 2017).
-    warmup-cosine, warmup-linear: a linear rise over `warmup_epochs` before it, the first step already above 0.
-    one-cycle: a cosine up over `cycle_rise` of the steps and a cosine down (Smith and Topin 2018).
+    constant, step, plateau: `learning_rate`, for the last two multiplied by `rate_factor` at each fall.
+    cosine: half a cosine down from the highest rate (Loshchilov and Hutter 2017).
+    warmup-cosine, warmup-linear: a linear rise over `warmup_epochs`, already above 0 in the first step, then the fall.
+    one-cycle: a cosine up over `cycle_rise` of the steps, then a cosine down (Smith and Topin 2018).
     All but the first three end at `final_rate` of the highest rate.
+
+    Args:
+        falls: falls of the plateau schedule so far.
     """
     top, last = plan.learning_rate, plan.learning_rate * plan.final_rate
     if plan.schedule == "constant":
@@ -39,19 +42,19 @@ def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: i
 
 
 def plateau_falls(values: Sequence[float], *, patience: int, min_delta: float) -> int:
-    """How often the rate has fallen after epochs whose figures (larger is better) are `values`.
+    """Return how often the rate has fallen after epochs with these metric values (larger is better).
 
-    After more than `patience` epochs in a row without one better than the best by more than `min_delta`; as
-    torch.optim.lr_scheduler.ReduceLROnPlateau counts them, with an absolute threshold.
+    It falls after more than `patience` epochs in a row that are not better than the best by more than `min_delta`, as
+    torch.optim.lr_scheduler.ReduceLROnPlateau does with an absolute threshold.
     """
-    best, waited, falls = -math.inf, 0, 0
+    best, stale, falls = -math.inf, 0, 0
     for value in values:
         if value > best + min_delta:
-            best, waited = value, 0
+            best, stale = value, 0
         else:
-            waited += 1
-        if waited > patience:
-            falls, waited = falls + 1, 0
+            stale += 1
+        if stale > patience:
+            falls, stale = falls + 1, 0
     return falls
 
 

@@ -1,4 +1,4 @@
-"""Everything a training consists of between two steps, and how it becomes a snapshot and comes back."""
+"""State of a training between two steps, and its conversion to and from a snapshot."""
 
 import copy
 from dataclasses import dataclass, field
@@ -10,25 +10,25 @@ from ratchet.training.checkpoint import Snapshot
 from ratchet.training.models import Classifier
 from ratchet.training.optim import load_optimizer_state, optimizer_state
 
-__all__ = ["Sums", "TrainingState"]
+__all__ = ["EpochSums", "TrainingState"]
 
 _PLAIN = (
     "epoch", "batch", "accumulation", "rollbacks", "rolled_to", "history", "best_value", "best_epoch",
-    "patience_value", "stale_epochs", "overfit_said", "finished",
+    "patience_value", "stale_epochs", "overfit_noticed", "finished",
 )  # fmt: skip
 
 
 @dataclass
-class Sums:
-    """Running figures of an epoch; they stay on the device, so that nobody waits for them."""
+class EpochSums:
+    """Running sums of an epoch. They stay on the device, so that no step waits for them."""
 
     loss: torch.Tensor  # summed over samples, float32 scalar
     correct: torch.Tensor  # int64 scalar
     norm: torch.Tensor  # summed over steps, float32 scalar
 
     @classmethod
-    def zero(cls, device: torch.device) -> "Sums":
-        """Nothing summed yet, on `device`."""
+    def zero(cls, device: torch.device) -> "EpochSums":
+        """Return sums of nothing, on `device`."""
         return cls(
             torch.zeros((), device=device),
             torch.zeros((), dtype=torch.int64, device=device),
@@ -38,26 +38,26 @@ class Sums:
 
 @dataclass
 class TrainingState:
-    """Where a training stands: the weights and all that decides what comes next."""
+    """The weights, and everything that decides the next step."""
 
     # What learns
     model: Classifier
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    averaged: Classifier | None  # moving average of the model, which is then what is judged and kept
+    averaged: Classifier | None  # moving average of the model, which is then validated and kept
 
     # Position: `step` optimizer steps are done, the next is number `batch` of epoch `epoch` (from 0)
     step: int = 0
     epoch: int = 0
     batch: int = 0
 
-    # What trouble has changed: micro-batches to a step; returns to a checkpoint, and the step of the last one
+    # After errors: micro-batches in a step; returns to a checkpoint, and the step of the last return
     accumulation: int = 1
     rollbacks: int = 0
     rolled_to: int = -1
 
-    # Figures
-    sums: Sums = field(init=False)
+    # Metrics
+    sums: EpochSums = field(init=False)
     history: list[dict[str, float]] = field(default_factory=list)
 
     # The best so far (epoch 0: none yet)
@@ -69,30 +69,30 @@ class TrainingState:
     patience_value: float | None = None
     stale_epochs: int = 0
 
-    # Said once
-    overfit_said: bool = False
+    # Reported once
+    overfit_noticed: bool = False
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.sums = Sums.zero(self.device)
+        self.sums = EpochSums.zero(self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """Device of the parameters."""
         return next(self.model.parameters()).device
 
     @property
-    def judged(self) -> Classifier:
-        """The weights that are measured and kept."""
+    def validated(self) -> Classifier:
+        """Return the model that is validated and kept: the average, if there is one."""
         return self.model if self.averaged is None else self.averaged
 
     def keep_best(self, value: float) -> None:
         """Copy the weights as the best so far."""
         self.best_value, self.best_epoch = value, self.epoch + 1
-        self.best_weights = _copied(self.judged.state_dict())
+        self.best_weights = _copied(self.validated.state_dict())
 
     def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
-        """A copy of all of it, on the CPU."""
+        """Return a copy of the whole state, on the CPU."""
         tensors = {
             **_named("model", self.model.state_dict()),
             **_named("averaged", {} if self.averaged is None else self.averaged.state_dict()),
@@ -105,18 +105,18 @@ class TrainingState:
         return Snapshot(step=self.step, tensors=_copied(tensors), state=state, score=score)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become what `snapshot` was taken of. Randomness needs no state: it follows from the seed and the position."""
+        """Restore the state of `snapshot`. Randomness needs no state: it follows from the seed and the position."""
         groups: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in snapshot.tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-        self.model.load_state_dict(groups["model"])  # copies into the parameters, their layout stays
+        self.model.load_state_dict(groups["model"])  # copies into the parameters, which keep their layout
         if self.averaged is not None:
             self.averaged.load_state_dict(groups["averaged"])
         load_optimizer_state(self.model, self.optimizer, groups.get("optimizer", {}))
         self.scaler.load_state_dict(snapshot.state["scaler"])
         self.best_weights = groups.get("best", {})
-        self.sums = Sums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
+        self.sums = EpochSums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
         self.step = snapshot.step
         for name in _PLAIN:
             setattr(self, name, snapshot.state[name])
@@ -127,10 +127,10 @@ def _named(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous, as a file wants them: the thread that writes it must not compute.
+    """Return contiguous copies on the CPU, ready to be written without further computation.
 
-    A thread that makes but one parallel operation gets a team of OpenMP threads of its own, which stays; with more of
-    them than cores OpenMP lets all sleep where they spun, and every step of the training thread takes a sixth longer.
+    A thread that makes one parallel operation gets OpenMP threads of its own, which stay. With more threads than cores
+    OpenMP lets them sleep instead of spin, and every training step takes a sixth longer.
     """
     layout = torch.contiguous_format
     return {name: tensor.detach().to("cpu", copy=True, memory_format=layout) for name, tensor in tensors.items()}

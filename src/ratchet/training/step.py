@@ -1,4 +1,4 @@
-"""One optimizer step, fenced: nothing else in the house moves a weight."""
+"""One optimizer step. No other code changes a weight in training."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,36 +17,36 @@ from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
 from ratchet.training.state import TrainingState
 
-__all__ = ["Figures", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
+__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one step has to tell; the tensors are scalars that stay on the device."""
+class StepMetrics:
+    """Metrics of one step. The tensors are scalars that stay on the device."""
 
     step: int
     rate: float
     loss: torch.Tensor
     norm: torch.Tensor  # of the gradients, before clipping
-    is_scaled: bool  # by a loss scale, whose overflows pass a step over and are no fault
-    parameter_norm: torch.Tensor | None = None  # worked out where it is logged alone, with the loss scale
+    is_scaled: bool  # by a loss scale: then an overflow skips the step and is no error
+    parameter_norm: torch.Tensor | None = None  # computed only for steps that are logged, like the loss scale
     loss_scale: float | None = None
 
 
-def micro_batches(rows: Rows, pieces: int, *, least: int = 1) -> list[Rows]:
-    """The rows of one step in so many parts as equal as can be; fewer where one would have less than `least` rows."""
-    return np.array_split(rows, max(1, min(pieces, len(rows) // least)))
+def micro_batches(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
+    """Split the rows of a step into `count` parts of nearly equal size, or fewer so that none is below `smallest`."""
+    return np.array_split(rows, max(1, min(count, len(rows) // smallest)))
 
 
 def needs_two_samples(error: BaseException) -> bool:
-    """Whether a forward pass was refused for a batch norm that has but one value of each channel to learn from."""
+    """Whether a forward pass failed because a batch norm got only one value of each channel."""
     return isinstance(error, ValueError | RuntimeError) and _ONE_VALUE in str(error)
 
 
 class Stepper:
-    """Makes steps in `state`."""
+    """Makes optimizer steps on a `TrainingState`."""
 
     def __init__(
         self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
@@ -55,17 +55,16 @@ class Stepper:
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
         self.device = state.device
-        self._buffers = list(state.model.network.buffers())  # the model's own never change
+        self._buffers = list(state.model.network.buffers())  # those of the scaling around the network never change
         self._before = [buffer.clone() for buffer in self._buffers]
         self._stepped = 0  # parameters the optimizer had a state for before the step
 
-    def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, least: int = 1) -> Figures:
-        """Forward, loss, backward, clip, step, on `rows`, which `feed` yields in micro-batches.
+    def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, smallest: int = 1) -> StepMetrics:
+        """Make one step: forward, loss, backward, clipping and update on `rows`, which `feed` yields in micro-batches.
 
-        Nothing here waits for the device. Each sample weighs the same, whatever micro-batch it is in: the sum of the
-        losses is divided by the weight of the whole batch. No micro-batch has fewer than `least` rows, if `rows` are
-        that many.
-        When memory runs out before the optimizer moves a weight, `undo` makes the state what it was.
+        Nothing here waits for the device. Each sample has the same weight, whatever its micro-batch: the sum of the
+        losses is divided by the weight of the whole batch. Each micro-batch has at least `smallest` rows, if `rows`
+        has that many. When memory runs out before the optimizer changes a weight, `undo` restores the state.
         """
         state, plan, objective = self.state, self.plan, self.objective
         if self._buffers:
@@ -79,7 +78,7 @@ class Stepper:
         set_rate(state.optimizer, rate)
         seed_step(plan.seed, state.step, self.device)
         state.optimizer.zero_grad(set_to_none=True)
-        for _ in micro_batches(rows, state.accumulation, least=least):
+        for _ in micro_batches(rows, state.accumulation, smallest=smallest):
             images, labels = next(feed)
             images = resized(images, plan, epoch=state.epoch)
             with self.precision.autocast(self.device):
@@ -100,18 +99,19 @@ class Stepper:
         state.sums.correct += correct
         state.sums.norm += norm
         state.step, state.batch = state.step + 1, state.batch + 1
-        scaled = state.scaler.is_enabled()
-        if state.step % plan.log_every:
-            return Figures(state.step, rate, total / weight, norm, scaled)
+        return self._step_metrics(rate, total / weight, norm)
+
+    def _step_metrics(self, rate: float, loss: torch.Tensor, norm: torch.Tensor) -> StepMetrics:
+        state, scaled = self.state, self.state.scaler.is_enabled()
+        if state.step % self.plan.log_every:
+            return StepMetrics(state.step, rate, loss, norm, scaled)
         with torch.no_grad():
             parameter_norm = nn.utils.get_total_norm(list(state.model.parameters()))
         scale = state.scaler.get_scale() if scaled else None
-        return Figures(state.step, rate, total / weight, norm, scaled, parameter_norm, scale)
+        return StepMetrics(state.step, rate, loss, norm, scaled, parameter_norm, scale)
 
     def undo(self) -> None:
-        """After a step that ran out of memory: what its forward passes changed, its gradients and the state that the
-        optimizer had begun to make for parameters new to it are taken back.
-        """
+        """Undo a step that ran out of memory: its buffers, its gradients, and the optimizer state of new parameters."""
         optimizer = self.state.optimizer
         optimizer.zero_grad(set_to_none=True)
         for parameter in list(optimizer.state)[self._stepped :]:
@@ -121,14 +121,14 @@ class Stepper:
 
 
 def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Module, str]:
-    """The model as `plan.compile` wants it run, and what to say of it. Weights and state dict stay the model's own.
+    """Return the model compiled as `plan.compile` says, and a message. Weights and state dict stay those of `model`.
 
-    Each shape of batch is compiled for itself: what a kernel computes then depends on the shape alone, not on which
-    shapes came before, and a resumed run computes the same.
+    Each batch shape is compiled separately. So a kernel depends on the shape alone, not on the shapes before it, and a
+    resumed run computes the same.
     """
     if plan.compile == "none":
         return model, ""
     if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        return model, "training.compile: no C++ compiler is on this machine, so the model is not compiled"
+        return model, "training.compile: this machine has no C++ compiler, so the model is not compiled"
     network: nn.Module = torch.compile(model, mode=plan.compile, dynamic=False)  # type: ignore[assignment]
     return network, f"compiled by torch.compile, mode {plan.compile}: the first step of each batch size takes longer"

@@ -1,83 +1,122 @@
-"""The figures of steps on their way from the device to whoever reads them, and how fast they come."""
+"""Metrics of optimizer steps: kept on the device until they are fetched, with throughput and time spent on data."""
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import torch
 
 from ratchet.errors import NotFinite
 from ratchet.training.events import Points
 from ratchet.training.plan import Plan
-from ratchet.training.step import Figures
-from ratchet.training.throughput import Throughput
+from ratchet.training.step import StepMetrics
 
-__all__ = ["Meter", "require_finite"]
+__all__ = ["MetricBuffer", "Throughput", "require_finite", "timed"]
 
-_LONGEST_SILENCE = 1.0  # seconds that figures may wait on a device that runs ahead: fetching makes it stop and wait
+Item = TypeVar("Item")
+_FETCH_INTERVAL = 1.0  # seconds; a fetch makes the device stop and wait
 
 
-class Meter:
-    """Holds figures on the device until they are fetched together."""
+class Throughput:
+    """Samples per second and the share of time spent waiting for data, since the last lap."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.waited = 0.0  # seconds
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the last lap."""
+        return time.perf_counter() - self._start
+
+    def lap(self) -> tuple[float, float]:
+        """Return (samples per second, share of time spent waiting) and begin the next lap."""
+        seconds = max(self.seconds, 1e-9)
+        rates = self.samples / seconds, self.waited / seconds
+        self.samples, self.waited, self._start = 0, 0.0, time.perf_counter()
+        return rates
+
+
+def timed(items: Generator[Item], *clocks: Throughput) -> Generator[Item]:
+    """Yield the same items and add the time that each took to the clocks. Closing it closes `items`."""
+    try:
+        while True:
+            start = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            for clock in clocks:
+                clock.waited += time.perf_counter() - start
+            yield item
+    finally:
+        items.close()
+
+
+class MetricBuffer:
+    """Holds the metrics of steps on the device and fetches them together."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
         self.step_clock, self.epoch_clock = Throughput(), Throughput()
-        self._waiting: list[Figures] = []
+        self._steps: list[StepMetrics] = []
 
-    def add(self, figures: Figures, *, samples: int) -> None:
-        """A step over so many samples is made."""
-        self._waiting.append(figures)
+    def add(self, step: StepMetrics, *, samples: int) -> None:
+        """Add the metrics of a step over `samples` samples."""
+        self._steps.append(step)
         for clock in (self.step_clock, self.epoch_clock):
             clock.samples += samples
 
-    def forget(self) -> None:
-        """Figures not yet fetched are of a course that was given up."""
-        self._waiting.clear()
+    def clear(self) -> None:
+        """Drop the metrics that were not fetched: their steps were rolled back."""
+        self._steps.clear()
 
     @property
     def is_due(self) -> bool:
-        """A CPU does not run ahead, so there fetching costs nothing."""
-        return self.device.type == "cpu" or self.step_clock.seconds > _LONGEST_SILENCE
+        """Whether to fetch now. A CPU does not run ahead, so a fetch costs nothing there."""
+        return self.device.type == "cpu" or self.step_clock.seconds > _FETCH_INTERVAL
 
     def fetch(self, *, epoch: int, attempt: int) -> Iterator[Points]:
-        """The points to log among the waiting figures, brought from the device at once.
+        """Fetch all metrics from the device at once and yield those to log.
 
         Raises:
-            NotFinite: a loss is not finite, or a gradient norm where no loss scaling makes that harmless.
+            NotFinite: a loss is not finite, or a gradient norm is not and no loss scaling explains it.
         """
-        if not self._waiting:
+        if not self._steps:
             return
-        steps, self._waiting = self._waiting, []
-        fetched = torch.stack([torch.stack([one.loss, one.norm]) for one in steps]).tolist()
-        for one, (loss, norm) in zip(steps, fetched, strict=True):
-            figures = {"loss": loss} if one.is_scaled else {"loss": loss, "gradient norm": norm}
-            require_finite(figures, step=one.step, epoch=epoch, rate=one.rate)
-        logged = [(one, *pair) for one, pair in zip(steps, fetched, strict=True) if one.parameter_norm is not None]
+        steps, self._steps = self._steps, []
+        fetched = torch.stack([torch.stack([step.loss, step.norm]) for step in steps]).tolist()
+        for step, (loss, norm) in zip(steps, fetched, strict=True):
+            metrics = {"loss": loss} if step.is_scaled else {"loss": loss, "gradient norm": norm}
+            require_finite(metrics, step=step.step, epoch=epoch, rate=step.rate)
+        logged = [(step, *pair) for step, pair in zip(steps, fetched, strict=True) if step.parameter_norm is not None]
         if not logged:
             return
         speed, waited = self.step_clock.lap()
         rates = {"step/samples_per_second": speed, "step/data_wait": waited}
-        for one, loss, norm in logged:
-            assert one.parameter_norm is not None
+        for step, loss, norm in logged:
+            assert step.parameter_norm is not None
             values = {
                 "step/loss": loss,
                 "step/gradient_norm": norm,
-                "step/parameter_norm": one.parameter_norm.item(),
-                "step/learning_rate": one.rate,
+                "step/parameter_norm": step.parameter_norm.item(),
+                "step/learning_rate": step.rate,
             }
-            if one.loss_scale is not None:
-                values["step/loss_scale"] = one.loss_scale
+            if step.loss_scale is not None:
+                values["step/loss_scale"] = step.loss_scale
             values = {name: value for name, value in values.items() if math.isfinite(value)}
-            yield Points(one.step, epoch, values, rates if one is logged[-1][0] else {}, attempt)
+            yield Points(step.step, epoch, values, rates if step is logged[-1][0] else {}, attempt)
 
 
-def require_finite(figures: dict[str, float], *, step: int, epoch: int, rate: float) -> None:
-    """Refuse to go on with a figure that is infinite or not a number.
+def require_finite(metrics: dict[str, float], *, step: int, epoch: int, rate: float) -> None:
+    """Refuse a metric that is infinite or not a number.
 
     Raises:
-        NotFinite: naming it.
+        NotFinite: the message names the metric.
     """
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if not math.isfinite(value):
             raise NotFinite(
                 f"the {name} is {value} at step {step} (epoch {epoch}, learning rate {rate:.3g})", step=step

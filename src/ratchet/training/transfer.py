@@ -1,8 +1,7 @@
-"""Transfer learning: which parts of a network learn when, and how fast.
+"""Transfer learning: gradual unfreezing and learning rates by stage.
 
-A network is seen as stages from its input to its head. First only the head learns, on features that it can trust; then
-the stages below thaw, from the head down, and the lower ones learn more slowly (Howard and Ruder 2018, "Universal
-Language Model Fine-tuning": gradual unfreezing and discriminative rates).
+A network consists of stages from its input to its head. First only the head learns. Then the stages below are unfrozen,
+from the head down, and lower stages learn more slowly (Howard and Ruder 2018, "Universal Language Model Fine-tuning").
 """
 
 from collections.abc import Iterator
@@ -14,23 +13,23 @@ from torch import nn
 from ratchet.training.models import Classifier
 from ratchet.training.plan import Plan
 
-__all__ = ["Stage", "layers_in", "learn", "rate_shares", "stages", "without_pretrained"]
+__all__ = ["Stage", "freeze", "layers_in", "rate_shares", "stages", "without_pretrained"]
 
-_FEWEST = 4  # a network seen as fewer stages (say features and classifier) is taken apart further
+_FEWEST = 4  # a network of fewer stages (for example features and classifier) is divided further
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a network that thaws as one."""
+    """A part of a network that is unfrozen as a whole."""
 
     name: str
     modules: tuple[nn.Module, ...]
-    parameters: tuple[str, ...]  # names in the whole model; one that several stages share belongs to the first
+    parameters: tuple[str, ...]  # names in the whole model; a shared one belongs to the first of its stages
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A module with all in it; or, once it has been taken apart, its own parameters alone."""
+class _Unit:
+    """A whole module; or, after it was divided, only its own parameters."""
 
     name: str
     module: nn.Module
@@ -38,75 +37,75 @@ class _Part:
 
     @property
     def layers(self) -> int:
-        """How many layers are in it."""
+        """Number of layers in it."""
         return layers_in(self.module) if self.whole else 0
 
-    def apart(self, order: dict[str, int]) -> "list[_Part]":
-        """Its own parameters and its children, in the order they run."""
+    def divided(self, order: dict[str, int]) -> "list[_Unit]":
+        """Return its own parameters and its children, in the order they run."""
         prefix = f"{self.name}." if self.name else ""
-        children = [_Part(prefix + name, child) for name, child in self.module.named_children()]
-        own = [_Part(self.name, self.module, whole=False)] if any(True for _ in self.module.parameters(False)) else []
+        children = [_Unit(prefix + name, child) for name, child in self.module.named_children()]
+        own = [_Unit(self.name, self.module, whole=False)] if any(True for _ in self.module.parameters(False)) else []
         return [*own, *sorted(children, key=lambda child: child.first(order))]
 
     def first(self, order: dict[str, int]) -> int:
-        """When any of it ran first. A list or a dict of modules does not run itself."""
+        """Return when any of it ran first. A list or a dict of modules does not run itself."""
         names = [f"{self.name}.{name}" if name else self.name for name, _ in self.module.named_modules()]
         return min((order[name] for name in names if name in order), default=len(order))
 
 
 def stages(model: Classifier) -> list[Stage]:
-    """The model's stages, from the input to the head.
+    """Return the stages of the model, from the input to the head.
 
-    They are the children of the network, in the order they run; norms and single tensors belong to the stage before
-    them. As long as there are fewer than four, the one with the most layers is taken apart into its children; a head
-    that is a Sequential is its last layer. So a ResNet is its stem, four groups of blocks and `fc`; a VGG is its
-    convolutions one by one and three linear layers; a vision transformer is its patches, its blocks and its head.
+    They are the children of the network, in the order they run. Norms and single tensors belong to the stage before
+    them. While there are fewer than four, the stage with the most layers is divided into its children. A head that is a
+    Sequential is divided too, and its last layer is the head. So a ResNet has its stem, four groups of blocks and `fc`;
+    a VGG its single convolutions and three linear layers; a vision transformer its patches, its blocks and its head.
     """
     order = {name: position for position, name in enumerate(model.order)}
-    parts = [_Part("", model)]
+    parts = [_Unit("", model)]
     while len(groups := _grouped(parts)) < _FEWEST:
         largest = max(groups, key=lambda group: max(part.layers for part in group))
         part = max(largest, key=lambda part: part.layers)
         if part.layers < 2 or not any(True for _ in part.module.children()):
             break
         place = parts.index(part)
-        parts[place : place + 1] = part.apart(order)
+        parts[place : place + 1] = part.divided(order)
     while isinstance((head := _grouped(parts)[-1][0]).module, nn.Sequential) and head.whole:
         place = parts.index(head)
-        parts[place : place + 1] = head.apart(order)
+        parts[place : place + 1] = head.divided(order)
     return list(_staged(_grouped(parts), model))
 
 
 def rate_shares(model: Classifier, plan: Plan) -> dict[str, float]:
-    """What share of the learning rate each parameter has: 1 in the head, `layer_decay` times as much a stage below."""
-    found = stages(model)
+    """Return each parameter's share of the learning rate: 1 in the head, `layer_decay` times that per stage below."""
+    parts = stages(model)
     return {
-        name: plan.layer_decay ** (len(found) - 1 - position)
-        for position, stage in enumerate(found)
+        name: plan.layer_decay ** (len(parts) - 1 - position)
+        for position, stage in enumerate(parts)
         for name in stage.parameters
     }
 
 
-def learn(model: Classifier, plan: Plan, epoch: int) -> None:
-    """Let learn what may learn in `epoch` (from 0), and freeze the rest; called after `model.train()`.
+def freeze(model: Classifier, plan: Plan, epoch: int) -> None:
+    """Freeze the stages that do not learn in `epoch` (from 0), and unfreeze the others. Call it after `model.train()`.
 
-    In the first `frozen_epochs` only the head learns. Then the stage below it thaws, and another every
-    `unfreeze_epochs` (0: all at once). A frozen stage is in eval mode too: the statistics of its batch norms must not
-    drift. What the network itself keeps from learning stays so.
+    In the first `frozen_epochs` only the head learns. Then the stage below it is unfrozen, and another one every
+    `unfreeze_epochs` (0: all at once). A frozen stage is in eval mode too, so that the statistics of its batch norms do
+    not drift. Parameters that the network itself froze stay frozen.
     """
     if not plan.frozen_epochs and not plan.unfreeze_epochs:
         return
-    found = stages(model)
-    below = len(found) - 1
+    parts = stages(model)
+    below = len(parts) - 1
     if epoch < plan.frozen_epochs:
-        thawed = 0
+        unfrozen = 0
     elif plan.unfreeze_epochs:
-        thawed = min(below, 1 + (epoch - plan.frozen_epochs) // plan.unfreeze_epochs)
+        unfrozen = min(below, 1 + (epoch - plan.frozen_epochs) // plan.unfreeze_epochs)
     else:
-        thawed = below
+        unfrozen = below
     parameters = dict(model.named_parameters())
-    for position, stage in enumerate(found):
-        learns = position >= below - thawed
+    for position, stage in enumerate(parts):
+        learns = position >= below - unfrozen
         for name in stage.parameters:
             parameters[name].requires_grad_(learns and name not in model.fixed)
         for module in stage.modules:
@@ -114,39 +113,39 @@ def learn(model: Classifier, plan: Plan, epoch: int) -> None:
 
 
 def without_pretrained(plan: Plan, pretrained: Path | None) -> str | None:
-    """What to say where transfer learning is asked for and there is nothing to transfer; else None."""
-    said = [name for name in ("frozen_epochs", "unfreeze_epochs") if getattr(plan, name)]
-    said += ["layer_decay"] if plan.layer_decay < 1.0 else []
-    if pretrained is not None or not said:
+    """Return a warning if transfer learning is set without pretrained weights; else None."""
+    names = [name for name in ("frozen_epochs", "unfreeze_epochs") if getattr(plan, name)]
+    names += ["layer_decay"] if plan.layer_decay < 1.0 else []
+    if pretrained is not None or not names:
         return None
     return (
-        f"no pretrained weights were found: {', '.join(f'training.{name}' for name in said)} will hold back "
-        "layers that begin from random weights; put a state dict in data/pretrained and name it in model.pretrained"
+        f"model.pretrained is none, but {', '.join(f'training.{name}' for name in names)} will slow or freeze "
+        "layers with random weights. Fix: put a state dict in data/pretrained and name it in model.pretrained"
     )
 
 
 def layers_in(module: nn.Module) -> int:
-    """How many modules in it hold a weight of two dimensions or more; norms and biases hold none."""
-    return sum(any(one.dim() >= 2 for one in each.parameters(recurse=False)) for each in module.modules())
+    """Return the number of modules in it with a weight of two dimensions or more. Norms have none."""
+    return sum(any(weight.dim() >= 2 for weight in inner.parameters(recurse=False)) for inner in module.modules())
 
 
-def _grouped(parts: list[_Part]) -> list[list[_Part]]:
-    """Parts that hold parameters; those without a layer join the one before, or the first the one behind it."""
-    groups: list[list[_Part]] = []
+def _grouped(parts: list[_Unit]) -> list[list[_Unit]]:
+    """Group the parts that hold parameters. A part without a layer joins the one before, or the first layer."""
+    groups: list[list[_Unit]] = []
     for part in parts:
         if not any(True for _ in part.module.parameters(part.whole)):
             continue
-        if groups and (not part.layers or not any(one.layers for one in groups[-1])):
+        if groups and (not part.layers or not any(member.layers for member in groups[-1])):
             groups[-1].append(part)
         else:
             groups.append([part])
     return groups
 
 
-def _staged(groups: list[list[_Part]], model: nn.Module) -> Iterator[Stage]:
-    left = {id(parameter): name for name, parameter in model.named_parameters()}
+def _staged(groups: list[list[_Unit]], model: nn.Module) -> Iterator[Stage]:
+    unassigned = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in groups:
-        parameters = (one for part in group for one in part.module.parameters(part.whole))
-        names = tuple(left.pop(id(parameter)) for parameter in parameters if id(parameter) in left)
+        parameters = (parameter for part in group for parameter in part.module.parameters(part.whole))
+        names = tuple(unassigned.pop(id(parameter)) for parameter in parameters if id(parameter) in unassigned)
         first = max(group, key=lambda part: part.layers > 0)
         yield Stage(first.name, tuple(part.module for part in group if part.whole), names)

@@ -1,4 +1,6 @@
-"""What a model is worth on the validation rows."""
+"""Validation: the metrics of a split, the best epoch by them, patience and over-fitting."""
+
+import math
 
 import numpy as np
 import torch
@@ -6,9 +8,11 @@ from torch import nn
 
 from ratchet.training.batches import Split
 from ratchet.training.losses import Objective
+from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
+from ratchet.training.state import TrainingState
 
-__all__ = ["METRICS", "validate"]
+__all__ = ["METRICS", "epoch_score", "larger_is_better", "overfitting_notice", "update_best", "validate"]
 
 METRICS = ("accuracy", "balanced_accuracy", "f1", "loss")
 
@@ -23,10 +27,10 @@ def validate(
     device: torch.device,
     batch_size: int,
 ) -> dict[str, float]:
-    """The figures of `METRICS` over the whole split; the model is put in eval mode and left so.
+    """Compute `METRICS` over the whole split. The model is left in eval mode.
 
-    balanced_accuracy is the mean over classes of the share found (recall), f1 the mean over classes of the harmonic
-    mean of precision and recall; a class that has no row, and for f1 no answer either, is left out.
+    balanced_accuracy is the mean recall over classes, f1 the mean over classes of the harmonic mean of precision and
+    recall. Classes without samples are left out; for f1, only those that are not predicted either.
     """
     model.eval()
     loss = torch.zeros((), device=device)
@@ -38,13 +42,54 @@ def validate(
             loss += objective(logits, labels)
             counted = labels != objective.ignored
             table += torch.bincount((labels * classes + logits.argmax(1))[counted], minlength=classes * classes)
-    matrix = table.view(classes, classes).cpu().numpy()  # actual, answered
-    total, right = matrix.sum(), matrix.diagonal()
-    actual, answered = matrix.sum(1), matrix.sum(0)
-    present, known = actual > 0, actual + answered > 0
+    confusion = table.view(classes, classes).cpu().numpy()  # (actual, predicted)
+    total, correct = confusion.sum(), confusion.diagonal()
+    actual, predicted = confusion.sum(1), confusion.sum(0)
+    present, known = actual > 0, actual + predicted > 0
     return {
         "validation/loss": loss.item() / max(int(total), 1),
-        "validation/accuracy": float(right.sum() / max(total, 1)),
-        "validation/balanced_accuracy": float(np.mean(right[present] / actual[present])),
-        "validation/f1": float(np.mean(2 * right[known] / (actual + answered)[known])),
+        "validation/accuracy": float(correct.sum() / max(total, 1)),
+        "validation/balanced_accuracy": float(np.mean(correct[present] / actual[present])),
+        "validation/f1": float(np.mean(2 * correct[known] / (actual + predicted)[known])),
     }
+
+
+def larger_is_better(plan: Plan, value: float) -> float:
+    """Return a value of the metric `training.best` with its sign such that larger is better."""
+    return -value if plan.best.endswith("loss") else value
+
+
+def epoch_score(plan: Plan, metrics: dict[str, float], epoch: int) -> tuple[float, ...]:
+    """Return the key by which epochs are compared; larger is better. Small sets tie often: then the loss decides."""
+    return larger_is_better(plan, metrics[plan.best]), -metrics["validation/loss"], -float(epoch)
+
+
+def update_best(state: TrainingState, plan: Plan, metrics: dict[str, float]) -> None:
+    """Keep the weights if this epoch is the best so far, and count the epochs without improvement."""
+    value = metrics[plan.best]
+    gain = (
+        math.inf
+        if state.patience_value is None
+        else larger_is_better(plan, value) - larger_is_better(plan, state.patience_value)
+    )
+    # Measured from the last value that counted: many small gains count once they add up to more than min_delta.
+    if gain > plan.min_delta:
+        state.patience_value, state.stale_epochs = value, 0
+    else:
+        state.stale_epochs += 1
+    best = state.history[state.best_epoch - 1] if state.best_epoch else None
+    if best is None or epoch_score(plan, metrics, state.epoch + 1) > epoch_score(plan, best, state.best_epoch):
+        state.keep_best(value)
+
+
+def overfitting_notice(state: TrainingState, plan: Plan, metrics: dict[str, float]) -> str | None:
+    """Return a message, once in a run, when training accuracy is `overfit_gap` above validation accuracy."""
+    trained, held_out = metrics["train/accuracy"], metrics["validation/accuracy"]
+    if state.overfit_noticed or trained - held_out <= plan.overfit_gap:
+        return None
+    state.overfit_noticed = True
+    return (
+        f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, validation accuracy "
+        f"{held_out:.3f}, a gap above training.overfit_gap {plan.overfit_gap}. Fix: more data, augmentation "
+        "(training.flip, training.crop_padding) or more training.weight_decay"
+    )

@@ -12,7 +12,8 @@ from ratchet.data.split import SPLITS, SplitName, keys
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 from ratchet.training.augment import sample_bits
-from ratchet.training.custom_samples import Factory, Faulty, Piece, Reader, Sample, id_of
+from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, id_of
+from ratchet.training.sample_reader import Reader
 
 __all__ = ["CustomSource", "Measurements"]
 

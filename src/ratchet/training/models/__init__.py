@@ -1,4 +1,4 @@
-"""The models that params.yaml can name, and a user's own; rebuilt from names and code files, never from a pickle."""
+"""Built-in, torchvision and custom models. They are rebuilt from names and code files, never from a pickle."""
 
 import difflib
 from collections.abc import Callable
@@ -40,25 +40,25 @@ __all__ = [
 ]
 
 _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet}
-_CODE = "code"  # the copy of a factory's code in a saved model's folder
+_CODE = "code"  # copy of a factory's code in the folder of a saved model
 
 
 def build(spec: ModelSpec) -> Classifier:
-    """A freshly initialised model; the global torch seed decides its weights.
+    """Build a model with initial weights from the global torch random state.
 
     Raises:
-        TrainingError: no such model, it cannot take images of this size, or the user's factory does not make one.
+        TrainingError: there is no such model, it cannot take images of this size, or the user's factory fails.
     """
     model = Classifier(_network(spec), spec)
-    _try(model, spec)
+    _check_forward(model, spec)
     return model
 
 
 def require(name: str, *, factory: str = "none", code: str = "none", root: str = ".") -> None:
-    """Refuse a name that no model has, or a factory that is not there, before anything is begun.
+    """Check that the model or its factory exists.
 
     Raises:
-        TrainingError: naming the nearest, or what is wrong with the factory.
+        TrainingError: it does not; the message names the nearest models, or the problem of the factory.
     """
     if factory != "none":
         OwnCode(Path(root), code).load(factory)
@@ -67,23 +67,23 @@ def require(name: str, *, factory: str = "none", code: str = "none", root: str =
         return
     near = difflib.get_close_matches(name, [*_OWN, *known], n=3, cutoff=0.4) or list(_OWN)
     raise TrainingError(
-        f"model.name: no model is called {name!r}; there are {', '.join(_OWN)} and every classifier of "
-        f"torchvision.models; nearest: {', '.join(near)}"
+        f"model.name: no model is called {name!r}. Allowed: {', '.join(_OWN)} and every classifier of "
+        f"torchvision.models. Nearest: {', '.join(near)}"
     )
 
 
 def code_files(spec: ModelSpec) -> list[Path]:
-    """The files that the user's own model is made of, as paths from `spec.root`; none for models that ship."""
+    """Return the code files of the user's own model, as paths from `spec.root`; none for built-in models."""
     return [] if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).files()
 
 
 def code_digests(spec: ModelSpec) -> dict[str, str]:
-    """SHA-256 (hex) of each of `code_files`, by its path."""
+    """Return the SHA-256 (hex) of each of `code_files`, by its path."""
     return {} if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).digests()
 
 
 def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """Copy the user's own code to a place in `folder`; the spec that finds it there. Nothing for models that ship."""
+    """Copy the user's own code into `folder`, and return a spec that points to the copy."""
     for path in code_files(spec):
         files.write_bytes(folder / _CODE / path, (Path(spec.root) / path).read_bytes())
     return spec if spec.factory == "none" else replace(spec, root=str(folder / _CODE))
@@ -98,7 +98,7 @@ def _network(spec: ModelSpec) -> nn.Module:
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise TrainingError(
                 f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; "
-                f"it was called with {_said(shape)}"
+                f"it was called with {_arguments(shape)}"
             ) from error
         if not isinstance(network, nn.Module):
             raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")
@@ -109,27 +109,27 @@ def _network(spec: ModelSpec) -> nn.Module:
     return torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
 
 
-def _try(model: Classifier, spec: ModelSpec) -> None:
-    """One forward pass, so that a model too deep for small images is refused before training, not in it.
+def _check_forward(model: Classifier, spec: ModelSpec) -> None:
+    """Make one forward pass, so that a model too deep for small images fails before training, not during it.
 
-    On the way it is noted in what order the parts run.
+    It also records the order in which the modules run.
     """
     training, order = model.training, dict[str, None]()
     hooks = [
         module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
         for name, module in model.named_modules()
     ]
-    ships = spec.factory == "none"
-    key, way_out = ("model.name", "take convnet or resnet") if ships else ("model.factory", "mend the model")
+    built_in = spec.factory == "none"
+    key, other_fix = ("model.name", "use convnet or resnet") if built_in else ("model.factory", "correct the model")
     try:
         with torch.no_grad():
             logits = model.eval().network(torch.zeros(1, spec.channels, spec.height, spec.width))
     except Exception as error:
-        if ships and not isinstance(error, RuntimeError):
+        if built_in and not isinstance(error, RuntimeError):
             raise
         raise TrainingError(
-            f"{key}: {spec.called} cannot take images of {spec.height}x{spec.width} pixels ({error}): "
-            f"set a larger data.image_size, or {way_out}"
+            f"{key}: {spec.called} cannot take images of {spec.height}x{spec.width} pixels ({error}). "
+            f"Fix: set a larger data.image_size, or {other_fix}"
         ) from error
     finally:
         model.train(training)
@@ -138,20 +138,20 @@ def _try(model: Classifier, spec: ModelSpec) -> None:
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, len(spec.classes)):
         answer = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         raise TrainingError(
-            f"{key}: {spec.called} answers one image with {answer}, not with logits of shape (1, {len(spec.classes)}), "
-            "one for each class"
+            f"{key}: {spec.called} returns {answer} for one image. Allowed: logits of shape (1, {len(spec.classes)}), "
+            "one per class"
         )
     model.order = tuple(order)
 
 
-def _said(arguments: dict[str, int]) -> str:
+def _arguments(arguments: dict[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:
     """Write model.safetensors and model.json into `folder`, and the code of a user's own model beside them.
 
-    `about` stands in the JSON beside the spec.
+    The entries of `about` are added to model.json.
     """
     keep_code(spec, folder)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
@@ -160,28 +160,30 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, 
 
 
 def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
-    """Rebuild a model that `save_model` wrote, on the CPU and in eval mode; a user's own from the code saved with it.
+    """Load a model that `save_model` wrote, on the CPU and in eval mode. A user's own model runs the saved code.
 
-    Of a folder with checksums (see `seal`) nothing is read or run before every file was held against its own.
+    In a folder with checksums (see `seal`) every file is checked before any is read or run.
 
     Raises:
-        TrainingError: files missing, damaged or not fitting each other, or not those that were sealed.
+        TrainingError: files are missing or damaged, do not match each other, or differ from their checksums.
     """
     verify(folder)
     try:
         described: dict[str, Any] = files.read_json(folder / "model.json")["spec"]
-        listed: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
+        listed: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in described.items()
+        }
         spec = ModelSpec(**listed)
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise TrainingError(f"{folder}: not a model that can be read ({error})") from error
+        raise TrainingError(f"{folder}: the model cannot be read ({error})") from error
     if spec.factory != "none":
         spec = replace(spec, root=str(folder / _CODE))
-    random_state = torch.get_rng_state()  # building draws initial weights that are thrown away
+    random_state = torch.get_rng_state()  # building draws initial weights that are discarded
     model = build(spec)
     torch.set_rng_state(random_state)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise TrainingError(f"{folder}: the weights do not fit the model they are said to be of ({error})") from error
+        raise TrainingError(f"{folder}: the weights do not fit the model of model.json ({error})") from error
     return model.eval(), spec

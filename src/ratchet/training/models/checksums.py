@@ -1,4 +1,4 @@
-"""SHA-256 of every file of a stored model, beside them: what was changed, lost or added since is named, not loaded."""
+"""Checksums of the files of a stored model. A model with a changed, missing or added file is not loaded."""
 
 import os
 from pathlib import Path
@@ -13,20 +13,20 @@ _LISTED = 3  # of each kind of difference
 
 
 def seal(folder: Path) -> dict[str, str]:
-    """Write the checksums of all that lies in `folder`; from now on it loads as it is or not at all.
+    """Write the checksums of all files in `folder`, and return them: SHA-256 (hex) by path from `folder`.
 
-    By path from `folder`: the SHA-256 (hex) of each file.
+    From then on `verify` refuses any change in the folder.
     """
-    found = _digests(folder)
-    files.write_json(folder / CHECKSUMS, {"format": 1, "sha256": found})
-    return found
+    digests = _digests(folder)
+    files.write_json(folder / CHECKSUMS, {"format": 1, "sha256": digests})
+    return digests
 
 
 def verify(folder: Path) -> dict[str, str] | None:
-    """Hold every file against its checksum; the checksums. None: the folder has none, as before they were written.
+    """Check every file against its checksum, and return the checksums; None if the folder has no checksums.
 
     Raises:
-        TrainingError: a file was changed, is missing or was added, or the checksums cannot be read.
+        TrainingError: a file was changed, removed or added, or the checksums cannot be read.
     """
     path = folder / CHECKSUMS
     if not path.exists():
@@ -35,32 +35,32 @@ def verify(folder: Path) -> dict[str, str] | None:
         expected: dict[str, str] = dict(files.read_json(path)["sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{path}: the checksums cannot be read ({error}): nothing was loaded; restore the model's files"
+            f"{path}: the checksums cannot be read ({error}); nothing was loaded. Fix: restore the files of the model"
         ) from error
-    found = _digests(folder)
+    actual = _digests(folder)
     differences = {
-        "changed": sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name]),
-        "missing": sorted(expected.keys() - found.keys()),
-        "added": sorted(found.keys() - expected.keys()),
+        "changed": sorted(name for name in expected.keys() & actual.keys() if expected[name] != actual[name]),
+        "missing": sorted(expected.keys() - actual.keys()),
+        "added": sorted(actual.keys() - expected.keys()),
     }
-    told = [f"{kind}: {_listed(names)}" for kind, names in differences.items() if names]
-    if told:
+    problems = [f"{kind}: {_listed(names)}" for kind, names in differences.items() if names]
+    if problems:
         raise TrainingError(
-            f"{folder}: is not what was stored ({'; '.join(told)}): nothing was loaded; restore these files from a "
-            "backup, or use another version"
+            f"{folder}: differs from the stored model ({'; '.join(problems)}); nothing was loaded. Fix: restore these "
+            "files from a backup, or use another version"
         )
     return expected
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Of every file but the checksums' own, compiled code and what links lead to included: Python would import it."""
-    found = {}
+    """Return the digest of every file except the checksums, also of compiled code and of link targets."""
+    digests = {}
     for place, _, names in os.walk(folder, followlinks=True):
         for name in names:
             path = Path(place, name)
-            found[path.relative_to(folder).as_posix()] = files.digest_file(path)
-    found.pop(CHECKSUMS, None)
-    return found
+            digests[path.relative_to(folder).as_posix()] = files.digest_file(path)
+    digests.pop(CHECKSUMS, None)
+    return digests
 
 
 def _listed(names: list[str]) -> str:

@@ -1,25 +1,25 @@
-"""Dropout that does not wait for its random numbers."""
+"""Dropout with a fast random mask on CPUs."""
 
 import torch
 from torch import nn
 
 __all__ = ["Dropout"]
 
-_VALUES = 1 << 16  # of the 16 random bits that decide about one activation
+_VALUES = 1 << 16  # of the 16 random bits that decide one activation
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout; on a CPU its mask takes 16 random bits an activation, and a sixth of the time.
+    """nn.Dropout, with 16 random bits per activation on a CPU, which takes a sixth of the time.
 
-    There PyTorch draws a double for each, one after another: a tenth of the reference ConvNet's step. So `p` is met to
-    one part in 131,072. Elsewhere it is nn.Dropout's own kernel.
+    PyTorch draws a double for each activation, which is a tenth of the reference ConvNet's step. With 16 bits `p` is
+    exact to one part in 131,072. Other devices use the kernel of nn.Dropout.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations of any shape and float dtype -> the same shape and dtype."""
+        """Drop activations of any shape and float dtype."""
         if not self.training or x.device.type != "cpu" or not 0.0 < self.p < 1.0:
             return super().forward(x)
-        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        bits = words.view(torch.int16)[: x.numel()].view(x.shape)
+        random_values = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        bits = random_values.view(torch.int16)[: x.numel()].view(x.shape)
         kept = bits >= round(self.p * _VALUES) - _VALUES // 2
         return x * kept.to(x.dtype).mul_(1.0 / (1.0 - self.p))

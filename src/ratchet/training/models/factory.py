@@ -1,6 +1,6 @@
-"""A user's own model: `package.module:function` from a file of the project, or from the copy beside saved weights.
+"""Import of a user's own function, `package.module:function`, from the project or from the copy in a saved model.
 
-The copy makes a model's folder whole: it loads in any process, whatever became of the project's file since.
+The copy makes the folder of a model complete: it loads in any process, even if the file of the project has changed.
 """
 
 import importlib
@@ -18,63 +18,63 @@ from ratchet.errors import TrainingError
 
 __all__ = ["OwnCode"]
 
-_HOUSE = ("flows", "ratchet", "tasks")
-_imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code that it was imported with
+_OUR_PACKAGES = ("commands", "flows", "ratchet", "tasks")
+_imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code imported with it
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Code of the user's: the file or folder `place` in `root`, which the settings `SECTION.code` name."""
+    """The user's code: the file or folder `place` in `root`, named by the setting `SECTION.code`."""
 
     root: Path
     place: str
-    section: str = "model"  # or data: whose factory it holds
+    section: str = "model"  # or data: the section of the factory
 
     def files(self) -> list[Path]:
-        """Its files, as paths from `root`; no hidden or compiled ones.
+        """Return its files as paths from `root`, without hidden and compiled ones.
 
         Raises:
-            TrainingError: there is no such place in `root`.
+            TrainingError: there is no such file or folder in `root`.
         """
         place = (self.root / self.place).resolve()
         if not place.exists() or self.root.resolve() not in place.parents:
             raise TrainingError(
                 f"{self.section}.code: {self.place} is not a file or folder in the project folder "
-                f"{self.root.resolve()}: set it to the one that {self.section}.factory's module lies in"
+                f"{self.root.resolve()}. Fix: set it to the one that holds the module of {self.section}.factory"
             )
-        found = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
-        names = [path.relative_to(self.root.resolve()) for path in found]
+        paths = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+        names = [path.relative_to(self.root.resolve()) for path in paths]
         return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 (hex) of each file, by its path from `root`."""
+        """Return the SHA-256 (hex) of each file, by its path from `root`."""
         return {path.as_posix(): files.digest_file(self.root / path) for path in self.files()}
 
     def load(self, name: str) -> Callable[..., Any]:
-        """The function that `name` ("package.module:function") names, imported from these files.
+        """Import and return the function `name` ("package.module:function") from these files.
 
-        A changed file, or the same name in another root, is imported anew.
+        A changed file, or the same name in another root, is imported again.
 
         Raises:
-            TrainingError: no such module or function, it does not import, or it needs files outside it, whose change
-                DVC would not see and which a saved model would lack.
+            TrainingError: there is no such module or function, the import fails, or it needs other files. DVC
+                would not see a change of those, and a saved model would lack them.
         """
         module_name, _, function = name.partition(":")
         self._require_file(module_name)
         module = self._import(module_name)
-        found: Callable[..., Any] | None = getattr(module, function, None)
-        if not callable(found):
+        loaded: Callable[..., Any] | None = getattr(module, function, None)
+        if not callable(loaded):
             raise TrainingError(
-                f"{self.section}.factory: {module_name} has no function {function}; it has "
-                f"{_functions(module)}: name one of them"
+                f"{self.section}.factory: {module_name} has no function {function}. Allowed: {_functions(module)}"
             )
-        return found
+        return loaded
 
     def _require_file(self, module: str) -> None:
         top = module.partition(".")[0]
         if _is_taken(top):
             raise TrainingError(
-                f"{self.section}.factory: the name {top} is taken by an installed package: rename your file or folder"
+                f"{self.section}.factory: the name {top} is taken by an installed package. Fix: rename your "
+                "file or folder"
             )
         path = _file_of(module, self.root)
         if path is None:
@@ -88,9 +88,9 @@ class OwnCode:
 
     def _outside(self, module: str, path: Path) -> TrainingError:
         return TrainingError(
-            f"{self.section}.factory: {module} ({path}) lies outside {self.section}.code ({self.place}), so DVC would "
-            f"not see a change of it: set {self.section}.code to {path.parts[0]}, or to whatever file or folder holds "
-            "all that the model is made of"
+            f"{self.section}.factory: {module} ({path}) is outside {self.section}.code ({self.place}), so DVC "
+            f"would not see a change of it. Fix: set {self.section}.code to {path.parts[0]}, or to the file or "
+            "folder that holds all code of the factory"
         )
 
     def _import(self, module: str) -> ModuleType:
@@ -102,18 +102,18 @@ class OwnCode:
         except (Exception, SystemExit) as error:
             for name in _new(before):
                 if _file_of(name, self.root) is not None:
-                    del sys.modules[name]  # or the next attempt would not see it come
+                    del sys.modules[name]  # otherwise the next attempt would not import it again
             if isinstance(error, TrainingError):
                 raise
             raise TrainingError(  # the user's code may raise anything
-                f"{self.section}.factory: {module} does not import ({type(error).__name__}: {error}): mend "
-                f"{_file_of(module, self.root)}"
+                f"{self.section}.factory: {module} does not import ({type(error).__name__}: {error}). Fix: "
+                f"correct {_file_of(module, self.root)}"
             ) from error
         return imported
 
     @contextmanager
     def _importing(self) -> Iterator[None]:
-        """Let its modules be found, in `root` and before any other of their name."""
+        """Let modules be imported from `root`, before others of the same name."""
         inside = self.files()
         digest = files.digest_json(
             {str(self.root.resolve() / path): files.digest_file(self.root / path) for path in inside}
@@ -131,7 +131,7 @@ class OwnCode:
                 del sys.modules[name]
         search, writes_bytecode = str(self.root.resolve()), sys.dont_write_bytecode
         sys.path.insert(0, search)
-        sys.dont_write_bytecode = True  # the folder may be an output of DVC's, whose content must not change
+        sys.dont_write_bytecode = True  # the folder may be an output of DVC, whose content must not change
         importlib.invalidate_caches()
         try:
             yield
@@ -141,26 +141,30 @@ class OwnCode:
             sys.dont_write_bytecode = writes_bytecode
 
     def _require_inside(self, names: list[str]) -> None:
-        """Refuse a model of modules that came from the project but not from here."""
+        """Refuse modules of the project that are not among these files."""
         inside = self.files()
         for name in names:
             path = _file_of(name, self.root)
-            if path is None or name.partition(".")[0] in _HOUSE or not _is_of(sys.modules[name], name, self.root):
+            if (
+                path is None
+                or name.partition(".")[0] in _OUR_PACKAGES
+                or not _is_of(sys.modules[name], name, self.root)
+            ):
                 continue
             if path.relative_to(self.root) not in inside:
                 raise self._outside(name, path.relative_to(self.root))
 
 
 def _file_of(module: str, root: Path) -> Path | None:
-    """Where `root` holds a module, if it does."""
+    """Return the file of a module in `root`, or None."""
     place = root.joinpath(*module.split("."))
     candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
 
 
 def _is_taken(top: str) -> bool:
-    """Whether a name is the standard library's, ours or an imported package's: ours must never stand in its place."""
-    if top in sys.stdlib_module_names or top in _HOUSE:
+    """Whether the standard library, Ratchet or an imported package has this name, which must not be replaced."""
+    if top in sys.stdlib_module_names or top in _OUR_PACKAGES:
         return True
     origin = getattr(sys.modules.get(top), "__file__", None)
     return origin is not None and any(
@@ -169,7 +173,7 @@ def _is_taken(top: str) -> bool:
 
 
 def _new(before: dict[str, ModuleType]) -> list[str]:
-    now = list(sys.modules.items())  # another thread may import meanwhile
+    now = list(sys.modules.items())  # a copy, because another thread may import at the same time
     return sorted(name for name, module in now if before.get(name) is not module)
 
 
@@ -182,7 +186,7 @@ def _is_of(module: ModuleType, name: str, root: Path) -> bool:
 def _functions(module: ModuleType) -> str:
     own = [
         name
-        for name, one in vars(module).items()
-        if callable(one) and getattr(one, "__module__", None) == module.__name__ and not name.startswith("_")
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
     ]
     return ", ".join(own) or "none"

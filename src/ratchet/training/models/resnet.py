@@ -23,7 +23,7 @@ class _Block(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """Stem, three residual blocks of 64 (He et al. 2016), average pool: any input size."""
+    """Stem, three residual blocks of 64 channels (He et al. 2016), average pooling. Any input size."""
 
     def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -34,6 +34,6 @@ class ResidualNet(nn.Module):
         self.head = nn.Linear(_WIDTH, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised images (n, channels, height, width) -> logits (n, classes)."""
+        """Return logits (n, classes) for normalised images (n, channels, height, width)."""
         logits: torch.Tensor = self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
         return logits

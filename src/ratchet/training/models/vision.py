@@ -1,4 +1,4 @@
-"""Any torchvision classifier, by name. torchvision is imported only when one is asked for: that takes seconds."""
+"""Any torchvision classifier, by name. torchvision is imported only when needed, because that takes seconds."""
 
 import inspect
 
@@ -11,18 +11,22 @@ __all__ = ["torchvision_model", "torchvision_names"]
 
 
 def torchvision_names() -> list[str]:
-    """The classifiers torchvision can build."""
+    """Return the names of torchvision's classifiers.
+
+    Raises:
+        TrainingError: torchvision does not import.
+    """
     try:
         from torchvision import models
     except ImportError as error:
         raise TrainingError(
-            f"model.name: torchvision does not import here ({error}); take convnet or resnet"
+            f"model.name: torchvision does not import here ({error}). Fix: use convnet or resnet"
         ) from error
     return list(models.list_models(module=models))
 
 
 def torchvision_model(name: str, *, classes: int, channels: int) -> nn.Module:
-    """Model `name` with random weights, answering `classes` logits to images of `channels` channels."""
+    """Build model `name` with random weights, for `classes` classes and images of `channels` channels."""
     from torchvision import models
 
     options: dict[str, object] = {"weights": None, "num_classes": classes}
@@ -30,13 +34,13 @@ def torchvision_model(name: str, *, classes: int, channels: int) -> nn.Module:
         "googlenet",
         "inception_v3",
     ):
-        options |= {"aux_logits": False, "init_weights": True}  # the auxiliary heads answer in tuples
+        options |= {"aux_logits": False, "init_weights": True}  # with auxiliary heads they return tuples
     network: nn.Module = models.get_model(name, **options)
     return network if channels == 3 else nn.Sequential(_GreyToColour(), network)
 
 
 class _GreyToColour(nn.Module):
-    """One channel seen as three equal ones."""
+    """Repeats one channel three times."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.expand(-1, 3, -1, -1)

@@ -1,0 +1,238 @@
+"""Reads samples of a user's own torch Dataset, in this process or in worker processes that end with it."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing import resource_tracker
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from ratchet.errors import TrainingError
+from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, SampleDataset, SampleTimeout, WorkerProgress
+from ratchet.training.interrupt import PATIENCE, Interrupted
+
+__all__ = ["Reader"]
+
+Result = TypeVar("Result")
+_POLL = 0.5  # seconds between two checks of workers that have not answered
+_LONG_WAIT = 10.0  # seconds without a result, after which a request to stop is obeyed whatever the workers do
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Reader(Generic[Result]):
+    """Reads pieces of a Dataset.
+
+    Workers start with the first `read` and stay until `close`. They are forked from a server process without threads,
+    so they inherit no locked lock. Each calls the user's function itself, so they share no open file. They end by
+    themselves when this process is killed.
+
+    Args:
+        combine: makes one result of the samples of a piece, in the process that reads them.
+        timeout: seconds that one sample may take; 0: no limit.
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        combine: Callable[[list[Sample | Faulty]], Result],
+        *,
+        workers: int,
+        timeout: float = 0.0,
+    ) -> None:
+        self.combine = combine
+        self.workers = workers
+        self._pieces = _Pieces()
+        self._samples = SampleDataset(factory, timeout)
+        self._loader: DataLoader[Result] | None = None
+        self._reading = 0
+        self._checked = 0.0  # time of the last check of the workers
+        self._waited: dict[int, tuple[float, float]] = {}  # by worker: `since` of its sample, seconds waited for it
+
+    def open(self, split: str) -> Any:
+        """Return the Dataset of a split as opened in this process; see `Factory.open`."""
+        return self._samples.open(split)
+
+    def interrupt_on(self, stop: Callable[[], bool]) -> None:
+        """From now on raise `Interrupted` when `stop` returns True while a sample is read."""
+        self._samples.stop = stop
+
+    def read_here(self, piece: Piece) -> Result:
+        """Return the result for one piece, read by this process.
+
+        Raises:
+            TrainingError: a sample took too long.
+        """
+        return self.combine(self._samples.__getitems__(piece))
+
+    def read(self, pieces: Iterable[Piece]) -> Iterator[Result]:
+        """Yield the result for each piece, in order, prefetched by the workers. A new call ends the one before.
+
+        Raises:
+            TrainingError: a worker died, a sample took too long, or the user's function failed in it.
+        """
+        self._reading += 1
+        mine, self._pieces.coming = self._reading, iter(pieces)
+        results = self._begin()
+        while True:
+            assert mine == self._reading, "two reads at once"
+            try:
+                result = next(results)
+            except StopIteration:
+                return
+            except SampleTimeout:
+                raise
+            except TrainingError as error:  # PyTorch adds the worker's traceback
+                self.close()
+                raise TrainingError(str(error).strip().rpartition("TrainingError: ")[2]) from error
+            except (RuntimeError, EOFError, OSError) as error:  # from PyTorch, or a broken connection
+                self.close()
+                if self._samples.stop():
+                    raise Interrupted from error  # the signal to this process may have ended the worker
+                raise TrainingError(
+                    f"a worker process of training.workers ended ({error}), probably for lack of memory or shared "
+                    "memory (/dev/shm). Fix: run the same command, which continues. If it happens again, lower "
+                    "training.workers, or set it to 0 to debug the Dataset"
+                ) from error
+            yield result
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._loader is not None:
+            self._loader = None
+            self._end_workers()
+
+    def _begin(self) -> Iterator[Result]:
+        """Begin the next pass of the loader."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+            if self._loader is None:
+                self._loader = self._make_loader()
+                # PyTorch ends the workers with the last reference, which a traceback may hold, and not at exit.
+                self._end_workers = weakref.finalize(self, _end_workers, self._loader)
+            with _started_without_signals() if self.workers else contextlib.nullcontext():
+                results = iter(self._loader)
+            self._check_while_waiting(results)
+            return results
+
+    def _check_while_waiting(self, results: Any) -> None:
+        """Call `_check` regularly while a worker's result is awaited."""
+        if not self.workers or hasattr(results, "watched"):
+            return
+        take, since = results._try_get_data, time.monotonic()
+
+        def watched(*_: object) -> tuple[bool, Any]:
+            nonlocal since
+            result: tuple[bool, Any] = take(_POLL)
+            if result[0]:
+                since = time.monotonic()
+            else:
+                self._check(results._workers, time.monotonic() - since)
+            return result
+
+        results._try_get_data, results.watched = watched, True  # PyTorch calls it until it succeeds
+
+    def _check(self, processes: Sequence[Any], waited: float) -> None:
+        """After `waited` seconds without a result: end the workers if a sample is too slow or the run must stop."""
+        samples, busy = self._samples, [at for at in self._samples.worker_progress() if at.since]
+        seconds = self._waiting_times(busy)
+        slow = [at for at in busy if at.place >= 0 and 0 < samples.timeout < seconds[at.worker]]
+        patient = waited < _LONG_WAIT and max(seconds.values(), default=0.0) < PATIENCE
+        if not slow and (patient or not samples.stop()):
+            return
+        where = f"worker process {processes[slow[0].worker].pid}" if slow else ""
+        for at in busy:
+            processes[at.worker].kill()  # it may block SIGTERM, and PyTorch would wait five seconds for each
+        self.close()
+        if not slow:
+            raise Interrupted
+        raise SampleTimeout(samples.timeout_message(slow[0].split, slow[0].place, where))
+
+    def _waiting_times(self, busy: list[WorkerProgress]) -> dict[int, float]:
+        """Return the seconds that each worker's sample has been awaited.
+
+        They are summed over checks, because the clock continues while a scheduler suspends all processes.
+        """
+        now = time.monotonic()
+        passed, self._checked = min(now - self._checked, 2 * _POLL), now
+        before, self._waited = self._waited, {}
+        for at in busy:
+            since, seconds = before.get(at.worker, (0.0, 0.0))
+            self._waited[at.worker] = at.since, seconds + passed if since == at.since else 0.0
+        return {worker: seconds for worker, (_, seconds) in self._waited.items()}
+
+    def _make_loader(self) -> "DataLoader[Result]":
+        if self.workers:
+            module = self._samples.factory.function.partition(":")[0]
+            # The server process imports these once, for all workers. No effect once the server runs.
+            multiprocessing.set_forkserver_preload([__name__, module])
+            # Memory that the workers write and this process reads.
+            self._samples.progress = multiprocessing.get_context("forkserver").RawArray("d", 3 * self.workers)
+        return DataLoader(
+            self._samples,
+            batch_sampler=self._pieces,
+            collate_fn=self.combine,
+            num_workers=self.workers,
+            multiprocessing_context="forkserver" if self.workers else None,
+            persistent_workers=self.workers > 0,
+            worker_init_fn=_end_with_parent_only if self.workers else None,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # otherwise every pass would draw from the global one
+        )
+
+
+def _end_workers(loader: "DataLoader[Any]") -> None:
+    workers = getattr(loader, "_iterator", None)
+    if workers is not None:
+        workers._shutdown_workers()
+
+
+class _Pieces:
+    """Batch sampler of the loader: the pieces to read next."""
+
+    coming: Iterator[Piece] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.coming
+
+
+@contextlib.contextmanager
+def _started_without_signals() -> Iterator[None]:
+    """Block the stop signals for processes started inside, until they unblock them themselves."""
+    resource_tracker.ensure_running()  # it would unblock them when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent_only(_worker: int) -> None:
+    """Let this worker end with its parent, and not before.
+
+    PyTorch watches the process that forked this one. Here that is the server, which waits for its workers. Ctrl-C and
+    SIGTERM to the whole process group ask the parent to stop in good order, and it still needs its workers.
+    """
+    threading.Thread(target=_wait_for_parent, name="parent-watch", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ignore_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _ignore_once(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # at exit the parent ends a blocked worker by SIGTERM, sent twice

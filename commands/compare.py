@@ -2,24 +2,21 @@
 
 import argparse
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet import files, settings
+from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.archive import REFERENCE, Archive, Made
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import changes, environment
-from ratchet.provenance.comparison import CodeChange, Comparison, patched_files
-from ratchet.provenance.git_patch import git_line
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.comparison import CodeChange, Comparison, changes, environment_changes, patched_files
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
+from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.workspace import Workspace, disk_errors
 from tasks.dvc_store import DvcStore
 from tasks.stage_runner import end_with
@@ -46,15 +43,15 @@ class Side:
     """One of the two, and what is kept of it."""
 
     name: str
-    made: Made
+    made: ArchivedRun
     settings: Mapping[str, Any] | None  # by dotted key
     patch: bytes
     predictions: Predictions | None
 
     @property
-    def record(self) -> Mapping[str, Any]:
-        """Its provenance; empty where there is none."""
-        return self.made.record or {}
+    def record(self) -> Provenance | None:
+        """Its provenance, if there is one."""
+        return self.made.record
 
 
 def compare(workspace: Workspace, a: str, b: str) -> Comparison:
@@ -65,7 +62,7 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
-    sealed = Sealed(archive, Ledger.of(workspace, params))
+    sealed = SealedReader(archive, Ledger.of(workspace, params))
     missing: list[str] = []
     doubts: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, DvcStore.open(workspace.root) as stored:
@@ -77,19 +74,19 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
             settings=None if one.settings is None or other.settings is None else changes(one.settings, other.settings),
             data=(one.made.hash_of(PACKED), other.made.hash_of(PACKED)),
             samples=_samples(indexes),
-            environment=environment(one.record, other.record) if one.record and other.record else (),
-            figures=comparison.figures(one.made.metrics, other.made.metrics),
-            rows=_rows(one, other, indexes),
+            environment=environment_changes(one.record, other.record) if one.record and other.record else (),
+            metrics=comparison.metric_changes(one.made.metrics, other.made.metrics),
+            answers=_rows(one, other, indexes),
             missing=tuple(missing),
             doubts=tuple(doubts),
         )
 
 
 def _side(
-    archive: Archive, sealed: Sealed, reference: str, folder: Path, missing: list[str], doubts: list[str]
+    archive: Archive, sealed: SealedReader, reference: str, folder: Path, missing: list[str], doubts: list[str]
 ) -> Side:
     name, made = _found(archive, reference)
-    made = sealed.of(made)
+    made = sealed.verify(made)
     doubts += [f"{name}: {doubt}." for doubt in made.doubts]
     if made.record is None:
         missing.append(f"{name} has no provenance record: its code, data and environment are unknown.")
@@ -135,10 +132,10 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings.dotted(content)
 
 
-def _found(archive: Archive, reference: str) -> tuple[str, Made]:
+def _found(archive: Archive, reference: str) -> tuple[str, ArchivedRun]:
     if REFERENCE.match(reference):
-        made, release = archive.version(reference)
-        return f"{release.name}/{release.number}", made
+        made, version = archive.version(reference)
+        return f"{version.name}/{version.number}", made
     run = archive.run(reference)
     if run is None:
         raise RegistryError(
@@ -149,10 +146,11 @@ def _found(archive: Archive, reference: str) -> tuple[str, Made]:
 
 
 def _code(root: Path, one: Side, other: Side, missing: list[str]) -> CodeChange:
-    commits = (one.record.get("git_commit"), other.record.get("git_commit"))
+    a, b = (side.record.git_commit if side.record else None for side in (one, other))
+    commits = (a, b)
     stat: list[str] = []
     for side, commit in zip((one, other), commits, strict=True):
-        if side.record and not (commit and git_line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
+        if side.record and not (commit and git.line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
             missing.append(
                 f"{side.name}: its commit {commit or ''} is unknown to the git repository here: `git fetch`."
             )
@@ -160,9 +158,8 @@ def _code(root: Path, one: Side, other: Side, missing: list[str]) -> CodeChange:
     else:
         if None not in commits and commits[0] != commits[1]:
             # Only the code: dvc.lock and settings are compared by what they say.
-            command = ["git", "-C", str(root), "diff", "--stat=100", "--no-color", *map(str, commits), "--", "."]
-            done = subprocess.run([*command, ":(exclude)dvc.lock"], capture_output=True, text=True, check=True)
-            stat = [line.strip() for line in done.stdout.splitlines()]
+            command = ("diff", "--stat=100", "--no-color", *map(str, commits), "--", ".", ":(exclude)dvc.lock")
+            stat = [line.strip() for line in git.run(root, *command).decode(errors="replace").splitlines()]
     return CodeChange(commits, tuple(stat), patched_files(one.patch, other.patch))
 
 
@@ -196,12 +193,12 @@ def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Di
 
 def _rows(
     one: Side, other: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
-) -> "comparison.Rows | None":
+) -> "comparison.AnswerComparison | None":
     if one.predictions is None or other.predictions is None:
         return None
     found = _samples(indexes)
     altered = frozenset(found.altered["id"].to_list()) if found else frozenset()
-    return comparison.compare_rows(one.predictions, other.predictions, other.settings or {}, altered=altered)
+    return comparison.compare_answers(one.predictions, other.predictions, other.settings or {}, altered=altered)
 
 
 def _write_page(found: Comparison, asked: tuple[str, str], workspace: Workspace, path: str | None) -> Path:

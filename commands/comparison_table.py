@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.data_diff import listed
-from ratchet.provenance.changes import Change
-from ratchet.provenance.comparison import Comparison, Flip
+from ratchet.provenance.comparison import Change, Comparison, Flip
 from ratchet.reports.comparison_page import interval_words, said
 
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ def show(found: Comparison, *, most: int, place: Path) -> None:
     _table(
         console,
         "test figures",
-        [(one.name, interval_words(one.before), interval_words(one.after)) for one in found.figures],
+        [(one.name, interval_words(one.before), interval_words(one.after)) for one in found.metrics],
     )
-    if found.rows is not None:
-        _plain(console, "test rows", [found.rows.words])
-        _flips(console, "right -> wrong", found.rows.worse, most)
-        _flips(console, "wrong -> right", found.rows.better, most)
+    if found.answers is not None:
+        _plain(console, "test rows", [found.answers.summary])
+        _flips(console, "right -> wrong", found.answers.worse, most)
+        _flips(console, "wrong -> right", found.answers.better, most)
     if found.missing:
         _plain(console, "not compared", found.missing)
     console.print(f"\npage: {place}", markup=False)

@@ -2,29 +2,25 @@
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
-from ratchet.errors import DataError, RatchetError, RegistryError, TrainingError
-from ratchet.provenance import record as provenance
-from ratchet.provenance.archive import Archive, Made, Release
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import Change, changes
-from ratchet.provenance.git_patch import git_line
-from ratchet.registry.provenance_tags import ID, RECORD
+from ratchet import files, git
+from ratchet.errors import DataError, RegistryError, TrainingError
+from ratchet.provenance.archive import Archive, ArchivedRun, ArchivedVersion
+from ratchet.provenance.comparison import Change, changes
+from ratchet.provenance.record import installed_packages, read_record_file
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
 
-_NEEDED = ("id", "python", "packages")  # of a record, to rebuild what it is about
-_MACHINE = ("processor", "threads", "gpus")
 _NOT_OURS = ("RATCHET_", "MLFLOW_", "PREFECT_")  # variables that would lead the rebuild out of its folder
 
 
@@ -33,14 +29,16 @@ class Recipe:
     """Everything that a version was made of, known to be there."""
 
     name: str
-    record: Mapping[str, Any]
+    record: Provenance
     model: Path  # the stored model's folder
     params: Path
     patch: Path | None
     place: str  # where the data can be had from
 
     @classmethod
-    def of(cls, made: Made, release: Release, archive: Archive, stored: DvcStore, into: Path) -> "Recipe":
+    def of(
+        cls, made: ArchivedRun, release: ArchivedVersion, archive: Archive, stored: DvcStore, into: Path
+    ) -> "Recipe":
         """The version's, its files copied into a folder.
 
         Raises:
@@ -50,13 +48,9 @@ class Recipe:
         name = f"models:/{release.name}/{release.number}"
         record = made.record
         if record is None:
-            is_damaged = bool({ID, RECORD} & made.tags.keys())
+            is_damaged = bool({PROVENANCE_TAG, RECORD_TAG} & made.tags.keys())
             reason = "the one in MLflow is damaged" if is_damaged else "it was made without ratchet"
             raise RegistryError(f"{name}: has no provenance record, so it cannot be rebuilt: {reason}")
-        lacking = [key for key in _NEEDED if not record.get(key)]
-        lacking += [f"hardware.{key}" for key in _MACHINE if key not in (record.get("hardware") or {})]
-        if lacking:
-            raise RegistryError(f"{name}: its provenance record lacks {', '.join(lacking)}, so it cannot be rebuilt")
         _require_commit(name, record, archive.workspace.root)
         params, patch = (
             archive.file(made.run_id, f"provenance/{one}", into) for one in ("params.yaml", "uncommitted.patch")
@@ -75,29 +69,29 @@ class Recipe:
     @property
     def data(self) -> str:
         """The DVC hash of the packed data."""
-        return str(self.record["dvc"][PACKED])
+        return str(self.record.dvc[PACKED])
 
     def other_versions(self) -> list[Change]:
         """Python and libraries that are installed in other versions than it was made with."""
-        now = {"Python": provenance.python(), **provenance.installed()}
-        return changes({"Python": self.record["python"], **self.record["packages"]}, now)
+        now = {"Python": platform.python_version(), **installed_packages()}
+        return changes({"Python": self.record.python, **self.record.packages}, now)
 
 
-def _require_commit(name: str, record: Mapping[str, Any], root: Path) -> None:
-    commit = record.get("git_commit")
+def _require_commit(name: str, record: Provenance, root: Path) -> None:
+    commit = record.git_commit
     if not commit:
         raise RegistryError(f"{name}: its commit is unknown: its record names none, for it was made outside git")
-    if git_line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
-        origin = record.get("git_origin")
+    if git.line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
+        origin = record.git_origin
         raise RegistryError(
             f"{name}: its commit {commit} is unknown to the git repository of {root}: fetch it"
             + (f" from {origin}" if origin else " from wherever it was made")
         )
 
 
-def _required_patch(name: str, record: Mapping[str, Any], patch: Path | None) -> Path | None:
+def _required_patch(name: str, record: Provenance, patch: Path | None) -> Path | None:
     """The patch, if the version was made with an uncommitted change."""
-    recorded = record.get("git_uncommitted")
+    recorded = record.git_uncommitted
     if recorded is None:
         return None
     if patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() != recorded:
@@ -122,13 +116,12 @@ class Rebuild:
             RegistryError: the patch does not apply.
             DataError: the data is not what the record says, or what it needs besides is gone.
         """
-        top = Path(git_line(project.root, "rev-parse", "--show-toplevel") or project.root)
-        _git(recipe, "clone", "--quiet", "--no-checkout", str(top), str(folder))
-        _git(recipe, "-C", str(folder), "checkout", "--quiet", "--detach", recipe.record["git_commit"])
+        top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
+        _git(recipe, project.root, "clone", "--quiet", "--no-checkout", str(top), str(folder))
+        _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
         if recipe.patch is not None:
-            apply = ("apply", "--binary", "--whitespace=nowarn")
-            _git(recipe, "-C", str(folder), *apply, str(recipe.patch.resolve()))
-        made = cls(recipe, project, Workspace(folder / (git_line(project.root, "rev-parse", "--show-prefix") or "")))
+            _git(recipe, folder, "apply", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))
+        made = cls(recipe, project, Workspace(folder / (git.line(project.root, "rev-parse", "--show-prefix") or "")))
         made._write_settings()
         made._bring_data(stored)
         return made
@@ -141,7 +134,7 @@ class Rebuild:
         """
         root = self.workspace.root
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
-        threads = str(self.recipe.record["hardware"]["threads"])
+        threads = str(self.recipe.record.hardware.threads)
         own = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", ROOT_VARIABLE: str(root)}
         done = subprocess.run(
             [sys.executable, "-m", *program],
@@ -155,11 +148,9 @@ class Rebuild:
             )
 
     @property
-    def record(self) -> Mapping[str, Any]:
-        """What the rebuilt training says of itself."""
-        path = next((self.workspace.mlruns / "journal").glob("*/provenance.json"))
-        content: Mapping[str, Any] = files.read_json(path)
-        return content
+    def record(self) -> Provenance:
+        """The record of the rebuilt training."""
+        return read_record_file(next((self.workspace.mlruns / "journal").glob("*/provenance.json")))
 
     def _write_settings(self) -> None:
         """Those recorded, but for the place where runs are told, which is not the real one, and for the budget."""
@@ -172,7 +163,7 @@ class Rebuild:
         packed = self.workspace.root / PACKED
         stored.bring(self.recipe.data, packed)
         manifest = files.read_json(packed / "manifest.json")
-        expected = (self.recipe.record.get("inputs") or {}).get("data")
+        expected = (self.recipe.record.inputs or {}).get("data")
         if expected not in (None, manifest["digest"]):
             raise DataError(
                 f"{self.recipe.name}: its data {self.recipe.data} is not what it was trained on: dvc.lock was not up "
@@ -198,7 +189,7 @@ class Rebuild:
 
     def _bring(self, path: str, stored: DvcStore) -> None:
         """What the user's own Dataset reads: from DVC, or the project's own if it is what it was."""
-        value = self.recipe.record.get("dvc_inputs", {}).get(path)
+        value = self.recipe.record.dvc_inputs.get(path)
         place = self.workspace.root / path
         if value is None or Path(path).is_absolute() or "://" in path:
             return  # read where it is; each sample is checked against what it was
@@ -216,7 +207,7 @@ class Rebuild:
 
     def _bring_pretrained(self, name: str, stored: DvcStore) -> None:
         """The weights that the training began with: the project's file if it is the recorded one, else DVC's."""
-        expected = (self.recipe.record.get("inputs") or {}).get("pretrained")
+        expected = (self.recipe.record.inputs or {}).get("pretrained")
         there, place = (one.pretrained / name for one in (self.project, self.workspace))
         if _is(there, expected):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -237,11 +228,8 @@ def _is(path: Path, digest: str | None) -> bool:
     return path.exists() and digest in (None, files.digest_file(path))
 
 
-def _git(recipe: Recipe, *arguments: str) -> None:
+def _git(recipe: Recipe, root: Path, *arguments: str) -> None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise RatchetError(f"{recipe.name}: git cannot be run ({error}): install it") from error
-    if done.returncode:
-        said = done.stderr.strip()
-        raise RegistryError(f"{recipe.name}: its code cannot be laid down: git {' '.join(arguments[:3])} said: {said}")
+        git.run(root, *arguments)
+    except git.GitError as error:
+        raise RegistryError(f"{recipe.name}: its code cannot be checked out: {error}") from error

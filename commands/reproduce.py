@@ -8,19 +8,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commands.rebuild import Rebuild, Recipe
 from commands.weights import Weights, compare
 from ratchet import files, settings
 from ratchet.errors import RatchetError, RegistryError, WorkspaceError
-from ratchet.provenance.archive import Archive, Release
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import Change, changes, environment
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.comparison import Change, changes, environment_changes
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import evidence, unexpected_changes
+from ratchet.registry.fingerprints import collect_evidence, unexpected_changes
 from ratchet.registry.ledger import Ledger
+from ratchet.registry.provenance_record import PACKED, Hardware, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace, disk_errors
 from tasks.dvc_store import DvcStore, hash_of
@@ -65,19 +65,19 @@ def reproduce(
     with tempfile.TemporaryDirectory(prefix="ratchet-record-") as kept, DvcStore.open(workspace.root) as stored:
         made, release = archive.version(reference)
         ledger = Ledger.of(workspace, params)
-        ledger.require_whole()
+        ledger.require_intact()
         proven = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release, made.run_id)
-        made = Sealed(archive, ledger).of(made)
+        made = SealedReader(archive, ledger).verify(made)
         recipe = Recipe.of(made, release, archive, stored, Path(kept))
         _require_versions(recipe, anyway=anyway)
         _line(console, "evidence", proven)
-        _tell_recipe(recipe, release.words, made.run_id, console)
+        _tell_recipe(recipe, release.label, made.run_id, console)
         rebuild = Rebuild.lay_down(recipe, workspace, folder, stored)
         rebuild.run("tasks.train")
         return _outcome(rebuild)
 
 
-def require_evidence(kept: AliasSync, release: Release, run_id: str) -> str:
+def require_evidence(kept: AliasSync, release: ArchivedVersion, run_id: str) -> str:
     """Compare every stored file with the ledger's evidence; return a sentence about what was compared.
 
     Raises:
@@ -85,16 +85,13 @@ def require_evidence(kept: AliasSync, release: Release, run_id: str) -> str:
     """
     called = f"models:/{release.name}/{release.number}"
     version = Version(release.name, release.number, run_id, release.aliases)
-    noted = kept.noted(version)
+    noted = kept.recorded_evidence(version)
     if noted is None:
         return "the ledger does not know this version: its stored files cannot be checked"
-    changed = unexpected_changes(noted, found := evidence(kept.registry, version))
+    changed = unexpected_changes(noted, found := collect_evidence(kept.registry, version))
     if changed:
-        names = [name for name in sorted({*noted, *found}) if noted.get(name) != found.get(name)]
         differences = "; ".join(
-            f"{name}: expected SHA-256 {noted.get(name, 'none')}, found {found.get(name, 'none')}"
-            for name in names
-            if any(one.startswith(f"{name} ") for one in changed)
+            f"{name}: expected SHA-256 {noted.get(name, 'none')}, found {found.get(name, 'none')}" for name in changed
         )
         raise RegistryError(
             f"{called} is not what was registered: {differences}. Nothing was rebuilt. Fix: restore the file from a "
@@ -144,32 +141,32 @@ def _calibrated(
     return {**weights, "temperature": torch.full_like(weights["temperature"], measured)}
 
 
-def _reasons(recorded: Mapping[str, Any], rebuilt: Mapping[str, Any]) -> list[Change]:
+def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[Change]:
     """What can be known to have been different: the machine, the libraries, what went in."""
-    inputs = changes(*({"inputs": record.get("inputs")} for record in (recorded, rebuilt)))
+    inputs = changes(*({"inputs": record.inputs} for record in (recorded, rebuilt)))
     known = [one for one in inputs if None not in (one.before, one.after)]
-    return [*known, *environment(recorded, rebuilt)]
+    return [*known, *environment_changes(recorded, rebuilt)]
 
 
 def _tell_recipe(recipe: Recipe, words: str, run_id: str, console: "Console") -> None:
     record = recipe.record
     patched = ", with its uncommitted changes" if recipe.patch else ""
     lines = {
-        "version": f"{words}, of run {run_id}, provenance {record['id']}",
-        "code": f"commit {record['git_commit']}{patched}",
+        "version": f"{words}, of run {run_id}, provenance {record.id}",
+        "code": f"commit {record.git_commit}{patched}",
         "data": f"{recipe.data}, from {recipe.place}",
-        "machine": _machine(record["hardware"]),
+        "machine": _machine(record.hardware),
     }
-    if record.get("git_left_out"):
-        lines["left out"] = f"of the uncommitted files: {', '.join(record['git_left_out'])}"
+    if record.git_left_out:
+        lines["left out"] = f"of the uncommitted files: {', '.join(record.git_left_out)}"
     for caption, text in lines.items():
         _line(console, caption, text)
 
 
-def _machine(hardware: Mapping[str, Any]) -> str:
-    gpus = ", ".join(hardware["gpus"]) or "no GPU"
-    threads = hardware["threads"]
-    return f"{hardware['processor']}, {threads} thread{'s' * (threads != 1)}, {gpus}"
+def _machine(hardware: Hardware) -> str:
+    gpus = ", ".join(hardware.gpus) or "no GPU"
+    threads = hardware.threads
+    return f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}"
 
 
 def _line(console: "Console", caption: str, text: str) -> None:

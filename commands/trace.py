@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import REFERENCE, Archive, Made
-from ratchet.provenance.chain import PACKED, Acts, Link, data_link
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.lineage import Acts, Link, data_link
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.provenance_record import PACKED
 from ratchet.reports import chain_page
 from ratchet.workspace import Workspace, disk_errors
 from tasks.dvc_store import DvcStore, hash_of
@@ -60,7 +60,7 @@ def trace(workspace: Workspace, name: str) -> Traced:
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
-    sealed = Sealed(archive, Ledger.of(workspace, params))
+    sealed = SealedReader(archive, Ledger.of(workspace, params))
     with DvcStore.open(workspace.root) as stored:
         found = _Search(archive, stored, sealed)
         words, runs = found.named(name)
@@ -86,13 +86,13 @@ def _acts(entries: Sequence[Entry]) -> Acts:
 class _Search:
     """One look at everything that MLflow, the ledger and DVC hold."""
 
-    def __init__(self, archive: Archive, stored: DvcStore, sealed: Sealed) -> None:
+    def __init__(self, archive: Archive, stored: DvcStore, sealed: SealedReader) -> None:
         self.archive, self.stored, self.sealed = archive, stored, sealed
         self.acts = _acts(sealed.chain.valid)
         self.runs = archive.runs()
         self._listings: dict[str, Mapping[str, str]] = {}  # of folders, by their hash
 
-    def named(self, name: str) -> tuple[list[str], list[Made]]:
+    def named(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
         """What a name stands for, and the runs it has to do with; none where it stands for nothing."""
         path = Path(name)
         if not name:
@@ -106,8 +106,8 @@ class _Search:
                 if not runs:
                     raise
                 return words, runs
-            shown = self.sealed.of(made).releases
-            return [one.words for one in shown if (one.name, one.number) == (release.name, release.number)], [made]
+            shown = self.sealed.verify(made).versions
+            return [one.label for one in shown if (one.name, one.number) == (release.name, release.number)], [made]
         if is_path:
             return self._file(path)
         if _DATA.match(name):
@@ -119,10 +119,10 @@ class _Search:
                 return [f"the provenance record {name}"], made_of
         return self._recorded(name)
 
-    def _recorded(self, name: str) -> tuple[list[str], list[Made]]:
+    def _recorded(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
         """By a value of a run's record, by a run's name, or by a row of the data."""
         for key, called in _RECORDED.items():
-            found = [run for run in self.runs if (run.record or {}).get(key) == name]
+            found = [run for run in self.runs if run.record and getattr(run.record, key) == name]
             if found:
                 return [f"{called} {name}"], found
         if _SHA256.match(name):
@@ -138,24 +138,24 @@ class _Search:
         if found:
             return [f"the MLflow run {run.run_id}" for run in found], found
         found = [
-            run for run in self.runs if len(name) >= 7 and str((run.record or {}).get("git_commit")).startswith(name)
+            run for run in self.runs if len(name) >= 7 and run.record and str(run.record.git_commit).startswith(name)
         ]
         if found:
             return [f"the commit {name}"], found
         found = [run for run in self.runs if run.run_name == name]
         return ([f"the MLflow run named {name}"], found) if found else self._row(name)
 
-    def _row(self, id: str) -> tuple[list[str], list[Made]]:
+    def _row(self, id: str) -> tuple[list[str], list[ArchivedRun]]:
         return self._rows("id", id, id)
 
-    def chains(self, runs: Sequence[Made]) -> Iterator[Link]:
+    def chains(self, runs: Sequence[ArchivedRun]) -> Iterator[Link]:
         """One for each data version, in the order of the runs."""
-        by_data: dict[str | None, list[Made]] = {}
-        for run in map(self.sealed.of, runs):
+        by_data: dict[str | None, list[ArchivedRun]] = {}
+        for run in map(self.sealed.verify, runs):
             by_data.setdefault(run.hash_of(PACKED), []).append(run)
         for value, made in by_data.items():
             all_of_it = [run for run in self.runs if value and run.hash_of(PACKED) == value]
-            yield data_link(made, kept=self._kept(value), others=max(0, len(all_of_it) - len(made)), acts=self.acts)
+            yield data_link(made, storage=self._kept(value), others=max(0, len(all_of_it) - len(made)), acts=self.acts)
 
     def _kept(self, value: str | None) -> str:
         if value is None:
@@ -163,11 +163,11 @@ class _Search:
         place = self.stored.place_of(value)
         return f"kept in {place}" if place else str(self.stored.missing(value))
 
-    def _has_record(self, run: Made, id: str) -> bool:
-        tagged = [run.tags, *(release.tags for release in run.releases)]
+    def _has_record(self, run: ArchivedRun, id: str) -> bool:
+        tagged = [run.tags, *(version.tags for version in run.versions)]
         return any(tags.get("ratchet.provenance") == id for tags in tagged)
 
-    def _hash(self, value: str, whose: str = "") -> tuple[list[str], list[Made]]:
+    def _hash(self, value: str, whose: str = "") -> tuple[list[str], list[ArchivedRun]]:
         """An output of runs, or a file inside one, or what they were made of."""
         words: dict[str, None] = {}
         found = []
@@ -177,12 +177,13 @@ class _Search:
                 words |= dict.fromkeys(f"{whose or value} is {place}" for place in places)
         return list(words), found
 
-    def _places(self, run: Made, value: str) -> Iterator[str]:
-        record: Mapping[str, Any] = run.record or {}
-        for path, one in (record.get("dvc_inputs") or {}).items():
+    def _places(self, run: ArchivedRun, value: str) -> Iterator[str]:
+        if run.record is None:
+            return
+        for path, one in run.record.dvc_inputs.items():
             if one == value:
                 yield f"{path}, which went in"
-        for path, one in (record.get("dvc") or {}).items():
+        for path, one in run.record.dvc.items():
             if one == value:
                 yield path
             elif one.endswith(".dir"):
@@ -194,7 +195,7 @@ class _Search:
             self._listings[value] = self.stored.listing(value) or {}
         return self._listings[value]
 
-    def _file(self, path: Path) -> tuple[list[str], list[Made]]:
+    def _file(self, path: Path) -> tuple[list[str], list[ArchivedRun]]:
         """By its content: an output of a run, a file inside one, or a sample of the data."""
         if path.is_dir():
             from dvc_data.hashfile.build import IgnoreInCollectedDirError
@@ -208,10 +209,10 @@ class _Search:
         words, found = self._hash(md5, str(path))
         return (words, found) if found else self._sample(path)
 
-    def _sample(self, path: Path) -> tuple[list[str], list[Made]]:
+    def _sample(self, path: Path) -> tuple[list[str], list[ArchivedRun]]:
         return self._rows("content", files.digest_file(path), str(path))
 
-    def _rows(self, column: str, value: str, called: str) -> tuple[list[str], list[Made]]:
+    def _rows(self, column: str, value: str, called: str) -> tuple[list[str], list[ArchivedRun]]:
         """Samples of all data versions that have a value in a column of the index, and the runs made of them."""
         import polars
 
@@ -232,11 +233,11 @@ class _Search:
 
 def _drawn(link: Link, *, before: str = "", under: str = "") -> Iterator[str]:
     """The tree as lines, however long: a hash that is cut off helps nobody."""
-    below = "│   " if link.made else "    "
+    below = "│   " if link.children else "    "
     yield f"{before}{link.title}"
     yield from (f"{under}{below}{line}" for line in link.lines)
-    for one in link.made:
-        last = one is link.made[-1]
+    for one in link.children:
+        last = one is link.children[-1]
         yield from _drawn(one, before=f"{under}{'└' if last else '├'}── ", under=f"{under}{'    ' if last else '│   '}")
 
 

@@ -19,9 +19,10 @@ from commands.resume_trial import Trial
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError
-from ratchet.provenance import record as provenance
+from ratchet.provenance.record import new_record
 from ratchet.settings.model import Params
 from ratchet.settings.run_settings import restore_if_idle
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace, disk_errors
 from tasks.progress import Terminal, Watch
 from tasks.training_job import TrainingJob
@@ -82,7 +83,7 @@ def verify(
             "host": platform.node(),
             "begun": begun.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
-            "provenance": provenance.record(workspace, params, flow_run=None),
+            "provenance": to_plain(new_record(workspace, params, flow_run=None)),
         }
 
 

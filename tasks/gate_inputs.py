@@ -112,7 +112,7 @@ def _champion_rows(
         if champion is None:
             return None
         model, spec = load_model(champion.folder)
-        seen = succession.samples_of(champion.version, Path(folder))
+        seen = succession.training_samples(champion.version, Path(folder))
     test, packed = open_split(workspace.packed, "test"), Manifest.read(workspace.packed)
     fit = Fitted.of(spec, packed)
     classes = predictions.classes

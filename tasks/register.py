@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.promotion import Promotions
+    from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.runs import Run
     from ratchet.registry.versions import Version
     from ratchet.training import ModelSpec
@@ -93,7 +94,7 @@ class _Candidate:
     run: "Run"
     run_id: str
     model_uri: str
-    record: dict[str, Any]  # its provenance
+    record: "Provenance"
 
 
 def _decide_in_peace(
@@ -115,7 +116,7 @@ def _decide(
 ) -> Registration:
     """Judge against the champion that there is now, tell the outcome, and enter the model or not."""
     registry, name = succession.registry, succession.name
-    over = succession.settle().champion
+    over = succession.synchronize().champion
     known = registry.version_of(name, candidate.run_id)
     verdict = _standing_verdict(succession, known, over, _rules(params))
     if verdict is None:
@@ -133,7 +134,7 @@ def _decide(
         version=version.number if version else None,
         aliases=version.aliases if version else (),
         run_id=candidate.run_id,
-        provenance=candidate.record["id"],
+        provenance=candidate.record.id,
     )
 
 
@@ -146,12 +147,12 @@ def _enter(
     workspace: Workspace,
 ) -> "Version | None":
     """Make the model a version with the alias that is its due; one that is a version already may lose it."""
-    from ratchet.registry.provenance_tags import record_tags
+    from ratchet.registry.provenance_record import record_tags
     from ratchet.registry.statement import write_statement
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
     registry = succession.registry
-    version = registry.enter(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
+    version = registry.add_version(succession.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
     attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
     write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
@@ -160,7 +161,7 @@ def _enter(
     else:
         succession.register(version, why=verdict.words, over=over, rules=_rules(params))
         if params.registry.promotion == "automatic":
-            succession.crown(version, over=over)
+            succession.promote_automatically(version, over=over)
     return registry.version_of(succession.name, candidate.run_id)
 
 
@@ -179,7 +180,7 @@ def _standing_verdict(
     """
     from ratchet.gate.verdict import Verdict
 
-    last = succession.judged(version) if version else None
+    last = succession.last_judgement(version) if version else None
     if version is None or last is None or not last["passed"]:
         return None
     if version.number != over and (last["over"], last["rules"]) != (over, rules):
@@ -190,7 +191,7 @@ def _standing_verdict(
 
 def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None) -> None:
     """Give a training that DVC brought from its cache, and this workspace never ran, its place in MLflow too."""
-    from ratchet.registry.statement import figure_metrics
+    from ratchet.registry.statement import evaluation_metrics
 
     if run.journal.is_empty:
         tell_training(run, params, workspace, manifest, flow_run=flow_run)
@@ -199,7 +200,7 @@ def _retell(run: "Run", params: Params, workspace: Workspace, manifest: Manifest
             run.metrics(values, step=int(epoch["epoch"]))
         run.status("FINISHED")
     numbers = files.read_json(workspace.reports / "metrics.json")
-    run.measured(figure_metrics(numbers))
+    run.measured(evaluation_metrics(numbers))
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
@@ -221,12 +222,12 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     return folder, spec
 
 
-def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
+def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> "Provenance":
     """The record made when the training began, with what is known only now; of a registered one the record it has."""
-    from ratchet.provenance import record as provenance
+    from ratchet.provenance.record import finish_record
 
-    known = registry.record_of(run_id)
-    return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
+    known = registry.provenance_of(run_id)
+    return known or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
 def _tell_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:
@@ -252,15 +253,15 @@ def _keep_provenance(registry: "ModelRegistry", candidate: _Candidate, workspace
 
     Once there is a version the files stay its own.
     """
-    from ratchet.registry.provenance_tags import record_tags
-    from ratchet.registry.samples import SEEN, split_samples, write_samples
+    from ratchet.registry.provenance_record import record_tags
+    from ratchet.registry.samples import TRAINING_SAMPLES, split_samples, write_samples
 
     run = candidate.run
-    if registry.record_of(candidate.run_id) is None:
+    if registry.provenance_of(candidate.run_id) is None:
         kept = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
         lock = workspace.root / "dvc.lock"
         with tempfile.TemporaryDirectory() as folder:
-            seen = Path(folder, SEEN)
+            seen = Path(folder, TRAINING_SAMPLES)
             write_samples(seen, split_samples(workspace.packed, "train", "validation"))
             wanted = [*kept, seen, *([lock] if lock.exists() else [])]
             registry.log_files(candidate.run_id, dict.fromkeys(wanted, "provenance"))

@@ -1,10 +1,10 @@
 """What a run ends by saying: what was made, where it is, what to do next."""
 
 from ratchet.errors import RegistryError
-from ratchet.registry.alias_state import standing
+from ratchet.registry.alias_state import replay
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.runs import spent
+from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
@@ -42,8 +42,8 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
     called = f"{name} version {number}"
     ledger = Ledger.of(workspace, params)
     try:
-        ledger.require_whole()
-        now = standing(ledger.entries(model=name), name)
+        ledger.require_intact()
+        now = replay(ledger.entries(model=name), name)
     except RegistryError as error:
         return f"{called} (its aliases are unknown: {error})"
     aliases = sorted(alias for alias, its in now.aliases.items() if its == number)
@@ -67,6 +67,6 @@ def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
     if not folder.exists():
         return {}
     journal = Journal(folder)
-    cost = spent(journal)
+    cost = total_cost(journal)
     journal.close()
     return {"cost": cost.words} if cost else {}

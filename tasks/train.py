@@ -66,7 +66,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     """
     meter = Meter()
     from ratchet import training
-    from ratchet.registry.runs import Run, spent
+    from ratchet.registry.runs import Run, total_cost
 
     for left in workspace.running.glob(".draft-*"):
         shutil.rmtree(left)  # a killed training's, which had handed over all of it
@@ -89,7 +89,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         Run(workspace, params, course.key) as run,
         on_request() as asked_to_stop,
     ):
-        budget = Budget(params.budget, spent(run.journal), meter)
+        budget = Budget(params.budget, total_cost(run.journal), meter)
         _refuse_if_spent(budget, run, store, course, rows=len(train_split))
         for sentence in unfinished(workspace, course):
             watch.say(sentence)
@@ -161,7 +161,7 @@ def tell_training(
 ) -> None:
     """What MLflow is to know of a training before its first step; `inputs` are the digests that name it."""
     from ratchet.data.versions import read_version
-    from ratchet.provenance import record as provenance
+    from ratchet.provenance.record import begin_record
 
     told = {
         "seed": params.seed,
@@ -178,10 +178,10 @@ def tell_training(
         source=params.data.source if params.data.source == "digits" else params.data.path,
         profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
     )
-    record = provenance.begun(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
-    run.tags({"ratchet.key": run.key, "ratchet.provenance": record["id"]})
-    if record["git_commit"]:
-        run.tags({"mlflow.source.git.commit": record["git_commit"]})  # MLflow's own name: shown beside the source
+    record = begin_record(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id})
+    if record.git_commit:
+        run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")
@@ -253,9 +253,9 @@ def _follow(
 
 def _tell_cost(run: "Run") -> None:
     """What all attempts cost together, each figure once, whatever is done again."""
-    from ratchet.registry.runs import spent
+    from ratchet.registry.runs import total_cost
 
-    cost = spent(run.journal)
+    cost = total_cost(run.journal)
     for name, value in cost.metrics().items() if cost else ():
         run.metrics({name: value}, step=0)
 

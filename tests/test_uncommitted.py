@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.provenance import record as provenance
-from ratchet.provenance.git_patch import LARGEST, changes
+from ratchet.provenance.git_patch import MAX_UNTRACKED, uncommitted_changes
+from ratchet.provenance.record import new_record
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -51,7 +51,7 @@ def test_the_patch_on_a_clone_gives_the_same_files_and_git_is_as_it_was(root: Pa
     git(root, "add", "staged.py")
     before = {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()}
 
-    found = changes(root)
+    found = uncommitted_changes(root)
     assert found is not None
     assert {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()} == before
     patch = tmp_path / "patch"
@@ -66,7 +66,7 @@ def test_the_patch_on_a_clone_gives_the_same_files_and_git_is_as_it_was(root: Pa
 def test_nothing_changed_is_an_empty_patch_and_no_digest(root: Path) -> None:
     (root / "ignored.txt").write_text("x")
     (root / "dvc.lock").write_text("tells what was made")
-    found = changes(root)
+    found = uncommitted_changes(root)
     assert found is not None
     assert (found.patch, found.digest, found.left_out) == (b"", None, ())
 
@@ -75,9 +75,9 @@ def test_data_and_large_files_are_left_out_and_named(root: Path) -> None:
     for name in ("data/pets/1.png", "data/pets/2.png", "data/pets.dvc", "photos/3.png", "photos/net.py", "nets/net.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
-    (root / "nets" / "large.bin").write_bytes(bytes(LARGEST + 1))
-    (root / "nets" / "exact.bin").write_bytes(bytes(LARGEST))
-    found = changes(root, data=("data", "photos"), code=("photos/net.py",))
+    (root / "nets" / "large.bin").write_bytes(bytes(MAX_UNTRACKED + 1))
+    (root / "nets" / "exact.bin").write_bytes(bytes(MAX_UNTRACKED))
+    found = uncommitted_changes(root, data=("data", "photos"), code=("photos/net.py",))
     assert found is not None
     assert found.left_out == ("data/pets/", "nets/large.bin", "photos/3.png")
     for name in ("data/pets.dvc", "photos/net.py", "nets/net.py", "nets/exact.bin"):
@@ -89,7 +89,7 @@ def test_a_repository_inside_is_left_out(root: Path) -> None:
     git(root / "other", "init", "--quiet")
     (root / "other" / "x.py").write_text("x = 1\n")
     commit(root / "other")
-    found = changes(root)
+    found = uncommitted_changes(root)
     assert found is not None
     assert (found.patch, found.left_out) == (b"", ("other/",))
 
@@ -99,7 +99,7 @@ def test_a_project_below_the_top_of_its_repository_has_its_patch(root: Path, tmp
     (root / "project" / "new.py").write_text("new = 1\n")
     (root / "project" / "dvc.lock").write_text("made")
     (root / "a.py").write_text("a = 3\n")
-    found = changes(root / "project")
+    found = uncommitted_changes(root / "project")
     assert found is not None
     assert b"b/project/new.py" in found.patch
     assert b"b/a.py" in found.patch
@@ -107,9 +107,9 @@ def test_a_project_below_the_top_of_its_repository_has_its_patch(root: Path, tmp
 
 
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
-    assert changes(tmp_path) is None
-    record = provenance.record(Workspace(tmp_path), Params(), flow_run=None)
-    assert [record[name] for name in ("git_commit", "git_origin", "git_uncommitted")] == [None] * 3
+    assert uncommitted_changes(tmp_path) is None
+    record = new_record(Workspace(tmp_path), Params(), flow_run=None)
+    assert (record.git_commit, record.git_origin, record.git_uncommitted) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
 )
 def test_the_origin_is_kept_without_a_password(root: Path, url: str, kept: str) -> None:
     git(root, "remote", "add", "origin", url)
-    assert provenance.record(Workspace(root), Params(), flow_run=None)["git_origin"] == kept
+    assert new_record(Workspace(root), Params(), flow_run=None).git_origin == kept
 
 
 def test_the_id_is_a_digest_of_the_rest(root: Path) -> None:
-    one, same = (provenance.record(Workspace(root), Params(), flow_run="flow") for _ in range(2))
+    one, same = (new_record(Workspace(root), Params(), flow_run="flow") for _ in range(2))
     assert one == same
-    assert provenance.record(Workspace(root), Params(seed=1), flow_run="flow")["id"] != one["id"]
+    assert new_record(Workspace(root), Params(seed=1), flow_run="flow").id != one.id
     (root / "a.py").write_text("a = 5\n")
-    assert provenance.record(Workspace(root), Params(), flow_run="flow")["id"] != one["id"]
+    assert new_record(Workspace(root), Params(), flow_run="flow").id != one.id

@@ -1,5 +1,7 @@
 """Two runs side by side, without MLflow: what differs is found and told, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,17 @@ from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.changes import Change, changes, environment
-from ratchet.provenance.comparison import CodeChange, Comparison, Figure, compare_rows, patched_files
+from ratchet.provenance.comparison import (
+    Change,
+    CodeChange,
+    Comparison,
+    MetricChange,
+    changes,
+    compare_answers,
+    environment_changes,
+    patched_files,
+)
+from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.reports import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
@@ -38,7 +49,7 @@ def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = 
 
 
 def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
-    found = compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
+    found = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
     assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.worse] == [
         ("b", "cat", "cat", "dog"),
         ("d", "dog", "dog", "emu"),
@@ -49,9 +60,9 @@ def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
 def test_rows_are_matched_by_id_and_label_whatever_the_order_of_rows_and_classes() -> None:
     before = predictions("abcde", "ccdde", "ccdde")
     after = predictions("fedcba", "cedcdc", "cccccc", classes=("emu", "dog", "cat"))
-    found = compare_rows(before, after, {}, altered=frozenset("a"))
+    found = compare_answers(before, after, {}, altered=frozenset("a"))
     # b and c have other labels now, a another picture, f is new.
-    assert (found.common, found.asked) == (2, (5, 6))
+    assert (found.common, found.totals) == (2, (5, 6))
     assert [flip.id for flip in found.worse] == ["e", "d"]
 
 
@@ -62,16 +73,16 @@ def test_the_difference_is_the_paired_bootstrap_of_b_minus_a_by_the_settings() -
     a, b = predictions(ids, labels, one), predictions(ids, labels, other)
     told = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
     expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
-    found = compare_rows(a, b, told)
+    found = compare_answers(a, b, told)
     assert found.accuracy == expected
-    assert f"{100 * expected.value:+.2f} points in accuracy (80% interval" in found.words
+    assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in found.summary
     assert len(found.better) - len(found.worse) == round(200 * expected.value)
 
 
 def test_without_a_common_row_no_difference_is_claimed() -> None:
-    found = compare_rows(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
+    found = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
     assert found.accuracy is None
-    assert "cannot be compared" in found.words
+    assert "cannot be compared" in found.summary
 
 
 def test_files_that_two_patches_treat_alike_are_not_told() -> None:
@@ -83,9 +94,9 @@ def test_files_that_two_patches_treat_alike_are_not_told() -> None:
 def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first() -> None:
     before = {"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6, "loss": 1.0}
     after = {"test/accuracy": 0.7, "test/a": 0.1, "test/temperature": 1.5, "validation/accuracy": 1.0}
-    assert comparison.figures(before, after) == [
-        Figure("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
-        Figure("a", None, 0.1),
+    assert comparison.metric_changes(before, after) == [
+        MetricChange("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
+        MetricChange("a", None, 0.1),
     ]
 
 
@@ -95,11 +106,16 @@ def test_changes_are_told_by_dotted_key() -> None:
     assert changes(before, after) == [Change("training.epochs", 3, 4), Change("old", 1, None), Change("new", None, [1])]
 
 
-def test_the_environment_is_packages_python_lock_and_machine_alone() -> None:
-    record = {"python": "3.11", "packages": {"torch": "2.0"}, "lock": "l", "hardware": {"threads": 1}, "seed": 0}
-    other = {**record, "packages": {"torch": "2.1"}, "hardware": {"threads": 2}, "seed": 1}
-    assert environment(record, record) == []
-    assert [one.name for one in environment(record, other)] == ["packages.torch", "hardware.threads"]
+def test_the_environment_is_packages_python_lock_and_machine() -> None:
+    hardware = Hardware("x86_64", "Linux", "processor", "AVX2", 1, None, None, (), None)
+    record = Provenance(
+        id="a", git_commit=None, git_origin=None, git_uncommitted=None, git_left_out=(), dvc={}, dvc_inputs={},
+        inputs=None, settings="s", lock="l", seed=0, python="3.11", packages={"torch": "2.0"}, hardware=hardware,
+        prefect_flow_run=None,
+    )  # fmt: skip
+    other = replace(record, id="b", seed=1, packages={"torch": "2.1"}, hardware=replace(hardware, threads=2))
+    assert environment_changes(record, record) == []
+    assert [change.name for change in environment_changes(record, other)] == ["packages.torch", "hardware.threads"]
 
 
 @pytest.fixture
@@ -114,8 +130,8 @@ def found() -> Comparison:
         data=("d1", "d2"),
         samples=difference(index, index.with_columns(polars.lit("dog").alias("class"))),
         environment=[Change("hardware.gpus", [], ["one", "two"])],
-        figures=[Figure("accuracy", Interval(0.4, 0.5, 0.6), None)],
-        rows=compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {}),
+        metrics=[MetricChange("accuracy", Interval(0.4, 0.5, 0.6), None)],
+        answers=compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {}),
         missing=("this is missing",),
     )
 

@@ -21,15 +21,42 @@ from ratchet.platform.processes import free_port
 from ratchet.registry import audit as auditing
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
+from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.training import ModelSpec
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
-WITHOUT_PROGRAM = RegistrySettings(export="none")  # whose making takes seconds; tests that ask for one say so
+WITHOUT_PROGRAM = RegistrySettings(export="none")  # an export takes seconds, so tests that need one ask for it
+RECORD = Provenance(
+    id="0123456789abcdef",
+    git_commit="4" * 40,
+    git_origin=None,
+    git_uncommitted=None,
+    git_left_out=(),
+    dvc={"data/packed": "0" * 32 + ".dir"},
+    dvc_inputs={},
+    inputs=None,
+    settings="2" * 64,
+    lock="3" * 64,
+    seed=0,
+    python="3.11.0",
+    packages={"torch": "2.0"},
+    hardware=Hardware("x86_64", "Linux", "processor", "AVX2", 1, None, None, (), None),
+    prefect_flow_run="a32c837f-ee97-4130-ba27-bf8fc9a9be4c",
+    weights="1" * 64,
+    training="0f47a1c9e665453c",
+)
+
+
+@pytest.fixture(scope="session")
+def record() -> Provenance:
+    """A complete provenance record."""
+    return RECORD
 
 
 @dataclass
@@ -154,7 +181,7 @@ class Line:
         registry = ModelRegistry(self.place.workspace, self.params)
         report, record = self.folder / "report.html", self.folder / "provenance.json"
         report.write_text(f"report of {run_id}")
-        record.write_text(json.dumps({"dvc": {"data/packed": "0" * 32 + ".dir"}}))
+        record.write_text(json.dumps(to_plain(RECORD)))
         registry.log_files(run_id, {report: "report", record: "provenance"})
         return run_id, registry.log_model(run_id, self.untrained, SPEC)
 
@@ -162,16 +189,16 @@ class Line:
         """A version without any alias."""
         run_id, model_uri = self.run()
         registry = ModelRegistry(self.place.workspace, self.params)
-        return registry.enter(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
+        return registry.add_version(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
 
     def challenger(self) -> Version:
         version = self.version()
-        self.succession.register(version, why="good", over=self.succession.settle().champion)
+        self.succession.register(version, why="good", over=self.succession.synchronize().champion)
         return version
 
     def champion(self) -> Version:
         version = self.challenger()
-        self.succession.crown(version, over=self.succession.standing().champion)
+        self.succession.promote_automatically(version, over=self.succession.state().champion)
         return version
 
     def aliases(self) -> dict[str, str]:

@@ -16,13 +16,13 @@ import pytest
 from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError, SettingsError
 from ratchet.provenance.archive import Archive
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry import audit as auditing
 from ratchet.registry import recovery
 from ratchet.registry.chain import COLUMNS, FIRST, Entry
 from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.statement import SEALED, figure_metrics, write_statement
+from ratchet.registry.statement import STATEMENT, evaluation_metrics, write_statement
 from ratchet.settings.model import Params, RegistrySettings
 from ratchet.workspace import Workspace
 
@@ -76,13 +76,13 @@ def acts(line: Line, version: Any) -> list[Callable[[], object]]:
     return [
         lambda: line.succession.register(version, why="x", over=None),
         lambda: line.succession.withdraw(version, why="x", over=None),
-        lambda: line.succession.crown(version, over=None),
+        lambda: line.succession.promote_automatically(version, over=None),
         lambda: line.succession.approve(version, why="x"),
         lambda: line.succession.promote(version, why="x"),
         lambda: line.succession.rollback("1", why="x"),
         lambda: line.succession.adopt(why="x"),
         lambda: line.succession.repair(why="x"),
-        line.succession.settle,
+        line.succession.synchronize,
         line.repair,
         lambda: line.succession.ledger.append("approve", model="another", version="1"),
     ]
@@ -479,13 +479,13 @@ def test_an_edited_signed_entry_is_found(project: Workspace, signing_key: str) -
         connection.execute("UPDATE ledger SET version = '2', seal = ?", (entry.sealed(),))
     signed.heads.log.unlink()
     (fault,) = Ledger(project, URI, keys=[signing_key]).faults()
-    assert "has a signature that does not fit it" in fault.text
+    assert "has a signature that does not match it" in fault.text
 
 
 @pytest.mark.parametrize("text", ["secret words", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
 def test_a_key_that_is_none_is_refused(project: Workspace, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("RATCHET_LEDGER_KEY", text)
-    with pytest.raises(SettingsError, match="RATCHET_LEDGER_KEY: holds no Ed25519 private key") as refusal:
+    with pytest.raises(SettingsError, match="RATCHET_LEDGER_KEY: found no Ed25519 private key") as refusal:
         fill(project, 1)
     assert text not in str(refusal.value)
 
@@ -500,14 +500,14 @@ NUMBERS = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
 def sealed(line: Line) -> tuple[Line, Any]:
     """A champion with measured figures, a verdict and a description, sealed as the register stage seals them."""
     version, client = line.version(), line.place.client
-    for name, value in figure_metrics(NUMBERS).items():
+    for name, value in evaluation_metrics(NUMBERS).items():
         client.log_metric(version.run_id, name, value, step=0)
     client.set_tag(version.run_id, "mlflow.note.content", "Passed: accuracy is 50 %.")
     client.set_tag(version.run_id, "ratchet.gate", "passed")
     line.succession.registry.describe(version, "Right in 50 %.")
     write_statement(line.succession.registry, version, NUMBERS)
     line.succession.register(version, why="Passed: accuracy is 50 %.", over=None)
-    line.succession.crown(version, over=None)
+    line.succession.promote_automatically(version, over=None)
     assert line.amiss() == []
     return line, version
 
@@ -564,10 +564,10 @@ def test_edited_values_are_never_shown_as_true(sealed: tuple[Line, Any]) -> None
         MLFLOW_EDITS[kind][0](line, version)
     line.place.client.set_registered_model_alias(line.name, "challenger", "1")
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
+    made = SealedReader(archive, line.succession.ledger).verify(archive.version(f"{line.name}/1")[0])
     assert (made.metrics["test/accuracy"], made.params["seed"]) == (0.5, "0")
     assert made.tags["mlflow.note.content"] == "Passed: accuracy is 50 %."
-    assert made.releases[0].aliases == ("champion",)
+    assert made.versions[0].aliases == ("champion",)
     assert made.doubts == ("MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",)
 
 
@@ -576,10 +576,10 @@ def test_a_changed_statement_is_shown_no_more(sealed: tuple[Line, Any]) -> None:
     path = line.artifact(version, "statement.json")
     path.write_text(path.read_text().replace("0.5", "0.9999"))
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
+    made = SealedReader(archive, line.succession.ledger).verify(archive.version(f"{line.name}/1")[0])
     assert made.metrics == {}
-    assert made.doubts[0].startswith(f"{SEALED} was changed since it was registered: SHA-256 ")
-    assert line.amiss() == [f"{line.name} version 1: {SEALED} was replaced"]
+    assert made.doubts[0].startswith(f"{STATEMENT} was changed since it was registered: SHA-256 ")
+    assert line.amiss() == [f"{line.name} version 1: {STATEMENT} was replaced"]
 
 
 def test_verification_of_ten_thousand_entries_is_quick(project: Workspace) -> None:
@@ -596,7 +596,7 @@ def test_verification_of_ten_thousand_entries_is_quick(project: Workspace) -> No
         connection.executemany(f"INSERT INTO ledger VALUES ({marks})", rows)
     fresh = Ledger(project, URI)
     begun = time.process_time()
-    fresh.require_whole()
+    fresh.require_intact()
     first = time.process_time() - begun
     fresh.append("promote", model="pets", version="2")
     print(f"{first:.3f} s in full, {time.process_time() - begun - first:.3f} s with the next act")

@@ -95,10 +95,10 @@ def line(door: Door, new_line: Callable[[Any], Any], served: Any) -> Any:
 def crown(line: Any, run_id: str, model_uri: str) -> None:
     """What the register stage does with a model that passed."""
     succession = line.succession
-    over = succession.settle().champion
-    version = succession.registry.enter(line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
+    over = succession.synchronize().champion
+    version = succession.registry.add_version(line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
     succession.register(version, why="good", over=over)
-    succession.crown(version, over=over)
+    succession.promote_automatically(version, over=over)
 
 
 @pytest.mark.parametrize("failure", ["500", "lost"])
@@ -160,10 +160,10 @@ def test_a_server_that_is_away_is_told_and_the_same_again_does_it(line: Any, doo
     server.stop()
     try:
         with pytest.raises(TrackingUnavailable, match="start the server"):
-            line.succession.crown(second, over=first.number)
+            line.succession.promote_automatically(second, over=first.number)
     finally:
         server.start()
     assert [entry.what for entry in line.succession.entries()] == ["register", "promote", "register"]
-    assert line.succession.crown(second, over=first.number).champion == second.number
+    assert line.succession.promote_automatically(second, over=first.number).champion == second.number
     assert line.aliases() == {"champion": second.number}
     assert line.amiss() == []

@@ -73,7 +73,7 @@ def test_entries_come_back_as_they_were_written_and_follow_one_another(ledger: L
 def test_an_entry_can_be_neither_changed_nor_removed(ledger: Ledger, statement: str) -> None:
     entry = ledger.append("promote", model="pets", version="1")
     engine = create_engine(ledger.uri)
-    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger only grows"):
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger is append-only"):
         connection.execute(text(statement))
     engine.dispose()
     assert ledger.entries() == [entry]
@@ -82,7 +82,7 @@ def test_an_entry_can_be_neither_changed_nor_removed(ledger: Ledger, statement: 
 def test_postgresql_does_not_empty_it_either(database: Ledger) -> None:
     entry = database.append("promote", model="pets", version="1")
     engine = create_engine(database.uri)
-    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger only grows"):
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger is append-only"):
         connection.execute(text("TRUNCATE ledger"))
     engine.dispose()
     assert database.entries() == [entry]
@@ -166,7 +166,7 @@ def _take_turns(root: str, uri: str, place: str) -> None:
     """Fifty times, read a number and write the next; without turns some would be lost."""
     ledger, path = Ledger(Workspace(Path(root)), uri), Path(place)
     for _ in range(50):
-        with ledger.turn(), ledger.turn():  # one within another is the same
+        with ledger.exclusive(), ledger.exclusive():  # one within another is the same
             path.write_text(str(int(path.read_text()) + 1))
 
 
@@ -215,7 +215,7 @@ def test_a_postgresql_that_stops_in_mid_write_loses_nothing_that_was_written(dat
     with pytest.raises(RegistryError, match=r"the ledger postgresql://postgres@127\.0\.0\.1:\d+/postgres: cannot be"):
         write_on()
     stopper.join()
-    with pytest.raises(RegistryError, match=r"cannot be used \(.*\): start or mend it"):
+    with pytest.raises(RegistryError, match=r"cannot be used \(.*\). Fix: start or repair it"):
         database.entries()
     postgres.start()
     found = database.entries()
@@ -228,8 +228,8 @@ def test_a_postgresql_that_stops_in_mid_write_loses_nothing_that_was_written(dat
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("no address", r"registry\.ledger: found the ledger no address: no address of a database"),
-        ("mssql+pyodbc://server/ledger", "no address of a database"),
+        ("no address", r"registry\.ledger: found the ledger no address: not the address of a supported database"),
+        ("mssql+pyodbc://server/ledger", "not the address of a supported database"),
         ("sqlite:////proc/nowhere/ledger.db", "cannot be used|No such file"),
     ],
 )

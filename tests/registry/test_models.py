@@ -55,7 +55,7 @@ def allowed() -> Iterator[None]:
 
 def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
     model_uri = registry.log_model(run_id, trained, SPEC)
-    return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
+    return registry.add_version(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
 
 
 def open_and_close(registry: ModelRegistry, model_uri: str) -> None:
@@ -113,7 +113,7 @@ def test_a_model_is_stored_again_with_a_program_until_it_is_a_version(
         with asking.opened(address) as (_, folder):
             assert isinstance(Program.of(folder), Program) is has_program
             assert set(verify(folder) or ()) >= ({"model.onnx", "program.json"} if has_program else set())
-    asking.enter("with-a-program", run_id, second, tags={})
+    asking.add_version("with-a-program", run_id, second, tags={})
     assert registry.log_model(run_id, trained, SPEC) == second
 
 
@@ -171,7 +171,7 @@ def test_a_version_is_found_by_number_or_alias(registry: ModelRegistry, run_id: 
         registry.find(f"{name}@blue")
     with pytest.raises(RegistryError, match=r"nowhere/1: MLflow has no such version; registered are .*found-"):
         registry.find("nowhere/1")
-    with pytest.raises(RegistryError, match="write NAME/VERSION or NAME@ALIAS"):
+    with pytest.raises(RegistryError, match="allowed: NAME/VERSION or NAME@ALIAS"):
         registry.find("pets")
 
 
@@ -219,10 +219,10 @@ def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_ev
         with pytest.raises(RatchetError, match=r"changed: model\.safetensors\): nothing was loaded; restore"):
             way_in()
     seal(folder)  # whoever changes a file may change its checksum: the run knows better
-    with pytest.raises(RegistryError, match=r"not the one that was stored, as the run's tag ratchet\.model_checksums"):
+    with pytest.raises(RegistryError, match=r"not the one that was stored, by the run's tag ratchet\.model_checksums"):
         registry.champion(name, tmp_path / "again")
     (folder / "checksums.json").unlink()
-    with pytest.raises(RegistryError, match=r"its checksums\.json is missing, as the run's tag"):
+    with pytest.raises(RegistryError, match=r"its checksums\.json is missing, by the run's tag"):
         registry.champion(name, tmp_path / "once more")
 
 

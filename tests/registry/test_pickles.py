@@ -48,7 +48,7 @@ def test_a_pickle_of_any_protocol_is_found_under_any_name(tmp_path: Path, protoc
     path.write_bytes(pickle.dumps(VALUES[number], protocol))
     (found,) = look(path)
     assert found.name == "weights.safetensors"
-    assert found.what.startswith("a pickle of protocol ")
+    assert found.kind.startswith("a pickle of protocol ")
 
 
 def test_what_it_would_call_is_named(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_libraries_write_with_pickle_is_found(tmp_path: Path, writer: str) 
     path = tmp_path / "model.json"
     WRITERS[writer](path)
     (found,) = look(path)
-    assert found.what.startswith("a NumPy array" if "array" in found.what else "a pickle of protocol")
+    assert found.kind.startswith("a NumPy array" if "array" in found.kind else "a pickle of protocol")
 
 
 def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> N
         mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Model(), pip_requirements=["mlflow"])
     (found,) = find_pickles(files_under(tmp_path))
     assert found.name == "model/python_model.pkl"
-    assert "cloudpickle" in found.why
+    assert "cloudpickle" in found.reason
 
 
 def _sqlite(path: Path) -> None:
@@ -196,18 +196,18 @@ def test_every_file_of_this_repository_is_let_be() -> None:
 def test_text_is_not_taken_for_a_pickle_that_calls(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_text(content, encoding="utf-8", errors="replace")
-    assert not any("calls " in found.why and "nothing" not in found.why for found in look(path))
+    assert not any("calls " in found.reason and "nothing" not in found.reason for found in look(path))
 
 
 def test_what_is_too_long_to_be_read_is_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ratchet.registry import pickles
 
-    monkeypatch.setattr(pickles, "_LONGEST", 1000)
+    monkeypatch.setattr(pickles, "_MAX_STREAM", 1000)
     path = tmp_path / "long"
     path.write_bytes(pickle.dumps(b"x" * 5000, 4))
     (found,) = look(path)
-    assert found.why == "too long to be read to its end"
-    monkeypatch.setattr(pickles, "_MOST", 100)
+    assert found.reason == "too long to be read to its end"
+    monkeypatch.setattr(pickles, "_MAX_OPCODES", 100)
     path.write_bytes(pickle.dumps(list(range(200)), 0))
     (found,) = look(path)
-    assert found.why == "too long to be read to its end"
+    assert found.reason == "too long to be read to its end"

@@ -14,7 +14,7 @@ import pytest
 from ratchet.cost import Cost
 from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, connect, experiment_id
-from ratchet.registry.runs import Run, send_all, spent
+from ratchet.registry.runs import Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -48,7 +48,7 @@ def test_one_training_is_carried_out_by_one_at_a_time(tmp_path: Path) -> None:
     workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
     with Run(workspace, params, "k") as first:
         first.tags({"a": "b"})
-        with pytest.raises(TrainingError, match=r"\(k\) is under way in another folder of this project: wait"):
+        with pytest.raises(TrainingError, match="training k is already running in another folder of this project"):
             Run(workspace, params, "k").__enter__()
         with Run(workspace, params, "another"):
             pass
@@ -282,10 +282,10 @@ def test_another_store_is_told_all_of_it_and_the_first_nothing_twice(tmp_path: P
 
 def test_what_attempts_cost_adds_up_from_the_last_word_of_each_and_sends_nothing_itself(place: Any, key: str) -> None:
     run = Run(place.workspace, place.params, key)
-    assert spent(run.journal) is None
+    assert total_cost(run.journal) is None
     for attempt, seconds in (("first", 1.0), ("first", 5.0), ("second", 2.0), ("second", 3.0)):
         run.cost(attempt, Cost(seconds, 2 * seconds, 0.0))
     run_id = run.send()
-    assert spent(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
+    assert total_cost(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
     assert run.journal.is_sent
     assert place.client.get_run(run_id).data.metrics == {}

@@ -19,11 +19,11 @@ from commands.compare import compare
 from commands.reproduce import require_evidence
 from commands.trace import trace
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import Archive, Release
-from ratchet.provenance.chain import data_link
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.lineage import data_link
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.provenance_tags import RECORD, record_tags
+from ratchet.registry.provenance_record import RECORD_TAG, Provenance, record_tags
 from ratchet.registry.runs import Run
 from ratchet.registry.statement import parse_statement, write_statement
 from ratchet.settings.model import Params, TrackingSettings
@@ -62,7 +62,7 @@ def test_the_summary_has_the_aliases_of_now(line: Line) -> None:
 
 def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     version = line.champion()
-    release = Release(line.name, version.number, ("champion",), {})
+    release = ArchivedVersion(line.name, version.number, ("champion",), {})
     kept = AliasSync(line.place.workspace, line.params, line.name)
     assert "digests in the ledger fit what is stored" in require_evidence(kept, release, version.run_id)
     path = line.artifact(version, "model.safetensors")
@@ -97,7 +97,7 @@ def test_a_damaged_provenance_file_is_named(line: Line, kind: str) -> None:
         line.succession.approve(version, why="x")
     archive = Archive(line.place.workspace, line.params)
     made, _ = archive.version(f"{line.name}/1")
-    (doubt, *_) = Sealed(archive, line.succession.ledger).of(made).doubts
+    (doubt, *_) = SealedReader(archive, line.succession.ledger).verify(made).doubts
     assert "provenance/provenance.json was changed since it was registered" in doubt
 
 
@@ -106,19 +106,19 @@ def test_a_damaged_record_in_mlflow_hides_no_run(line: Line, kind: str) -> None:
     """Of a run, of a version, and of a data set's profile: what cannot be read is a doubt about this run alone."""
     version, content = line.version(), DAMAGED[kind].decode()
     client = line.succession.registry.client
-    client.set_tag(version.run_id, RECORD, content)
-    client.set_model_version_tag(line.name, version.number, RECORD, content)
+    client.set_tag(version.run_id, RECORD_TAG, content)
+    client.set_model_version_tag(line.name, version.number, RECORD_TAG, content)
     archive = Archive(line.place.workspace, line.params)
     (made,) = (one for one in archive.runs() if one.run_id == version.run_id)
-    expected = f"MLflow run {version.run_id}: the tag {RECORD} is damaged: it is not a provenance record"
+    expected = f"MLflow run {version.run_id}: the tag {RECORD_TAG} is damaged: it is not a provenance record"
     for one in (made, archive.version(f"{line.name}/1")[0]):
         assert one.record is None
         assert [doubt for doubt in one.doubts if doubt.startswith(expected)]
-    told = str(data_link([replace(made, dataset={"name": "x", "profile": {"rows": 3}})], kept="here"))
+    told = str(data_link([replace(made, dataset={"name": "x", "profile": {"rows": 3}})], storage="here"))
     assert "its provenance record cannot be read" in told
     assert "the data set's profile in MLflow is damaged" in told
     with pytest.raises(RegistryError, match="is damaged"):
-        line.succession.registry.record_of(version.run_id)
+        line.succession.registry.provenance_of(version.run_id)
 
 
 def test_a_damaged_statement_in_the_evidence_is_named(line: Line) -> None:
@@ -130,7 +130,7 @@ def test_a_damaged_statement_in_the_evidence_is_named(line: Line) -> None:
     line.succession.register(version, why="x", over=None)
     assert [one for one in line.amiss() if "report/statement.json is damaged" in one]
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
+    made = SealedReader(archive, line.succession.ledger).verify(archive.version(f"{line.name}/1")[0])
     assert [one for one in made.doubts if one.startswith("report/statement.json is damaged")]
     assert not made.metrics
 
@@ -157,10 +157,10 @@ def test_compare_says_which_files_are_damaged(tmp_path: Path) -> None:
         "report/predictions.parquet is damaged: it is not read.",
     ] * 2
     assert found.settings is None
-    assert found.rows is None
+    assert found.answers is None
 
 
-def test_every_printed_name_can_be_traced(tmp_path: Path) -> None:
+def test_every_printed_name_can_be_traced(tmp_path: Path, record: Provenance) -> None:
     """Weights, settings, commit, flow run, run, its short id and its name, a row, and the SHA-256 of a sample."""
     root = tmp_path / "project"
     root.mkdir()
@@ -183,35 +183,25 @@ def test_every_printed_name_can_be_traced(tmp_path: Path) -> None:
         return value
 
     listing = [{"md5": cached(index.getvalue()), "relpath": "index.parquet"}]
-    record = {
-        "id": "0123456789abcdef",
-        "weights": "1" * 64,
-        "settings": "2" * 64,
-        "lock": "3" * 64,
-        "git_commit": "4" * 40,
-        "prefect_flow_run": "a32c837f-ee97-4130-ba27-bf8fc9a9be4c",
-        "training": "0f47a1c9e665453c",
-        "seed": 0,
-        "dvc": {"data/packed": cached(json.dumps(listing).encode(), ".dir")},
-    }
+    packed = cached(json.dumps(listing).encode(), ".dir")
+    record = replace(record, dvc={"data/packed": packed})
     workspace = Workspace(root)
     run = Run(workspace, Params(), "training")
     run.tags(record_tags(record))
     run_id = run.send()
     run.journal.close()
     kept = [
-        record[name] for name in ("id", "weights", "settings", "lock", "git_commit", "prefect_flow_run", "training")
+        getattr(record, name)
+        for name in ("id", "weights", "settings", "lock", "git_commit", "prefect_flow_run", "training")
     ]
     name = AliasSync(workspace, Params(), "x").registry.client.get_run(run_id).info.run_name
-    asked = [*kept, record["git_commit"][:12], run_id, run_id[:8], f"run {run_id[:8]}", name]
-    for one in [*asked, *rows["id"], *rows["content"], record["dvc"]["data/packed"]]:
+    asked = [*kept, str(record.git_commit)[:12], run_id, run_id[:8], f"run {run_id[:8]}", name]
+    for one in [*asked, *rows["id"], *rows["content"], packed]:
         found = trace(workspace, one)
-        (version,) = found.chains[0].made
-        assert version.made[0].title == f"run {run_id}", one
+        (version,) = found.chains[0].children
+        assert version.children[0].title == f"run {run_id}", one
         assert found.words, one
-    assert trace(workspace, "dog/1").words == (
-        f"dog/1 is sample dog/1 of data version {record['dvc']['data/packed']}: test, dog",
-    )
+    assert trace(workspace, "dog/1").words == (f"dog/1 is sample dog/1 of data version {packed}: test, dog",)
     for nothing in ("5" * 64, "6" * 40, "7" * 8, "cat/1", "nothing", "", ".", "*", "'", "a" * 300, "a/" * 3000):
         with pytest.raises(RegistryError):
             trace(workspace, nothing)

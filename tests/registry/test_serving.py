@@ -20,7 +20,7 @@ from ratchet.platform.processes import free_port
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.settings.model import Params
-from ratchet.training import ModelSpec, build, save_model
+from ratchet.training import ModelSpec, build, load_model, save_model
 from ratchet.workspace import Workspace
 
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (128.0,), (64.0,))
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = Run(workspace, params, "served")
     registry = ModelRegistry(workspace, params)
     uri = registry.log_model(run_id := run.send(), root / "trained", SPEC)
-    registry.enter("served", run_id, uri, tags={})
+    registry.add_version("served", run_id, uri, tags={})
     registry.set_aliases("served", {"champion": "1"})
     run.journal.close()
     return root
@@ -75,9 +75,9 @@ def environment(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(root: Path) -> Any:
-    from ratchet.registry.pyfunc import _load_pyfunc
+    from ratchet.registry.pyfunc import ServedClassifier
 
-    return _load_pyfunc(str(root / "trained")).predict(IMAGES)
+    return ServedClassifier(*load_model(root / "trained")).predict(IMAGES)
 
 
 def told_by(script: str, root: Path, environment: dict[str, str]) -> Any:

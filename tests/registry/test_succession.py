@@ -43,7 +43,7 @@ def test_every_step_is_in_the_ledger_before_the_alias_moves(line: Line) -> None:
     ]  # fmt: skip
     assert {entry.who for entry in line.succession.entries()} == {user()}
     assert [entry.why for entry in line.succession.entries()][-2:] == ["looked at", "better"]
-    noted = line.succession.noted(first)
+    noted = line.succession.recorded_evidence(first)
     assert noted
     assert noted["data"] == "0" * 32 + ".dir"
     assert {"report/report.html", "provenance/provenance.json", "verdict", "model/MLmodel"} <= set(noted)
@@ -86,7 +86,7 @@ def test_registering_again_says_nothing_twice(line: Line) -> None:
     before = acts(line)
     for over in (None, "1"):  # as it was compared, and as it would be now that it is champion itself
         line.succession.register(version, why="good", over=over)
-        line.succession.crown(version, over="1")
+        line.succession.promote_automatically(version, over="1")
     assert acts(line) == before
     assert line.aliases() == {"champion": "1"}
 
@@ -95,7 +95,7 @@ def test_registering_again_says_nothing_twice(line: Line) -> None:
     ("act", "role", "name"),
     [
         (lambda line, version: line.register(version, why="x", over=None), "runners", "ann"),
-        (lambda line, version: line.crown(version, over=None), "runners", "ann"),
+        (lambda line, version: line.promote_automatically(version, over=None), "runners", "ann"),
         (lambda line, version: line.approve(version, why="x"), "approvers", "bob"),
         (lambda line, version: line.promote(version, why="x"), "admins", "cem"),
         (lambda line, version: line.rollback(None, why="x"), "admins", "cem"),
@@ -150,7 +150,7 @@ def test_rollback_without_any_champion_says_so(line: Line) -> None:
     line.succession.ledger.append("judge", model=line.name, version=None, why="refused")
     with pytest.raises(RegistryError, match="the ledger names no champion: nothing to go back to"):
         line.succession.rollback(None, why="x")
-    with pytest.raises(RegistryError, match="never was champion: allowed are none"):
+    with pytest.raises(RegistryError, match="never was champion; allowed: none"):
         line.succession.rollback("1", why="x")
 
 
@@ -171,7 +171,7 @@ def test_a_rolled_back_version_comes_back_by_a_person_alone(line: Line) -> None:
     second = line.champion()
     line.succession.rollback(None, why="2 is bad")
     line.succession.register(second, why="good", over="1")
-    assert line.succession.crown(second, over="1").champion == "1"
+    assert line.succession.promote_automatically(second, over="1").champion == "1"
     assert line.aliases() == {"champion": "1"}
 
 
@@ -187,9 +187,9 @@ def test_a_damaged_version_is_not_gone_back_to(line: Line) -> None:
 def test_a_model_compared_with_another_champion_is_not_crowned(line: Line) -> None:
     line.champion()
     second, third = line.challenger(), line.challenger()
-    line.succession.crown(second, over="1")
+    line.succession.promote_automatically(second, over="1")
     with pytest.raises(ChampionMoved, match="version 2 became champion meanwhile"):
-        line.succession.crown(third, over="1")
+        line.succession.promote_automatically(third, over="1")
     assert line.aliases() == {"champion": "2", "challenger": "3"}
 
 
@@ -213,9 +213,9 @@ def test_what_a_kill_leaves_the_next_act_finishes(line: Line, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(ModelRegistry, cut, killed)
         with pytest.raises(KeyboardInterrupt):
-            line.succession.crown(second, over="1")
+            line.succession.promote_automatically(second, over="1")
     assert line.amiss() == [f"{line.name}: the last act in the ledger was cut off: the aliases do not follow it yet"]
-    assert line.succession.settle().champion == "2"
+    assert line.succession.synchronize().champion == "2"
     assert line.aliases() == {"champion": "2"}
     assert line.amiss() == []
 
@@ -225,9 +225,9 @@ def test_an_alias_swapped_by_hand_is_found_and_put_back(line: Line) -> None:
     line.champion()
     line.place.client.set_registered_model_alias(line.name, "champion", "1")
     told = f"{line.name}: the alias champion is on version 1 in MLflow, and on version 2 by the ledger"
-    assert [one.partition(": `ratchet")[0] for one in line.amiss()] == [told]
+    assert [one.partition(". Fix:")[0] for one in line.amiss()] == [told]
     with pytest.raises(RegistryError, match="ratchet audit --repair"):
-        line.succession.settle()
+        line.succession.synchronize()
     assert line.repair() == [f"{line.name}: champion is version 2, no challenger"]
     assert line.aliases() == {"champion": "2"}
     assert line.amiss() == []
@@ -287,7 +287,7 @@ def test_a_ledger_whose_end_was_cut_off_is_found(line: Line) -> None:
     assert line.amiss()[0].startswith("ledger entry 3 is gone, which .ratchet/ledger-")
     assert any(one.startswith(f"{line.name}: the ledger lacks the entry ") for one in line.amiss())
     with pytest.raises(LedgerBroken, match=r"ledger entry 3 is gone.*`ratchet recover`"):
-        line.succession.settle()
+        line.succession.synchronize()
 
 
 def test_another_ledger_is_not_taken_for_the_right_one_and_repairs_nothing(line: Line, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_another_ledger_is_not_taken_for_the_right_one_and_repairs_nothing(line:
         update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/other.db", export="none")}
     )
     with pytest.raises(RegistryError, match="the ledger lacks the entry"):
-        line.succession.settle()
+        line.succession.synchronize()
     assert line.repair() == []
     assert line.aliases() == {"champion": "1"}
 
@@ -316,7 +316,7 @@ def test_a_model_older_than_the_ledger_is_taken_over_as_it_stands(line: Line) ->
     first, second = line.version(), line.version()
     line.place.client.set_registered_model_alias(line.name, "champion", first.number)
     line.place.client.set_registered_model_alias(line.name, "challenger", second.number)
-    now = line.succession.settle()
+    now = line.succession.synchronize()
     assert (now.champion, now.challenger) == ("1", "2")
     assert acts(line) == [("adopt", None)]
     line.champion()
@@ -342,13 +342,13 @@ def test_two_that_were_judged_against_the_same_champion_do_not_both_get_in(line:
         worker.join()
     assert told == ["crowned", "moved"]
     assert [what for what, _ in acts(line)].count("promote") == 2
-    assert line.aliases()["champion"] == line.succession.standing().champion
+    assert line.aliases()["champion"] == line.succession.state().champion
     assert line.amiss() == []
 
 
 def _crown(workspace: Any, params: Params, name: str, version: Version, outcomes: Any) -> None:
     try:
-        Promotions(workspace, params, name).crown(version, over="1")
+        Promotions(workspace, params, name).promote_automatically(version, over="1")
     except ChampionMoved:
         outcomes.put("moved")
     else:
@@ -439,7 +439,7 @@ def test_registering_again_does_not_take_a_replaced_model_for_the_right_one(line
 def test_rollback_makes_nobody_champion_who_never_was(line: Line) -> None:
     line.champion()
     line.challenger()
-    with pytest.raises(RegistryError, match="version 2 never was champion: allowed are 1"):
+    with pytest.raises(RegistryError, match="version 2 never was champion; allowed: 1"):
         line.succession.rollback("2", why="a way around approval")
     assert line.aliases() == {"champion": "1", "challenger": "2"}
 
@@ -467,7 +467,7 @@ def test_the_gate_does_not_undo_a_rollback_that_came_between(line: Line) -> None
     line.succession.approve(second, why="looked at")
     line.succession.promote(second, why="better")
     line.succession.rollback(None, why="it is not")
-    assert line.succession.crown(second, over="1").champion == "1"
+    assert line.succession.promote_automatically(second, over="1").champion == "1"
 
 
 def test_a_model_deleted_in_mlflow_is_named_and_one_made_again_inherits_nothing(line: Line) -> None:
@@ -475,18 +475,18 @@ def test_a_model_deleted_in_mlflow_is_named_and_one_made_again_inherits_nothing(
     line.succession.registry.set_aliases(line.name, {"champion": None})
     line.place.client.delete_registered_model(line.name)
     told = f"{line.name}: was deleted in MLflow, and its champion was version 1 by the ledger"
-    assert [one.partition(": `ratchet")[0] for one in line.amiss()][:1] == [told]
+    assert [one.partition(". Fix:")[0] for one in line.amiss()][:1] == [told]
     with pytest.raises(RegistryError, match="was deleted in MLflow"):
-        line.succession.settle()
+        line.succession.synchronize()
     line.repair()
     again = line.version()  # number 1, too
     assert again.number == "1"
-    assert line.succession.settle().champion is None
+    assert line.succession.synchronize().champion is None
     assert line.aliases() == {}
     with pytest.raises(RegistryError, match="the ledger does not know it"):
         line.succession.approve(again, why="x")
     line.succession.register(again, why="good", over=None)
-    assert line.succession.crown(again, over=None).champion == "1"
+    assert line.succession.promote_automatically(again, over=None).champion == "1"
     assert line.amiss() == []
 
 

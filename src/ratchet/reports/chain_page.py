@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ratchet.provenance.chain import Link
+from ratchet.provenance.lineage import Link
 from ratchet.reports.page import document, section, text
 
 __all__ = ["render"]
@@ -18,5 +18,5 @@ def render(name: str, words: Sequence[str], chains: Sequence[Link]) -> str:
 
 def _drawn(link: Link) -> str:
     lines = "".join(f"<p>{text(line)}</p>" for line in link.lines)
-    below = f"<ul>{''.join(map(_drawn, link.made))}</ul>" if link.made else ""
+    below = f"<ul>{''.join(map(_drawn, link.children))}</ul>" if link.children else ""
     return f"<li><h3>{text(link.title)}</h3>{lines}{below}</li>"

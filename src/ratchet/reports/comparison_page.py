@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.provenance.changes import Change
-from ratchet.provenance.comparison import CodeChange, Comparison, Figure, Flip
+from ratchet.provenance.comparison import Change, CodeChange, Comparison, Flip, MetricChange
 from ratchet.reports.page import Cell, document, folded, section, table, text
 
 __all__ = ["interval_words", "page", "said"]
@@ -21,7 +20,7 @@ def page(found: Comparison) -> str:
             _header(found),
             section("Warnings", "".join(f"<p>{text(one)}</p>" for one in found.doubts)),
             section(
-                "Figures", _figures(found.figures, found.names), note="On each one's own test rows, with intervals."
+                "Figures", _figures(found.metrics, found.names), note="On each one's own test rows, with intervals."
             ),
             section("Code", *_code(found.code)),
             section("Settings", _changes(found.settings, found.names), _same(found.settings, "The same settings.")),
@@ -52,11 +51,11 @@ def said(value: object) -> str:
 
 
 def _header(found: Comparison) -> str:
-    rows = found.rows
+    rows = found.answers
     value = rows.accuracy if rows is not None else None
     kind = "" if value is None or value.low <= 0 <= value.high else "good" if value.low > 0 else "bad"
     title = "Not comparable" if value is None else f"{100 * value.value:+.2f} points"
-    words = rows.words if rows is not None else "The answers to the test rows could not be compared."
+    words = rows.summary if rows is not None else "The answers to the test rows could not be compared."
     over = f"A: {text(found.names[0])} &middot; B: {text(found.names[1])}"
     return (
         f'<header class="verdict {kind}"><p class="over">{over}</p><h1>{text(title)}</h1>'
@@ -64,17 +63,17 @@ def _header(found: Comparison) -> str:
     )
 
 
-def _figures(figures: Sequence[Figure], names: tuple[str, str]) -> str:
+def _figures(figures: Sequence[MetricChange], names: tuple[str, str]) -> str:
     lines = [(one.name.replace("_", " "), interval_words(one.before), interval_words(one.after)) for one in figures]
     return table(("figure", f"A: {names[0]}", f"B: {names[1]}"), lines, kind="words")
 
 
 def _flipped(found: Comparison) -> str:
-    if found.rows is None:
+    if found.answers is None:
         return ""
     parts = [
-        _flips("From right to wrong", found.rows.worse, found.names),
-        _flips("From wrong to right", found.rows.better, found.names),
+        _flips("From right to wrong", found.answers.worse, found.names),
+        _flips("From wrong to right", found.answers.better, found.names),
     ]
     return section("Test rows that flipped", *parts, "" if any(parts) else "<p>None.</p>")
 

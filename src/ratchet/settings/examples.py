@@ -1,12 +1,11 @@
 """Ready settings for real work: a file in examples/ holds what differs from the defaults, and why."""
 
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet import files, settings
+from ratchet import files, git, settings
 from ratchet.errors import SettingsError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -114,8 +113,7 @@ def _is_kept_elsewhere(workspace: Workspace, known: list[Example], stay: Mapping
 
 def _committed(workspace: Workspace) -> str | None:
     """params.yaml as the last commit has it; None without git, or before it was committed."""
-    command = ["git", "-C", str(workspace.root), "show", "HEAD:./params.yaml"]
     try:
-        return subprocess.run(command, capture_output=True, check=True).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):
+        return git.run(workspace.root, "show", "HEAD:./params.yaml").decode()
+    except git.GitError:
         return None

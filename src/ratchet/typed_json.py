@@ -1,7 +1,7 @@
 """Frozen dataclasses as JSON and back. Reading is strict: types must match, and no key may be missing or unknown."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import ConfigDict
 
@@ -18,7 +18,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 def to_plain(value: object) -> dict[str, Any]:
     """Return a dataclass as plain data that JSON can hold: dicts, lists, strings, numbers and None."""
-    plain: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
+    plain: dict[str, Any] = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
     return plain
 
 
@@ -31,7 +31,7 @@ def parse(kind: type[T], content: str | bytes) -> T:
     from pydantic import ValidationError
 
     try:
-        value: T = _adapter(kind).validate_json(content)
+        value: T = _adapter(cast(Any, kind)).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))

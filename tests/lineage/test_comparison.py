@@ -1,4 +1,4 @@
-"""Two runs side by side, without MLflow: what differs is found and told, and nothing else."""
+"""The differences between two runs, without MLflow."""
 
 from dataclasses import replace
 
@@ -41,57 +41,57 @@ new file mode 100644
 
 
 def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = CLASSES) -> Predictions:
-    """A row for each letter: its id, and the first letters of its label and of its answer."""
+    """Return predictions of one sample per letter: its id, and the first letters of its label and answer."""
     at = {name[0]: number for number, name in enumerate(classes)}
     logits = np.zeros((len(ids), len(classes)), np.float32)
-    logits[np.arange(len(ids)), [at[one] for one in answers]] = 1
-    return Predictions(tuple(ids), np.array([at[one] for one in labels], np.int64), logits, classes)
+    logits[np.arange(len(ids)), [at[letter] for letter in answers]] = 1
+    return Predictions(tuple(ids), np.array([at[letter] for letter in labels], np.int64), logits, classes)
 
 
-def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
-    found = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
-    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.worse] == [
+def test_flips_are_answers_that_became_right_or_wrong() -> None:
+    answers = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in answers.worse] == [
         ("b", "cat", "cat", "dog"),
         ("d", "dog", "dog", "emu"),
     ]
-    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.better] == [("c", "cat", "dog", "cat")]
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in answers.better] == [("c", "cat", "dog", "cat")]
 
 
-def test_rows_are_matched_by_id_and_label_whatever_the_order_of_rows_and_classes() -> None:
+def test_samples_are_matched_by_id_and_label_in_any_order() -> None:
     before = predictions("abcde", "ccdde", "ccdde")
     after = predictions("fedcba", "cedcdc", "cccccc", classes=("emu", "dog", "cat"))
-    found = compare_answers(before, after, {}, altered=frozenset("a"))
-    # b and c have other labels now, a another picture, f is new.
-    assert (found.common, found.totals) == (2, (5, 6))
-    assert [flip.id for flip in found.worse] == ["e", "d"]
+    answers = compare_answers(before, after, {}, altered=frozenset("a"))
+    # b and c have other labels, a has another image, and f is new.
+    assert (answers.common, answers.totals) == (2, (5, 6))
+    assert [flip.id for flip in answers.worse] == ["e", "d"]
 
 
-def test_the_difference_is_the_paired_bootstrap_of_b_minus_a_by_the_settings() -> None:
+def test_the_difference_is_a_paired_bootstrap_with_the_settings() -> None:
     generator = np.random.default_rng(0)
-    labels, one, other = ("".join(generator.choice(list("cde"), 200)) for _ in range(3))
+    labels, answers_a, answers_b = ("".join(generator.choice(list("cde"), 200)) for _ in range(3))
     ids = "".join(chr(1000 + number) for number in range(200))
-    a, b = predictions(ids, labels, one), predictions(ids, labels, other)
-    told = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
+    a, b = predictions(ids, labels, answers_a), predictions(ids, labels, answers_b)
+    settings = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
     expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
-    found = compare_answers(a, b, told)
-    assert found.accuracy == expected
-    assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in found.summary
-    assert len(found.better) - len(found.worse) == round(200 * expected.value)
+    answers = compare_answers(a, b, settings)
+    assert answers.accuracy == expected
+    assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in answers.summary
+    assert len(answers.better) - len(answers.worse) == round(200 * expected.value)
 
 
-def test_without_a_common_row_no_difference_is_claimed() -> None:
-    found = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
-    assert found.accuracy is None
-    assert "cannot be compared" in found.summary
+def test_without_common_samples_there_is_no_difference() -> None:
+    answers = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
+    assert answers.accuracy is None
+    assert "cannot be compared" in answers.summary
 
 
-def test_files_that_two_patches_treat_alike_are_not_told() -> None:
+def test_files_with_the_same_patch_are_omitted() -> None:
     assert patched_files(PATCH % 2, PATCH % 2) == {}
     assert patched_files(PATCH % 2 + NEW, PATCH % 3) == {"a.py": "A and B, not the same", "nets/my net.py": "A only"}
     assert patched_files(b"", NEW) == {"nets/my net.py": "B only"}
 
 
-def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first() -> None:
+def test_metrics_are_of_the_test_split_with_accuracy_first() -> None:
     before = {"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6, "loss": 1.0}
     after = {"test/accuracy": 0.7, "test/a": 0.1, "test/temperature": 1.5, "validation/accuracy": 1.0}
     assert comparison.metric_changes(before, after) == [
@@ -100,7 +100,7 @@ def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first(
     ]
 
 
-def test_changes_are_told_by_dotted_key() -> None:
+def test_changes_have_dotted_keys() -> None:
     before = {"seed": 0, "training": {"epochs": 3, "loss": "mse"}, "old": 1}
     after = {"seed": 0, "training": {"epochs": 4, "loss": "mse"}, "new": [1]}
     assert changes(before, after) == [Change("training.epochs", 3, 4), Change("old", 1, None), Change("new", None, [1])]
@@ -119,7 +119,7 @@ def test_the_environment_is_packages_python_lock_and_machine() -> None:
 
 
 @pytest.fixture
-def found() -> Comparison:
+def differing() -> Comparison:
     import polars
 
     index = polars.DataFrame({"id": ["<b>"], "split": ["test"], "class": ["cat"], "content": ["1"]})
@@ -136,12 +136,12 @@ def found() -> Comparison:
     )
 
 
-def test_the_page_tells_all_of_it_and_trusts_no_text(found: Comparison) -> None:
-    page = comparison_page.page(found)
+def test_the_page_shows_everything_and_escapes_text(differing: Comparison) -> None:
+    page = comparison_page.page(differing)
     assert "<script>" not in page
     assert "<b>" not in page
     assert "<x>" not in page
-    for words in (
+    for text in (
         "&lt;script&gt;",
         "a.py | 2 +-",
         "training.epochs",
@@ -152,4 +152,4 @@ def test_the_page_tells_all_of_it_and_trusts_no_text(found: Comparison) -> None:
         "From right to wrong: 2",
         "-25.00 points",
     ):
-        assert words in page, words
+        assert text in page, text

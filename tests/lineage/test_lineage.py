@@ -1,4 +1,4 @@
-"""The chain of a run: each link says what it is, or which is not there and why."""
+"""The lineage of a run: each link describes itself, and a missing one says why it is missing."""
 
 import html
 from dataclasses import replace
@@ -42,13 +42,13 @@ RUN = ArchivedRun(
 
 
 def lines(link: Link) -> dict[str, tuple[str, ...]]:
-    found = {link.title: link.lines}
+    by_title = {link.title: link.lines}
     for child in link.children:
-        found |= lines(child)
-    return found
+        by_title |= lines(child)
+    return by_title
 
 
-def test_a_whole_chain_tells_every_link() -> None:
+def test_a_complete_lineage_has_every_link() -> None:
     acts = {("digits", "2"): ["ann: promote: better"]}
     assert lines(data_link([RUN], storage="kept in DVC's cache", others=2, acts=acts)) == {
         "source": ("digits, read from data/raw", "DVC hash raw.dir"),
@@ -98,17 +98,17 @@ def test_a_whole_chain_tells_every_link() -> None:
         (replace(RUN, versions=(), tags={}), "versions", "none: it was not judged"),
     ],
 )
-def test_a_link_that_is_not_there_says_which_and_why(run: ArchivedRun, title: str, expected: str) -> None:
+def test_a_missing_link_says_why(run: ArchivedRun, title: str, expected: str) -> None:
     assert expected in " | ".join(lines(data_link([run], storage="kept"))[title])
 
 
-def test_the_page_shows_every_link_and_nothing_of_it_becomes_markup() -> None:
+def test_the_page_shows_every_link_and_escapes_text() -> None:
     nasty = "<script>alert('x')</script>"
     chain = data_link([replace(RUN, run_name=nasty)], storage="kept in DVC's cache")
     page = chain_page.render("digits/2", ["digits version 2"], [chain])
     assert "<script" not in page
     shown = html.unescape(page)
-    assert all(line in shown for title, found in lines(chain).items() for line in (title, *found))
+    assert all(line in shown for title, texts in lines(chain).items() for line in (title, *texts))
     assert nasty in shown
 
 

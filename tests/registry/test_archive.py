@@ -70,9 +70,7 @@ def test_a_version_of_no_run_has_no_record(database: Any, key: str) -> None:
         Archive(database.workspace, database.params).version(f"{key}/1")
 
 
-def test_a_record_too_long_for_a_tag_is_read_from_a_file(
-    place: Any, key: str, tmp_path: Any, record: Provenance
-) -> None:
+def test_a_record_too_long_for_tags_is_read_from_file(place: Any, key: str, tmp_path: Any, record: Provenance) -> None:
     long = replace(record, git_left_out=("x" * 100,) * 80)
     assert set(record_tags(record)) == {"ratchet.provenance", "ratchet.provenance_record"}
     assert record_tags(long) == {"ratchet.provenance": record.id}

@@ -198,19 +198,13 @@ def compare_answers(
         confidence=confidence,
         seed=int(settings.get("seed", 0)),
     )
-    flips = [
-        (bool(is_correct), Flip(before.ids[a], _label(before, a), _answer(before, a), _answer(after, b)))
-        for (a, b), was_correct, is_correct in zip(pairs, correct_a, correct_b, strict=True)
-        if was_correct != is_correct
-    ]
-    return AnswerComparison(
-        len(pairs),
-        totals,
-        accuracy,
-        confidence,
-        worse=tuple(flip for is_correct, flip in flips if not is_correct),
-        better=tuple(flip for is_correct, flip in flips if is_correct),
-    )
+    worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(correct_a & ~correct_b)]
+    better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(~correct_a & correct_b)]
+    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better))
+
+
+def _flip(before: Predictions, after: Predictions, a: int, b: int) -> Flip:
+    return Flip(before.ids[a], _label(before, a), _answer(before, a), _answer(after, b))
 
 
 def _label(predictions: Predictions, row: int) -> str:

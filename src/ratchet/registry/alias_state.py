@@ -1,25 +1,11 @@
 """The aliases of a model, computed from its entries in the ledger."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ratchet.registry.ledger import Entry
 
-__all__ = ["ACTS", "AliasState", "replay"]
-
-ACTS: Mapping[str, str] = {
-    "adopt": "takes over the aliases that MLflow has when the ledger begins",
-    "judge": "a candidate was compared with the champion, whatever the result; this uses up a try on the test samples",
-    "register": "passed the gate and is challenger",
-    "renew": "its report or model files were generated again",
-    "approve": "a user approves it in its current state",
-    "promote": "becomes champion",
-    "rollback": "becomes champion again",
-    "withdraw": "was judged again and refused, so it is no longer challenger",
-    "repair": "aliases that were changed without the ledger were restored",
-    "recover": "a broken ledger was set aside; a user confirmed the aliases",
-}
-"""Every kind of entry, and its meaning for the version that it names."""
+__all__ = ["AliasState", "replay"]
 
 
 @dataclass(frozen=True)

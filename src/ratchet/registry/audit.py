@@ -133,7 +133,7 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
 
 
 def pickles(workspace: Workspace, params: Params) -> Iterator[str]:
-    """Yield each pickle in the artifacts of all runs and models in MLflow, whoever stored them.
+    """Yield each pickle in the artifacts of all runs and models in MLflow.
 
     Raises:
         TrackingUnavailable: MLflow does not answer.

@@ -52,7 +52,7 @@ def test_every_step_is_in_the_ledger_before_the_alias_moves(line: Line) -> None:
 
 def test_without_an_approval_a_user_cannot_promote(line: Line) -> None:
     version = line.challenger()
-    with pytest.raises(RegistryError, match=r"version 1 is not approved: registry\.promotion is manual"):
+    with pytest.raises(RegistryError, match=r"version 1 is not approved\. registry\.promotion is manual"):
         line.promotions.promote(version, why="I want it")
     assert line.aliases() == {"challenger": "1"}
 
@@ -332,7 +332,7 @@ def test_of_two_concurrent_promotions_one_succeeds(line: Line) -> None:
     context = multiprocessing.get_context("spawn")
     outcomes: Any = context.Queue()
     workers = [
-        context.Process(target=_crown, args=(line.place.workspace, line.params, line.name, version, outcomes))
+        context.Process(target=_promote, args=(line.place.workspace, line.params, line.name, version, outcomes))
         for version in versions
     ]
     for worker in workers:
@@ -346,7 +346,7 @@ def test_of_two_concurrent_promotions_one_succeeds(line: Line) -> None:
     assert line.faults() == []
 
 
-def _crown(workspace: Any, params: Params, name: str, version: Version, outcomes: Any) -> None:
+def _promote(workspace: Any, params: Params, name: str, version: Version, outcomes: Any) -> None:
     try:
         Promotions(workspace, params, name).promote_automatically(version, over="1")
     except ChampionMoved:

@@ -105,7 +105,7 @@ class _Search:
         part = _beginning(content)
         self._left -= part.getbuffer().nbytes
         if self._left < 0:
-            return "more than can be searched", f"its content has more than {_MAX_TOTAL:,} bytes"
+            return "more than can be searched", f"{_MAX_TOTAL:,} bytes of its content were read"
         return self.search(part, depth + 1)
 
 

@@ -1,24 +1,21 @@
 """`ratchet compare`: collect why two runs or versions differ."""
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet import files, settings
+from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.archive import REFERENCE, Archive, Made
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import changes, environment
-from ratchet.provenance.comparison import CodeChange, Comparison, patched_files
-from ratchet.provenance.git_patch import git_line
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.comparison import CodeChange, Comparison, changes, environment_changes, patched_files
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
+from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 
@@ -44,15 +41,15 @@ class Side:
     """One of the two runs, and its files."""
 
     name: str
-    run: Made
+    run: ArchivedRun
     settings: Mapping[str, Any] | None  # by dotted key
     patch: bytes
     predictions: Predictions | None
 
     @property
-    def record(self) -> Mapping[str, Any]:
-        """Provenance record; empty if there is none."""
-        return self.run.record or {}
+    def record(self) -> Provenance | None:
+        """Provenance record, if there is one."""
+        return self.run.record
 
     @property
     def data(self) -> str | None:
@@ -68,7 +65,7 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
-    sealed = Sealed(archive, Ledger.of(workspace, params))
+    sealed = SealedReader(archive, Ledger.of(workspace, params))
     missing: list[str] = []
     doubts: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, DvcStore.open(workspace.root) as store:
@@ -81,19 +78,19 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
             settings=None if unknown else changes(before.settings or {}, after.settings or {}),
             data=(before.data, after.data),
             samples=_samples(indexes),
-            environment=environment(before.record, after.record) if before.record and after.record else (),
-            figures=comparison.figures(before.run.metrics, after.run.metrics),
-            rows=_rows(before, after, indexes),
+            environment=environment_changes(before.record, after.record) if before.record and after.record else (),
+            metrics=comparison.metric_changes(before.run.metrics, after.run.metrics),
+            answers=_rows(before, after, indexes),
             missing=tuple(missing),
             doubts=tuple(doubts),
         )
 
 
 def _side(
-    archive: Archive, sealed: Sealed, reference: str, folder: Path, missing: list[str], doubts: list[str]
+    archive: Archive, sealed: SealedReader, reference: str, folder: Path, missing: list[str], doubts: list[str]
 ) -> Side:
     name, run = _find(archive, reference)
-    run = sealed.of(run)
+    run = sealed.verify(run)
     doubts += [f"{name}: {doubt}." for doubt in run.doubts]
     if run.record is None:
         missing.append(f"{name} has no provenance record: its code, data and environment are unknown.")
@@ -139,7 +136,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings.dotted(content)
 
 
-def _find(archive: Archive, reference: str) -> tuple[str, Made]:
+def _find(archive: Archive, reference: str) -> tuple[str, ArchivedRun]:
     if REFERENCE.match(reference):
         run, release = archive.version(reference)
         return f"{release.name}/{release.number}", run
@@ -153,10 +150,11 @@ def _find(archive: Archive, reference: str) -> tuple[str, Made]:
 
 
 def _code(root: Path, before: Side, after: Side, missing: list[str]) -> CodeChange:
-    commits = (before.record.get("git_commit"), after.record.get("git_commit"))
+    a, b = (side.record.git_commit if side.record else None for side in (before, after))
+    commits = (a, b)
     stat: list[str] = []
     for side, commit in zip((before, after), commits, strict=True):
-        if side.record and not (commit and git_line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
+        if side.record and not (commit and git.line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
             missing.append(
                 f"{side.name}: its commit {commit or ''} is unknown to the git repository here. Fix: `git fetch`."
             )
@@ -164,9 +162,8 @@ def _code(root: Path, before: Side, after: Side, missing: list[str]) -> CodeChan
     else:
         if None not in commits and commits[0] != commits[1]:
             # Settings and data are compared by their content, not as lines of a diff.
-            command = ["git", "-C", str(root), "diff", "--stat=100", "--no-color", *map(str, commits), "--", "."]
-            done = subprocess.run([*command, ":(exclude)dvc.lock"], capture_output=True, text=True, check=True)
-            stat = [line.strip() for line in done.stdout.splitlines()]
+            command = ("diff", "--stat=100", "--no-color", *map(str, commits), "--", ".", ":(exclude)dvc.lock")
+            stat = [line.strip() for line in git.run(root, *command).decode(errors="replace").splitlines()]
     return CodeChange(commits, tuple(stat), patched_files(before.patch, after.patch))
 
 
@@ -195,12 +192,12 @@ def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Di
 
 def _rows(
     before: Side, after: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
-) -> "comparison.Rows | None":
+) -> "comparison.AnswerComparison | None":
     if before.predictions is None or after.predictions is None:
         return None
     samples = _samples(indexes)
     altered = frozenset(samples.altered["id"].to_list()) if samples else frozenset()
-    return comparison.compare_rows(before.predictions, after.predictions, after.settings or {}, altered=altered)
+    return comparison.compare_answers(before.predictions, after.predictions, after.settings or {}, altered=altered)
 
 
 def write_page(comparison: Comparison, references: tuple[str, str], workspace: Workspace, path: Path | None) -> Path:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.data import difference_lines
-from ratchet.provenance.changes import Change
-from ratchet.provenance.comparison import Comparison, Flip
+from ratchet.provenance.comparison import Change, Comparison, Flip
 from ratchet.reports.numbers import measured, setting
 
 if TYPE_CHECKING:
@@ -31,12 +30,12 @@ def print_comparison(comparison: Comparison, *, most: int, page: Path) -> None:
         _table(console, "environment", _rows(comparison.environment))
     else:
         _plain(console, "environment", ["the same, or not recorded for both"])
-    metrics = [(metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.figures]
+    metrics = [(metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.metrics]
     _table(console, "test metrics", metrics)
-    if comparison.rows is not None:
-        _plain(console, "test samples", [comparison.rows.words])
-        _flips(console, "right -> wrong", comparison.rows.worse, most)
-        _flips(console, "wrong -> right", comparison.rows.better, most)
+    if comparison.answers is not None:
+        _plain(console, "test samples", [comparison.answers.summary])
+        _flips(console, "right -> wrong", comparison.answers.worse, most)
+        _flips(console, "wrong -> right", comparison.answers.better, most)
     if comparison.missing:
         _plain(console, "not compared", comparison.missing)
     console.print(f"\npage: {page}", markup=False)

@@ -2,29 +2,25 @@
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
-from ratchet.errors import DataError, RatchetError, RegistryError, TrainingError
-from ratchet.provenance import record as provenance
-from ratchet.provenance.archive import Archive, Made, Release
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import Change, changes
-from ratchet.provenance.git_patch import git_line
-from ratchet.registry.provenance_tags import ID, RECORD
+from ratchet import files, git
+from ratchet.errors import DataError, RegistryError, TrainingError
+from ratchet.provenance.archive import Archive, ArchivedRun, ArchivedVersion
+from ratchet.provenance.comparison import Change, changes
+from ratchet.provenance.record import installed_packages, read_record_file
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
 
-_NEEDED = ("id", "python", "packages")  # keys of a record
-_MACHINE = ("processor", "threads", "gpus")
 _EXCLUDED = ("RATCHET_", "MLFLOW_", "PREFECT_")  # variables that would make the rebuild write outside its folder
 
 
@@ -33,14 +29,14 @@ class Recipe:
     """Everything that a version was made from, checked to be available."""
 
     name: str
-    record: Mapping[str, Any]
+    record: Provenance
     model: Path  # the stored model's folder
     params: Path
     patch: Path | None
     place: str  # the DVC stores that have the data
 
     @classmethod
-    def of(cls, run: Made, release: Release, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
+    def of(cls, run: ArchivedRun, release: ArchivedVersion, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
         """Collect the recipe of a version, and copy its files to `into`.
 
         Raises:
@@ -50,13 +46,9 @@ class Recipe:
         name = f"models:/{release.name}/{release.number}"
         record = run.record
         if record is None:
-            is_damaged = bool({ID, RECORD} & run.tags.keys())
+            is_damaged = bool({PROVENANCE_TAG, RECORD_TAG} & run.tags.keys())
             reason = "the one in MLflow is damaged" if is_damaged else "it was made without ratchet"
             raise RegistryError(f"{name}: has no provenance record, so it cannot be rebuilt: {reason}")
-        lacking = [key for key in _NEEDED if not record.get(key)]
-        lacking += [f"hardware.{key}" for key in _MACHINE if key not in (record.get("hardware") or {})]
-        if lacking:
-            raise RegistryError(f"{name}: its provenance record lacks {', '.join(lacking)}, so it cannot be rebuilt")
         _require_commit(name, record, archive.workspace.root)
         params, patch = (
             archive.file(run.run_id, f"provenance/{file}", into) for file in ("params.yaml", "uncommitted.patch")
@@ -75,29 +67,29 @@ class Recipe:
     @property
     def data(self) -> str:
         """The DVC hash of the packed data."""
-        return str(self.record["dvc"][PACKED])
+        return str(self.record.dvc[PACKED])
 
     def other_versions(self) -> list[Change]:
         """Return Python and the libraries whose installed version differs from the recorded one."""
-        now = {"Python": provenance.python(), **provenance.installed()}
-        return changes({"Python": self.record["python"], **self.record["packages"]}, now)
+        now = {"Python": platform.python_version(), **installed_packages()}
+        return changes({"Python": self.record.python, **self.record.packages}, now)
 
 
-def _require_commit(name: str, record: Mapping[str, Any], root: Path) -> None:
-    commit = record.get("git_commit")
+def _require_commit(name: str, record: Provenance, root: Path) -> None:
+    commit = record.git_commit
     if not commit:
         raise RegistryError(f"{name}: its commit is unknown, because it was made outside git")
-    if git_line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
-        origin = record.get("git_origin")
+    if git.line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
+        origin = record.git_origin
         raise RegistryError(
             f"{name}: its commit {commit} is unknown to the git repository of {root}. Fix: fetch it from "
             f"{origin or 'the repository in which it was made'}"
         )
 
 
-def _required_patch(name: str, record: Mapping[str, Any], patch: Path | None) -> Path | None:
+def _required_patch(name: str, record: Provenance, patch: Path | None) -> Path | None:
     """Return the patch, if the version was made with uncommitted changes."""
-    recorded = record.get("git_uncommitted")
+    recorded = record.git_uncommitted
     if recorded is None:
         return None
     if patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() != recorded:
@@ -115,20 +107,19 @@ class Rebuild:
     workspace: Workspace  # the clone
 
     @classmethod
-    def lay_down(cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore) -> "Rebuild":
+    def checkout_revision(cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore) -> "Rebuild":
         """Clone the code, apply the patch, write the settings, fetch the data.
 
         Raises:
             RegistryError: the patch does not apply.
             DataError: the data is not the recorded one, or its source data or pretrained weights are lost.
         """
-        top = Path(git_line(project.root, "rev-parse", "--show-toplevel") or project.root)
-        _git(recipe, "clone", "--quiet", "--no-checkout", str(top), str(folder))
-        _git(recipe, "-C", str(folder), "checkout", "--quiet", "--detach", recipe.record["git_commit"])
+        top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
+        _git(recipe, project.root, "clone", "--quiet", "--no-checkout", str(top), str(folder))
+        _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
         if recipe.patch is not None:
-            apply = ("apply", "--binary", "--whitespace=nowarn")
-            _git(recipe, "-C", str(folder), *apply, str(recipe.patch.resolve()))
-        rebuild = cls(recipe, project, Workspace(folder / (git_line(project.root, "rev-parse", "--show-prefix") or "")))
+            _git(recipe, folder, "apply", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))
+        rebuild = cls(recipe, project, Workspace(folder / (git.line(project.root, "rev-parse", "--show-prefix") or "")))
         rebuild._write_settings()
         rebuild._fetch_data(store)
         return rebuild
@@ -141,7 +132,7 @@ class Rebuild:
         """
         root = self.workspace.root
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
-        threads = str(self.recipe.record["hardware"]["threads"])
+        threads = str(self.recipe.record.hardware.threads)
         own = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", ROOT_VARIABLE: str(root)}
         done = subprocess.run(
             [sys.executable, "-m", *program],
@@ -155,11 +146,9 @@ class Rebuild:
             )
 
     @property
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Provenance:
         """Provenance record of the rebuilt training."""
-        path = next((self.workspace.mlruns / "journal").glob("*/provenance.json"))
-        content: Mapping[str, Any] = files.read_json(path)
-        return content
+        return read_record_file(next((self.workspace.mlruns / "journal").glob("*/provenance.json")))
 
     def _write_settings(self) -> None:
         """Write the recorded settings, but log to an MLflow store in the clone, without a budget."""
@@ -172,7 +161,7 @@ class Rebuild:
         packed = self.workspace.root / PACKED
         store.fetch(self.recipe.data, packed)
         manifest = files.read_json(packed / "manifest.json")
-        expected = (self.recipe.record.get("inputs") or {}).get("data")
+        expected = (self.recipe.record.inputs or {}).get("data")
         if expected not in (None, manifest["digest"]):
             raise DataError(
                 f"{self.recipe.name}: its data {self.recipe.data} is not what it was trained on: dvc.lock was not up "
@@ -198,7 +187,7 @@ class Rebuild:
 
     def _fetch_source(self, path: str, store: DvcStore) -> None:
         """Fetch what the user's own Dataset reads: from DVC, or from the project if it is unchanged there."""
-        value = self.recipe.record.get("dvc_inputs", {}).get(path)
+        value = self.recipe.record.dvc_inputs.get(path)
         place = self.workspace.root / path
         if value is None or Path(path).is_absolute() or "://" in path:
             return  # read in place; each sample is checked against its recorded digest
@@ -216,7 +205,7 @@ class Rebuild:
 
     def _fetch_pretrained(self, name: str, store: DvcStore) -> None:
         """Fetch the pretrained weights: the project's file if it is the recorded one, else from DVC."""
-        expected = (self.recipe.record.get("inputs") or {}).get("pretrained")
+        expected = (self.recipe.record.inputs or {}).get("pretrained")
         source, place = self.project.pretrained / name, self.workspace.pretrained / name
         if _is(source, expected):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -237,11 +226,8 @@ def _is(path: Path, digest: str | None) -> bool:
     return path.exists() and digest in (None, files.digest_file(path))
 
 
-def _git(recipe: Recipe, *arguments: str) -> None:
+def _git(recipe: Recipe, root: Path, *arguments: str) -> None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise RatchetError(f"{recipe.name}: git cannot be run ({error}). Fix: install it") from error
-    if done.returncode:
-        command, output = " ".join(arguments[:3]), done.stderr.strip()
-        raise RegistryError(f"{recipe.name}: its code cannot be checked out: git {command} failed: {output}")
+        git.run(root, *arguments)
+    except git.GitError as error:
+        raise RegistryError(f"{recipe.name}: its code cannot be checked out: {error}") from error

@@ -5,19 +5,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commands.rebuild import Rebuild, Recipe
 from commands.tensors import TensorComparison, compare_tensors
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
-from ratchet.provenance.archive import Archive, Release
-from ratchet.provenance.chain import PACKED
-from ratchet.provenance.changes import Change, changes, environment
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.comparison import Change, changes, environment_changes
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import evidence, unexpected_changes
+from ratchet.registry.fingerprints import collect_evidence, unexpected_changes
 from ratchet.registry.ledger import Ledger
+from ratchet.registry.provenance_record import PACKED, Hardware, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
@@ -89,35 +89,33 @@ def reproduce(
     with tempfile.TemporaryDirectory(prefix="ratchet-record-") as files_folder, DvcStore.open(workspace.root) as store:
         run, release = archive.version(reference)
         ledger = Ledger.of(workspace, params)
-        ledger.require_whole()
+        ledger.require_intact()
         checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release, run.run_id)
-        run = Sealed(archive, ledger).of(run)
+        run = SealedReader(archive, ledger).verify(run)
         recipe = Recipe.of(run, release, archive, store, Path(files_folder))
         _require_versions(recipe, anyway=anyway)
         _line(console, "evidence", checked)
-        _print_recipe(recipe, release.words, run.run_id, console)
-        rebuild = Rebuild.lay_down(recipe, workspace, folder, store)
+        _print_recipe(recipe, release.label, run.run_id, console)
+        rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store)
         rebuild.run("tasks.train")
         return _outcome(rebuild)
 
 
-def require_evidence(sync: AliasSync, release: Release, run_id: str) -> str:
+def require_evidence(sync: AliasSync, release: ArchivedVersion, run_id: str) -> str:
     """Compare every stored file with the ledger's evidence. Return a sentence about what was compared.
 
     Raises:
         RegistryError: names each file that is not what was registered, with both digests.
     """
     version = Version(release.name, release.number, run_id, release.aliases)
-    expected = sync.noted(version)
+    expected = sync.recorded_evidence(version)
     if expected is None:
         return "the ledger does not know this version: its stored files cannot be checked"
-    stored = evidence(sync.registry, version)
+    stored = collect_evidence(sync.registry, version)
     if changed := unexpected_changes(expected, stored):
-        names = [name for name in sorted({*expected, *stored}) if expected.get(name) != stored.get(name)]
         differences = "; ".join(
             f"{name}: expected SHA-256 {expected.get(name, 'none')}, found {stored.get(name, 'none')}"
-            for name in names
-            if any(change.startswith(f"{name} ") for change in changed)
+            for name in changed
         )
         raise RegistryError(
             f"models:/{release.name}/{release.number} is not what was registered: {differences}. Nothing was rebuilt. "
@@ -167,32 +165,32 @@ def _calibrated(
     return {**weights, "temperature": torch.full_like(weights["temperature"], measured)}
 
 
-def _reasons(recorded: Mapping[str, Any], rebuilt: Mapping[str, Any]) -> list[Change]:
+def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[Change]:
     """Return the known differences of the inputs, the machine and the libraries."""
-    inputs = changes(*({"inputs": record.get("inputs")} for record in (recorded, rebuilt)))
+    inputs = changes(*({"inputs": record.inputs} for record in (recorded, rebuilt)))
     recorded_in_both = [change for change in inputs if None not in (change.before, change.after)]
-    return [*recorded_in_both, *environment(recorded, rebuilt)]
+    return [*recorded_in_both, *environment_changes(recorded, rebuilt)]
 
 
 def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console") -> None:
     record = recipe.record
     patched = ", with its uncommitted changes" if recipe.patch else ""
     lines = {
-        "version": f"{version}, of run {run_id}, provenance {record['id']}",
-        "code": f"commit {record['git_commit']}{patched}",
+        "version": f"{version}, of run {run_id}, provenance {record.id}",
+        "code": f"commit {record.git_commit}{patched}",
         "data": f"{recipe.data}, from {recipe.place}",
-        "machine": _machine(record["hardware"]),
+        "machine": _machine(record.hardware),
     }
-    if record.get("git_left_out"):
-        lines["left out"] = f"of the uncommitted files: {', '.join(record['git_left_out'])}"
+    if record.git_left_out:
+        lines["left out"] = f"of the uncommitted files: {', '.join(record.git_left_out)}"
     for caption, text in lines.items():
         _line(console, caption, text)
 
 
-def _machine(hardware: Mapping[str, Any]) -> str:
-    gpus = ", ".join(hardware["gpus"]) or "no GPU"
-    threads = hardware["threads"]
-    return f"{hardware['processor']}, {threads} thread{'s' * (threads != 1)}, {gpus}"
+def _machine(hardware: Hardware) -> str:
+    gpus = ", ".join(hardware.gpus) or "no GPU"
+    threads = hardware.threads
+    return f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}"
 
 
 def _line(console: "Console", caption: str, text: str) -> None:

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import REFERENCE, Archive, Made
-from ratchet.provenance.chain import PACKED, Acts, Link, data_link
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.lineage import Acts, Link, data_link
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.provenance_record import PACKED
 from ratchet.reports import chain_page
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
@@ -68,7 +68,7 @@ def trace(workspace: Workspace, name: str) -> Trace:
     """
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
-    sealed = Sealed(archive, Ledger.of(workspace, params))
+    sealed = SealedReader(archive, Ledger.of(workspace, params))
     with DvcStore.open(workspace.root) as store:
         search = _Search(archive, store, sealed)
         descriptions, runs = search.find(name)
@@ -94,13 +94,13 @@ def _acts(entries: Sequence[Entry]) -> Acts:
 class _Search:
     """Search in MLflow, the ledger and DVC. Each method returns descriptions and runs; both empty: no match."""
 
-    def __init__(self, archive: Archive, store: DvcStore, sealed: Sealed) -> None:
+    def __init__(self, archive: Archive, store: DvcStore, sealed: SealedReader) -> None:
         self.archive, self.store, self.sealed = archive, store, sealed
         self.acts = _acts(sealed.chain.valid)
         self.runs = archive.runs()
         self._listings: dict[str, Mapping[str, str]] = {}  # of folders, by their hash
 
-    def find(self, name: str) -> tuple[list[str], list[Made]]:
+    def find(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
         """Search by all kinds of names."""
         path = Path(name)
         if not name:
@@ -117,7 +117,7 @@ class _Search:
             return [f"the provenance record {name}"], runs
         return self._recorded(name)
 
-    def _version(self, name: str) -> tuple[list[str], list[Made]]:
+    def _version(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
         try:
             run, release = self.archive.version(name)
         except RegistryError:
@@ -126,28 +126,27 @@ class _Search:
                 raise
             return descriptions, runs
         version = (release.name, release.number)
-        return [sealed.words for sealed in self.sealed.of(run).releases if (sealed.name, sealed.number) == version], [
-            run
-        ]
+        versions = self.sealed.verify(run).versions
+        return [archived.label for archived in versions if (archived.name, archived.number) == version], [run]
 
-    def _recorded(self, name: str) -> tuple[list[str], list[Made]]:
+    def _recorded(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
         """Search by a value of a run's record, by a run's name, or by a sample."""
         for key, description in _RECORDED.items():
-            if runs := [run for run in self.runs if (run.record or {}).get(key) == name]:
+            if runs := [run for run in self.runs if run.record and getattr(run.record, key) == name]:
                 return [f"{description} {name}"], runs
         if _SHA256.match(name):
             return self._sha256(name)
         short = _SHORT_RUN.match(name)
         if runs := [run for run in self.runs if short and run.run_id.startswith(short[1])]:
             return [f"the MLflow run {run.run_id}" for run in runs], runs
-        commits = [(run, str((run.record or {}).get("git_commit"))) for run in self.runs if len(name) >= 7]
+        commits = [(run, str(run.record.git_commit)) for run in self.runs if run.record and len(name) >= 7]
         if runs := [run for run, commit in commits if commit.startswith(name)]:
             return [f"the commit {name}"], runs
         if runs := [run for run in self.runs if run.run_name == name]:
             return [f"the MLflow run named {name}"], runs
         return self._samples("id", name, name)
 
-    def _sha256(self, digest: str) -> tuple[list[str], list[Made]]:
+    def _sha256(self, digest: str) -> tuple[list[str], list[ArchivedRun]]:
         """Search by the digest of a file in the ledger's evidence, or of a sample."""
         paths, runs = set(), []
         for run in self.runs:
@@ -159,15 +158,15 @@ class _Search:
             return [f"the SHA-256 of {path}" for path in sorted(paths)], runs
         return self._samples("content", digest, digest)
 
-    def chains(self, runs: Sequence[Made]) -> Iterator[Link]:
+    def chains(self, runs: Sequence[ArchivedRun]) -> Iterator[Link]:
         """Yield one chain for each data version, in the order of the runs."""
-        by_data: dict[str | None, list[Made]] = {}
-        for run in map(self.sealed.of, runs):
+        by_data: dict[str | None, list[ArchivedRun]] = {}
+        for run in map(self.sealed.verify, runs):
             by_data.setdefault(run.hash_of(PACKED), []).append(run)
         for value, users in by_data.items():
             all_users = [run for run in self.runs if value and run.hash_of(PACKED) == value]
             others = max(0, len(all_users) - len(users))
-            yield data_link(users, kept=self._storage(value), others=others, acts=self.acts)
+            yield data_link(users, storage=self._storage(value), others=others, acts=self.acts)
 
     def _storage(self, value: str | None) -> str:
         if value is None:
@@ -175,11 +174,11 @@ class _Search:
         stores = self.store.place_of(value)
         return f"kept in {stores}" if stores else str(self.store.missing(value))
 
-    def _has_record(self, run: Made, id: str) -> bool:
-        tags = [run.tags, *(release.tags for release in run.releases)]
+    def _has_record(self, run: ArchivedRun, id: str) -> bool:
+        tags = [run.tags, *(release.tags for release in run.versions)]
         return any(tag.get("ratchet.provenance") == id for tag in tags)
 
-    def _hash(self, value: str, name: str = "") -> tuple[list[str], list[Made]]:
+    def _hash(self, value: str, name: str = "") -> tuple[list[str], list[ArchivedRun]]:
         """Search by a DVC hash: of an output of a run, of a file in one, or of an input."""
         descriptions: dict[str, None] = {}
         runs = []
@@ -189,12 +188,13 @@ class _Search:
                 descriptions |= dict.fromkeys(f"{name or value} is {place}" for place in places)
         return list(descriptions), runs
 
-    def _places(self, run: Made, value: str) -> Iterator[str]:
-        record: Mapping[str, Any] = run.record or {}
-        for path, recorded in (record.get("dvc_inputs") or {}).items():
+    def _places(self, run: ArchivedRun, value: str) -> Iterator[str]:
+        if run.record is None:
+            return
+        for path, recorded in run.record.dvc_inputs.items():
             if recorded == value:
                 yield f"{path}, an input"
-        for path, recorded in (record.get("dvc") or {}).items():
+        for path, recorded in run.record.dvc.items():
             if recorded == value:
                 yield path
             elif recorded.endswith(".dir"):
@@ -206,7 +206,7 @@ class _Search:
             self._listings[value] = self.store.listing(value) or {}
         return self._listings[value]
 
-    def _file(self, path: Path) -> tuple[list[str], list[Made]]:
+    def _file(self, path: Path) -> tuple[list[str], list[ArchivedRun]]:
         """Search by a file's content: an output of a run, a file in one, or a sample of the data."""
         if path.is_dir():
             from dvc_data.hashfile.build import IgnoreInCollectedDirError
@@ -220,7 +220,7 @@ class _Search:
         descriptions, runs = self._hash(md5, str(path))
         return (descriptions, runs) if runs else self._samples("content", files.digest_file(path), str(path))
 
-    def _samples(self, column: str, value: str, name: str) -> tuple[list[str], list[Made]]:
+    def _samples(self, column: str, value: str, name: str) -> tuple[list[str], list[ArchivedRun]]:
         """Search the index of every data version for samples with a value in a column."""
         import polars
 
@@ -241,11 +241,11 @@ class _Search:
 
 def _tree(link: Link, *, before: str = "", under: str = "") -> Iterator[str]:
     """Draw the chain as a tree. Lines are never cut, because they contain hashes."""
-    below = "│   " if link.made else "    "
+    below = "│   " if link.children else "    "
     yield f"{before}{link.title}"
     yield from (f"{under}{below}{line}" for line in link.lines)
-    for child in link.made:
-        last = child is link.made[-1]
+    for child in link.children:
+        last = child is link.children[-1]
         yield from _tree(
             child, before=f"{under}{'└' if last else '├'}── ", under=f"{under}{'    ' if last else '│   '}"
         )

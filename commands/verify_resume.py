@@ -16,8 +16,9 @@ from commands.resume_trial import Trial
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrackingUnavailable, TrainingError
-from ratchet.provenance import record as provenance
+from ratchet.provenance.record import new_record
 from ratchet.settings.model import Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
 from tasks.training_job import TrainingJob
@@ -87,7 +88,7 @@ def verify(
             "host": platform.node(),
             "begun": begun.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
-            "provenance": provenance.record(workspace, params, flow_run=None),
+            "provenance": to_plain(new_record(workspace, params, flow_run=None)),
         }
 
 

@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 
 from flows import dvc_stage
 from ratchet.errors import RatchetError, WorkspaceError
-from ratchet.provenance.git_worktree import commit_in, lay_down
+from ratchet.provenance.git_worktree import checkout_revision, current_commit
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 
 __all__ = ["find_workspace", "prepare", "project_or_revision"]
@@ -30,9 +30,9 @@ def project_or_revision(project: str) -> dict[str, str]:
     if not revision:
         return {"directory": project}
     try:
-        checkout = lay_down(Workspace(Path(project)), revision)
+        checkout = checkout_revision(Workspace(Path(project)), revision)
         dvc_stage.share(Path(project), checkout.root)
-        os.environ[_COMMIT] = commit_in(checkout)
+        os.environ[_COMMIT] = current_commit(checkout)
     except RatchetError as error:
         os.environ[_ERROR] = str(error)
         return {"directory": project}
@@ -67,7 +67,7 @@ def prepare(workspace: Workspace, revision: str | None) -> None:
     """
     if not revision:
         return
-    commit = commit_in(workspace)
+    commit = current_commit(workspace)
     if commit != os.environ[_COMMIT]:
         raise WorkspaceError(
             f"{workspace.root}: another run has checked out {commit[:10]} here meanwhile. Fix: run this again"

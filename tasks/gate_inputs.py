@@ -132,7 +132,7 @@ def _measure_champion(
         if champion is None:
             return None
         model, spec = load_model(champion.folder)
-        seen = promotions.samples_of(champion.version, Path(folder))
+        seen = promotions.training_samples(champion.version, Path(folder))
     test, packed = open_split(workspace.packed, "test"), Manifest.read(workspace.packed)
     adapter = InputAdapter.of(spec, packed)
     classes = predictions.classes

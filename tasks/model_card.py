@@ -1,7 +1,6 @@
 """Model card and SBOM of a registered version, among the artifacts of its MLflow run."""
 
 import tempfile
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.journal import Journal
     from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.versions import Version
 
 __all__ = ["attach_card"]
@@ -37,7 +37,7 @@ def attach_card(
     registry: "ModelRegistry",
     version: "Version",
     verdict: "Verdict",
-    record: Mapping[str, Any],
+    record: "Provenance",
     *,
     journal: "Journal",
     params: Params,
@@ -50,8 +50,8 @@ def attach_card(
     Raises:
         TrackingUnavailable: MLflow does not answer.
     """
-    from ratchet.registry.runs import spent
-    from ratchet.registry.sbom import Made, bill
+    from ratchet.registry.runs import total_cost
+    from ratchet.registry.sbom import SbomSubject, build_sbom
     from ratchet.reports import model_card
     from ratchet.reports.model_card import CardContent
 
@@ -62,14 +62,14 @@ def attach_card(
         verdict=verdict,
         figures=read_figures(workspace.reports),
         settings=settings.changed(params, _SHOWN_SETTINGS),
-        cost=spent(journal),
+        cost=total_cost(journal),
         checksums=registry.checksums(version),
         address=urls.redacted(params.tracking.uri),
         lineage=_lineage(record),
         **_data(workspace, record),
         **_model(params, workspace),
     )
-    sbom_subject = Made(
+    sbom_subject = SbomSubject(
         name=version.name,
         number=version.number,
         weights=content.checksums.get("model.safetensors"),
@@ -82,7 +82,7 @@ def attach_card(
         written = {
             "card.md": model_card.render_markdown(content),
             "card.html": model_card.render_html(content),
-            "sbom.cdx.json": bill(sbom_subject, workspace.root / "requirements.txt"),
+            "sbom.cdx.json": build_sbom(sbom_subject, workspace.root / "requirements.txt"),
         }
         for name, text in written.items():
             files.write_text(Path(folder, name), text)
@@ -90,14 +90,14 @@ def attach_card(
     registry.describe(version, model_card.description(content))
 
 
-def _data(workspace: Workspace, record: Mapping[str, Any]) -> dict[str, Any]:
+def _data(workspace: Workspace, record: "Provenance") -> dict[str, Any]:
     """Return the card's facts about the data and the model's input."""
     manifest, profile = Manifest.read(workspace.packed), files.read_json(workspace.packed / "profile.json")
     return {
         "data": {
             "name": manifest.name,
             "source": urls.redacted(manifest.source),
-            "version": (record.get("dvc") or {}).get("data/packed"),
+            "version": record.dvc.get("data/packed"),
             "classes": len(manifest.classes),
             "copies within splits": profile["copies_within_splits"],
             "images with several labels": profile["label_conflicts"]["groups"],
@@ -129,19 +129,19 @@ def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def _lineage(record: Mapping[str, Any]) -> dict[str, Any]:
+def _lineage(record: "Provenance") -> dict[str, Any]:
     """Return the provenance record without the versions of packages, which are in the SBOM."""
     facts = {
-        "provenance": record["id"],
-        "commit": record["git_commit"],
-        "uncommitted changes": record["git_uncommitted"],
-        "settings": record["settings"],
-        "lock": record["lock"],
-        "MLflow run": record["mlflow_run"],
-        "Prefect flow run": record["prefect_flow_run"],
-        "seed": record["seed"],
-        "Python": record["python"],
-        "processor": record["hardware"]["processor"],
-        "GPUs": ", ".join(record["hardware"]["gpus"]) or None,
+        "provenance": record.id,
+        "commit": record.git_commit,
+        "uncommitted changes": record.git_uncommitted,
+        "settings": record.settings,
+        "lock": record.lock,
+        "MLflow run": record.mlflow_run,
+        "Prefect flow run": record.prefect_flow_run,
+        "seed": record.seed,
+        "Python": record.python,
+        "processor": record.hardware.processor,
+        "GPUs": ", ".join(record.hardware.gpus) or None,
     }
-    return facts | {f"DVC {path}": record["dvc"][path] for path in _OUTPUTS if path in record["dvc"]}
+    return facts | {f"DVC {path}": record.dvc[path] for path in _OUTPUTS if path in record.dvc}

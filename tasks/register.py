@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.promotion import Promotions
+    from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.runs import Run
     from ratchet.registry.versions import Version
     from ratchet.training import ModelSpec
@@ -113,7 +114,7 @@ class _Candidate:
     run: "Run"
     run_id: str
     model_uri: str
-    record: dict[str, Any]  # of its provenance
+    record: "Provenance"
 
 
 def _decide_with_retries(
@@ -140,7 +141,7 @@ def _decide(
     from ratchet.gate.text import message
 
     registry, name = promotions.registry, promotions.name
-    over = promotions.settle().champion
+    over = promotions.synchronize().champion
     known = registry.version_of(name, candidate.run_id)
     verdict = _valid_verdict(promotions, known, over, _rules(params))
     if verdict is None:
@@ -159,7 +160,7 @@ def _decide(
         version=version.number if version else None,
         aliases=version.aliases if version else (),
         run_id=candidate.run_id,
-        provenance=candidate.record["id"],
+        provenance=candidate.record.id,
     )
 
 
@@ -173,12 +174,12 @@ def _enter(
 ) -> "Version | None":
     """Make the model a version with the alias that it earned. An existing version may lose its alias."""
     from ratchet.gate.text import message
-    from ratchet.registry.provenance_tags import record_tags
+    from ratchet.registry.provenance_record import record_tags
     from ratchet.registry.statement import write_statement
 
     tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
     registry, why = promotions.registry, message(verdict)
-    version = registry.enter(promotions.name, candidate.run_id, candidate.model_uri, tags=tags)
+    version = registry.add_version(promotions.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
     attach_card(registry, version, verdict, candidate.record, journal=journal, params=params, workspace=workspace)
     write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
@@ -187,7 +188,7 @@ def _enter(
     else:
         promotions.register(version, why=why, over=over, rules=_rules(params))
         if params.registry.promotion == "automatic":
-            promotions.crown(version, over=over)
+            promotions.promote_automatically(version, over=over)
     return registry.version_of(promotions.name, candidate.run_id)
 
 
@@ -206,7 +207,7 @@ def _valid_verdict(
     """
     from ratchet.gate.verdict import Verdict
 
-    last = promotions.judged(version) if version else None
+    last = promotions.last_judgement(version) if version else None
     if version is None or last is None or not last["passed"]:
         return None
     if version.number != over and (last["over"], last["rules"]) != (over, rules):
@@ -219,7 +220,7 @@ def _complete_run(
     run: "Run", params: Params, workspace: Workspace, manifest: Manifest, *, flow_run: str | None
 ) -> None:
     """Record a training in MLflow that DVC restored from its cache and that never ran in this workspace."""
-    from ratchet.registry.statement import figure_metrics
+    from ratchet.registry.statement import evaluation_metrics
 
     if run.journal.is_empty:
         record_training(run, params, workspace, manifest, flow_run=flow_run)
@@ -228,7 +229,7 @@ def _complete_run(
             run.metrics(values, step=int(epoch["epoch"]))
         run.status("FINISHED")
     numbers = files.read_json(workspace.reports / "metrics.json")
-    run.measured(figure_metrics(numbers))
+    run.measured(evaluation_metrics(numbers))
 
 
 def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
@@ -250,12 +251,12 @@ def _calibrated(workspace: Workspace, folder: Path) -> "tuple[Path, ModelSpec]":
     return folder, spec
 
 
-def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> dict[str, Any]:
+def _provenance(registry: "ModelRegistry", run: "Run", workspace: Workspace, run_id: str) -> "Provenance":
     """Return the provenance record: of a registered model the stored one, else the one begun with the training."""
-    from ratchet.provenance import record as provenance
+    from ratchet.provenance.record import finish_record
 
-    known = registry.record_of(run_id)
-    return known or provenance.finished(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
+    known = registry.provenance_of(run_id)
+    return known or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
 
 
 def _record_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "Verdict", workspace: Workspace) -> None:
@@ -284,15 +285,15 @@ def _store_provenance(registry: "ModelRegistry", candidate: _Candidate, workspac
 
     Files that are already stored are not replaced.
     """
-    from ratchet.registry.provenance_tags import record_tags
-    from ratchet.registry.samples import SEEN, split_samples, write_samples
+    from ratchet.registry.provenance_record import record_tags
+    from ratchet.registry.samples import TRAINING_SAMPLES, split_samples, write_samples
 
     run = candidate.run
-    if registry.record_of(candidate.run_id) is None:
+    if registry.provenance_of(candidate.run_id) is None:
         sources = [workspace.reports / "provenance.json", run.journal.folder / "uncommitted.patch", workspace.params]
         lock = workspace.root / "dvc.lock"
         with tempfile.TemporaryDirectory() as folder:
-            seen = Path(folder, SEEN)
+            seen = Path(folder, TRAINING_SAMPLES)
             write_samples(seen, split_samples(workspace.packed, "train", "validation"))
             wanted = [*sources, seen, *([lock] if lock.exists() else [])]
             registry.log_files(candidate.run_id, dict.fromkeys(wanted, "provenance"))

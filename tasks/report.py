@@ -6,15 +6,17 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.figures import read_figures
 from ratchet.settings.model import Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
+    from ratchet.registry.provenance_record import Provenance
 
 __all__ = ["write_report"]
 
 
-def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, workspace: Workspace) -> None:
+def write_report(verdict: "Verdict", record: "Provenance", params: Params, workspace: Workspace) -> None:
     """Write report.html and provenance.json into data/reports; `record` is the provenance record."""
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
@@ -47,11 +49,11 @@ def write_report(verdict: "Verdict", record: dict[str, Any], params: Params, wor
             unexplained=explanations.reason,
             manifest=_data_facts(manifest, workspace),
             settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
-            lineage=record,
+            lineage=to_plain(record),
         )
     )
     files.write_text(workspace.report, page)
-    files.write_json(workspace.reports / "provenance.json", record)
+    files.write_json(workspace.reports / "provenance.json", to_plain(record))
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import textwrap
 
 from ratchet.errors import RegistryError
 from ratchet.gate.text import verdict_table
-from ratchet.registry.alias_state import standing
+from ratchet.registry.alias_state import replay
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.runs import spent
+from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
@@ -74,8 +74,8 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
     version = f"{name} version {number}"
     ledger = Ledger.of(workspace, params)
     try:
-        ledger.require_whole()
-        state = standing(ledger.entries(model=name), name)
+        ledger.require_intact()
+        state = replay(ledger.entries(model=name), name)
     except RegistryError as error:
         return f"{version} (its aliases are unknown: {error})"
     aliases = sorted(alias for alias, holder in state.aliases.items() if holder == number)
@@ -100,6 +100,6 @@ def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
     if not folder.exists():
         return {}
     journal = Journal(folder)
-    cost = spent(journal)
+    cost = total_cost(journal)
     journal.close()
     return {"cost": cost.words} if cost else {}

@@ -41,7 +41,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     """
     meter = Meter()
     from ratchet import training
-    from ratchet.registry.runs import Run, spent
+    from ratchet.registry.runs import Run, total_cost
 
     for leftover in workspace.running.glob(".draft-*"):
         shutil.rmtree(leftover)  # of a killed training that had written all its outputs
@@ -59,7 +59,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         Run(workspace, params, job.key) as run,
         on_request() as stop_requested,
     ):
-        budget = Budget(params.budget, spent(run.journal), meter)
+        budget = Budget(params.budget, total_cost(run.journal), meter)
         total_steps, _ = training.run_steps(len(inputs.train), job.plan)
         _require_budget(budget, run, step=store.newest_step(), total=total_steps)
         for message in unfinished(workspace, job):
@@ -224,9 +224,9 @@ class _Listener:
 
 def _record_cost(run: "Run") -> None:
     """Record the cost of all attempts together, once."""
-    from ratchet.registry.runs import spent
+    from ratchet.registry.runs import total_cost
 
-    cost = spent(run.journal)
+    cost = total_cost(run.journal)
     for name, value in cost.metrics().items() if cost else ():
         run.metrics({name: value}, step=0)
 

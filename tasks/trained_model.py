@@ -54,7 +54,7 @@ def record_training(
     `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training.
     """
     from ratchet.data.versions import read_version
-    from ratchet.provenance import record as provenance
+    from ratchet.provenance.record import begin_record
 
     values = {
         "seed": params.seed,
@@ -71,10 +71,10 @@ def record_training(
         source=params.data.source if params.data.source == "digits" else params.data.path,
         profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
     )
-    record = provenance.begun(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
-    run.tags({"ratchet.key": run.key, "ratchet.provenance": record["id"]})
-    if record["git_commit"]:
-        run.tags({"mlflow.source.git.commit": record["git_commit"]})  # MLflow's own name: shown beside the source
+    record = begin_record(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id})
+    if record.git_commit:
+        run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")

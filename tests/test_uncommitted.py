@@ -1,12 +1,12 @@
-"""The patch of a working tree: on a clone of its commit it gives the same files, and git's own store is untouched."""
+"""The patch of uncommitted changes: applied to a clone it gives the same files, and the repository is unchanged."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ratchet.provenance import record as provenance
-from ratchet.provenance.git_patch import LARGEST, changes
+from ratchet.provenance.git_patch import MAX_UNTRACKED, uncommitted_changes
+from ratchet.provenance.record import new_record
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -41,7 +41,7 @@ def content(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_patch_on_a_clone_gives_the_same_files_and_git_is_as_it_was(root: Path, tmp_path: Path) -> None:
+def test_the_patch_restores_the_files_on_a_clone(root: Path, tmp_path: Path) -> None:
     (root / "a.py").write_text("a = 2")  # no newline at its end
     (root / "b.py").unlink()
     (root / "c.bin").write_bytes(b"\0\2\xff\r\n  \n\n")
@@ -51,65 +51,65 @@ def test_the_patch_on_a_clone_gives_the_same_files_and_git_is_as_it_was(root: Pa
     git(root, "add", "staged.py")
     before = {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()}
 
-    found = changes(root)
-    assert found is not None
+    changes = uncommitted_changes(root)
+    assert changes is not None
     assert {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()} == before
     patch = tmp_path / "patch"
-    patch.write_bytes(found.patch)
+    patch.write_bytes(changes.patch)
     clone = tmp_path / "clone"
     git(root, "clone", "--quiet", str(root), str(clone))
     git(clone, "apply", "--binary", str(patch))
     assert content(clone) == content(root)
-    assert found.left_out == ()
+    assert changes.left_out == ()
 
 
-def test_nothing_changed_is_an_empty_patch_and_no_digest(root: Path) -> None:
+def test_without_changes_the_patch_is_empty(root: Path) -> None:
     (root / "ignored.txt").write_text("x")
-    (root / "dvc.lock").write_text("tells what was made")
-    found = changes(root)
-    assert found is not None
-    assert (found.patch, found.digest, found.left_out) == (b"", None, ())
+    (root / "dvc.lock").write_text("written by a run")
+    changes = uncommitted_changes(root)
+    assert changes is not None
+    assert (changes.patch, changes.digest, changes.left_out) == (b"", None, ())
 
 
 def test_data_and_large_files_are_left_out_and_named(root: Path) -> None:
     for name in ("data/pets/1.png", "data/pets/2.png", "data/pets.dvc", "photos/3.png", "photos/net.py", "nets/net.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
-    (root / "nets" / "large.bin").write_bytes(bytes(LARGEST + 1))
-    (root / "nets" / "exact.bin").write_bytes(bytes(LARGEST))
-    found = changes(root, data=("data", "photos"), code=("photos/net.py",))
-    assert found is not None
-    assert found.left_out == ("data/pets/", "nets/large.bin", "photos/3.png")
+    (root / "nets" / "large.bin").write_bytes(bytes(MAX_UNTRACKED + 1))
+    (root / "nets" / "exact.bin").write_bytes(bytes(MAX_UNTRACKED))
+    changes = uncommitted_changes(root, data=("data", "photos"), code=("photos/net.py",))
+    assert changes is not None
+    assert changes.left_out == ("data/pets/", "nets/large.bin", "photos/3.png")
     for name in ("data/pets.dvc", "photos/net.py", "nets/net.py", "nets/exact.bin"):
-        assert f"b/{name}".encode() in found.patch
+        assert f"b/{name}".encode() in changes.patch
 
 
-def test_a_repository_inside_is_left_out(root: Path) -> None:
+def test_a_nested_repository_is_left_out(root: Path) -> None:
     (root / "other").mkdir()
     git(root / "other", "init", "--quiet")
     (root / "other" / "x.py").write_text("x = 1\n")
     commit(root / "other")
-    found = changes(root)
-    assert found is not None
-    assert (found.patch, found.left_out) == (b"", ("other/",))
+    changes = uncommitted_changes(root)
+    assert changes is not None
+    assert (changes.patch, changes.left_out) == (b"", ("other/",))
 
 
-def test_a_project_below_the_top_of_its_repository_has_its_patch(root: Path, tmp_path: Path) -> None:
+def test_a_project_in_a_repositorys_folder_has_its_patch(root: Path, tmp_path: Path) -> None:
     (root / "project").mkdir()
     (root / "project" / "new.py").write_text("new = 1\n")
     (root / "project" / "dvc.lock").write_text("made")
     (root / "a.py").write_text("a = 3\n")
-    found = changes(root / "project")
-    assert found is not None
-    assert b"b/project/new.py" in found.patch
-    assert b"b/a.py" in found.patch
-    assert b"dvc.lock" not in found.patch
+    changes = uncommitted_changes(root / "project")
+    assert changes is not None
+    assert b"b/project/new.py" in changes.patch
+    assert b"b/a.py" in changes.patch
+    assert b"dvc.lock" not in changes.patch
 
 
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
-    assert changes(tmp_path) is None
-    record = provenance.record(Workspace(tmp_path), Params(), flow_run=None)
-    assert [record[name] for name in ("git_commit", "git_origin", "git_uncommitted")] == [None] * 3
+    assert uncommitted_changes(tmp_path) is None
+    record = new_record(Workspace(tmp_path), Params(), flow_run=None)
+    assert (record.git_commit, record.git_origin, record.git_uncommitted) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
         ("/srv/git/project.git", "/srv/git/project.git"),
     ],
 )
-def test_the_origin_is_kept_without_a_password(root: Path, url: str, kept: str) -> None:
+def test_the_origin_has_no_password(root: Path, url: str, kept: str) -> None:
     git(root, "remote", "add", "origin", url)
-    assert provenance.record(Workspace(root), Params(), flow_run=None)["git_origin"] == kept
+    assert new_record(Workspace(root), Params(), flow_run=None).git_origin == kept
 
 
 def test_the_id_is_a_digest_of_the_rest(root: Path) -> None:
-    one, same = (provenance.record(Workspace(root), Params(), flow_run="flow") for _ in range(2))
-    assert one == same
-    assert provenance.record(Workspace(root), Params(seed=1), flow_run="flow")["id"] != one["id"]
+    first, same = (new_record(Workspace(root), Params(), flow_run="flow") for _ in range(2))
+    assert first == same
+    assert new_record(Workspace(root), Params(seed=1), flow_run="flow").id != first.id
     (root / "a.py").write_text("a = 5\n")
-    assert provenance.record(Workspace(root), Params(), flow_run="flow")["id"] != one["id"]
+    assert new_record(Workspace(root), Params(), flow_run="flow").id != first.id

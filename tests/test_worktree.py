@@ -1,4 +1,4 @@
-"""A revision is laid down as it is committed, beside what a person has in the folder. The truth is git's own."""
+"""Revisions are checked out in a folder of their own, and the project folder does not change."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
-from ratchet.provenance.git_worktree import commit_in, lay_down
+from ratchet.provenance.git_worktree import checkout_revision, current_commit
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.mlflow_store import address
 from ratchet.settings.model import Params
@@ -51,138 +51,138 @@ def project(tmp_path: Path, git: Git) -> Workspace:
     return Workspace(root)
 
 
-def test_a_revision_lies_as_committed_and_the_persons_folder_stays(project: Workspace, git: Git) -> None:
+def test_a_checkout_does_not_change_the_project_folder(project: Workspace, git: Git) -> None:
     before = git("status", "--porcelain"), git("branch", "--list")
-    made = lay_down(project, "HEAD")
-    assert made.params.read_text() == "seed: 2\n"
-    assert commit_in(made) == git("rev-parse", "HEAD")
-    assert not (made.root / "note.txt").exists()
+    checkout = checkout_revision(project, "HEAD")
+    assert checkout.params.read_text() == "seed: 2\n"
+    assert current_commit(checkout) == git("rev-parse", "HEAD")
+    assert not (checkout.root / "note.txt").exists()
     assert project.params.read_text() == "seed: 3\n"
     assert (git("status", "--porcelain"), git("branch", "--list")) == before
 
 
-def test_the_folder_is_given_to_one_revision_after_another_and_outputs_stay(project: Workspace, git: Git) -> None:
-    made = lay_down(project, "main")
-    (made.root / "params.yaml").write_text("seed: 9\n")  # as `overrides` do
-    (made.root / "data").mkdir()
-    (made.root / "data" / "output").touch()
-    again = lay_down(project, "old")
-    assert again == made
-    assert made.params.read_text() == "seed: 1\n"
-    assert (made.root / "data" / "output").exists()
-    assert commit_in(made) == git("rev-parse", "old")
+def test_the_folder_is_reused_and_outputs_stay(project: Workspace, git: Git) -> None:
+    checkout = checkout_revision(project, "main")
+    (checkout.root / "params.yaml").write_text("seed: 9\n")  # as `overrides` do
+    (checkout.root / "data").mkdir()
+    (checkout.root / "data" / "output").touch()
+    again = checkout_revision(project, "old")
+    assert again == checkout
+    assert checkout.params.read_text() == "seed: 1\n"
+    assert (checkout.root / "data" / "output").exists()
+    assert current_commit(checkout) == git("rev-parse", "old")
 
 
-def test_the_record_of_what_was_made_stays_until_another_is_committed(project: Workspace, git: Git) -> None:
-    made = lay_down(project, "main")
-    (made.root / "dvc.lock").write_text("made here")
-    lay_down(project, "old")
-    assert (lay_down(project, "main").root / "dvc.lock").read_text() == "made here"
-    (project.root / "dvc.lock").write_text("made by a person")
+def test_dvc_lock_stays_until_another_is_committed(project: Workspace, git: Git) -> None:
+    checkout = checkout_revision(project, "main")
+    (checkout.root / "dvc.lock").write_text("from a run")
+    checkout_revision(project, "old")
+    assert (checkout_revision(project, "main").root / "dvc.lock").read_text() == "from a run"
+    (project.root / "dvc.lock").write_text("from a user")
     git("add", "dvc.lock")
     git("commit", "--quiet", "--message=trained")
-    assert (lay_down(project, "main").root / "dvc.lock").read_text() == "made by a person"
-    (made.root / "dvc.lock").write_text("made here, from that")
+    assert (checkout_revision(project, "main").root / "dvc.lock").read_text() == "from a user"
+    (checkout.root / "dvc.lock").write_text("from the run after that")
     git("commit", "--quiet", "--allow-empty", "--message=more")
-    assert (lay_down(project, "main").root / "dvc.lock").read_text() == "made here, from that"
+    assert (checkout_revision(project, "main").root / "dvc.lock").read_text() == "from the run after that"
 
 
 def test_mlflow_and_the_ledger_are_the_projects(project: Workspace) -> None:
-    made = lay_down(project, "HEAD")
-    assert made.project == project
-    assert made.mlruns == project.root / "mlruns"
-    assert address(made, Params().tracking) == address(project, Params().tracking)
+    checkout = checkout_revision(project, "HEAD")
+    assert checkout.project == project
+    assert checkout.mlruns == project.root / "mlruns"
+    assert address(checkout, Params().tracking) == address(project, Params().tracking)
     uri = Params().registry.ledger
-    assert Ledger(made, uri).uri == Ledger(project, uri).uri
-    assert made.data != project.data
+    assert Ledger(checkout, uri).uri == Ledger(project, uri).uri
+    assert checkout.data != project.data
 
 
-def test_a_project_below_the_top_of_its_repository_is_found_there(project: Workspace, git: Git) -> None:
+def test_a_project_can_be_a_folder_of_its_repository(project: Workspace, git: Git) -> None:
     below = project.root / "models" / "digits"
     below.mkdir(parents=True)
     (below / "params.yaml").write_text("seed: 5\n")
     git("add", "--all")
     git("commit", "--quiet", "--message=below")
-    made = lay_down(Workspace(below), "main")
-    assert made.root == below / ".ratchet" / "production" / "models" / "digits"
-    assert made.params.read_text() == "seed: 5\n"
-    assert made.project.root == below
+    checkout = checkout_revision(Workspace(below), "main")
+    assert checkout.root == below / ".ratchet" / "production" / "models" / "digits"
+    assert checkout.params.read_text() == "seed: 5\n"
+    assert checkout.project.root == below
 
 
 @pytest.mark.parametrize("left", [".git", "rubbish"])
-def test_what_a_killed_git_left_is_put_right(project: Workspace, left: str) -> None:
+def test_an_incomplete_worktree_is_replaced(project: Workspace, left: str) -> None:
     top = project.production.root
     top.mkdir(parents=True)
     (top / left).write_text("gitdir: /nowhere\n")
-    made = lay_down(project, "HEAD")
-    (made.root / "params.yaml").unlink()
+    checkout = checkout_revision(project, "HEAD")
+    (checkout.root / "params.yaml").unlink()
     Path((top / ".git").read_text().removeprefix("gitdir: ").strip(), "index.lock").touch()
-    assert lay_down(project, "HEAD").params.read_text() == "seed: 2\n"
+    assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
 
 
-def test_a_folder_that_a_person_removed_is_made_again(project: Workspace) -> None:
-    shutil.rmtree(lay_down(project, "HEAD").root)
-    assert lay_down(project, "HEAD").params.exists()
+def test_a_removed_worktree_is_created_again(project: Workspace) -> None:
+    shutil.rmtree(checkout_revision(project, "HEAD").root)
+    assert checkout_revision(project, "HEAD").params.exists()
 
 
-def test_a_copy_of_the_project_has_a_folder_of_its_own(project: Workspace, tmp_path: Path) -> None:
-    before = commit_in(lay_down(project, "HEAD"))
+def test_a_copied_project_has_its_own_worktree(project: Workspace, tmp_path: Path) -> None:
+    before = current_commit(checkout_revision(project, "HEAD"))
     shutil.copytree(project.root, tmp_path / "copy")
     copy = Workspace(tmp_path / "copy")
-    made = lay_down(copy, "old")
-    assert (made.project, made.params.read_text()) == (copy, "seed: 1\n")
-    assert commit_in(project.production) == before
+    checkout = checkout_revision(copy, "old")
+    assert (checkout.project, checkout.params.read_text()) == (copy, "seed: 1\n")
+    assert current_commit(project.production) == before
 
 
-def test_submodules_are_laid_down_as_committed_or_the_run_says_why_not(
+def test_submodules_are_checked_out_or_an_error_says_why(
     project: Workspace, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git("clone", "--quiet", ".", str(tmp_path / "library"))
     git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "library")
     git("commit", "--quiet", "--message=library")
     (project.root / "library" / "params.yaml").write_text("seed: 7\n")
-    with pytest.raises(WorkspaceError, match=r"^revision: git submodule failed .*not allowed.*mend that"):
-        lay_down(project, "HEAD")  # git clones no local paths, unless it is told to
+    with pytest.raises(WorkspaceError, match=r"^revision: git submodule failed .*not allowed.*leave `revision` empty"):
+        checkout_revision(project, "HEAD")  # by default git clones no submodule from a local path
     for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    assert (lay_down(project, "HEAD").root / "library" / "params.yaml").read_text() == "seed: 2\n"
+    assert (checkout_revision(project, "HEAD").root / "library" / "params.yaml").read_text() == "seed: 2\n"
 
 
 @pytest.mark.parametrize("revision", ["nowhere", "-q", "main:params.yaml"])
-def test_what_is_no_revision_is_named(project: Workspace, revision: str) -> None:
+def test_an_unknown_revision_is_named(project: Workspace, revision: str) -> None:
     with pytest.raises(WorkspaceError, match=rf"^revision: .*{revision}"):
-        lay_down(project, revision)
+        checkout_revision(project, revision)
 
 
 def test_a_revision_without_the_project_is_refused(project: Workspace, git: Git) -> None:
     git("rm", "--quiet", "--cached", "params.yaml")
     git("commit", "--quiet", "--message=gone")
     with pytest.raises(WorkspaceError, match=r"main has no params\.yaml"):
-        lay_down(project, "main")
+        checkout_revision(project, "main")
 
 
-def test_of_a_remote_branch_the_newest_commit_is_fetched(project: Workspace, git: Git, tmp_path: Path) -> None:
+def test_the_newest_commit_of_a_remote_branch_is_fetched(project: Workspace, git: Git, tmp_path: Path) -> None:
     git("clone", "--quiet", ".", str(tmp_path / "clone"))
     git("commit", "--quiet", "--all", "--message=newer")
-    made = lay_down(Workspace(tmp_path / "clone"), "origin/main")
-    assert commit_in(made) == git("rev-parse", "HEAD")
+    checkout = checkout_revision(Workspace(tmp_path / "clone"), "origin/main")
+    assert current_commit(checkout) == git("rev-parse", "HEAD")
 
 
-def test_without_a_repository_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_repository_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "params.yaml").touch()
     with pytest.raises(WorkspaceError, match=r"not a git repository.*leave `revision` empty"):
-        lay_down(Workspace(tmp_path), "HEAD")
+        checkout_revision(Workspace(tmp_path), "HEAD")
 
 
-def test_without_git_it_says_so(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_an_error(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(WorkspaceError, match=r"git cannot be run.*install it"):
-        lay_down(project, "HEAD")
+    with pytest.raises(WorkspaceError, match=r"git cannot be run.*install git"):
+        checkout_revision(project, "HEAD")
 
 
-def test_a_folder_in_which_a_run_works_is_left_to_it(project: Workspace) -> None:
-    made = lay_down(project, "main")
-    with FileLock(made.state / "workspace.lock"), pytest.raises(WorkspaceBusy, match="another run holds"):
-        lay_down(project, "old")
-    assert made.params.read_text() == "seed: 2\n"
+def test_a_folder_in_use_is_not_changed(project: Workspace) -> None:
+    checkout = checkout_revision(project, "main")
+    with FileLock(checkout.state / "workspace.lock"), pytest.raises(WorkspaceBusy, match="another run holds"):
+        checkout_revision(project, "old")
+    assert checkout.params.read_text() == "seed: 2\n"

@@ -9,8 +9,7 @@ from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.changes import Change, changes, environment
-from ratchet.provenance.comparison import CodeChange, Comparison, Figure, Flip, compare_rows, patched_files
+from ratchet.provenance.comparison import CodeChange, Comparison, MetricChange, Flip, compare_answers, patched_files
 from ratchet.reports import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
@@ -40,7 +39,7 @@ def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = 
 
 
 def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
-    found = compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
+    found = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
     assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.worse] == [
         ("b", "cat", "cat", "dog"),
         ("d", "dog", "dog", "emu"),
@@ -51,7 +50,7 @@ def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
 def test_rows_are_matched_by_id_and_label_whatever_the_order_of_rows_and_classes() -> None:
     before = predictions("abcde", "ccdde", "ccdde")
     after = predictions("fedcba", "cedcdc", "cccccc", classes=("emu", "dog", "cat"))
-    found = compare_rows(before, after, {}, altered=frozenset("a"))
+    found = compare_answers(before, after, {}, altered=frozenset("a"))
     # b and c have other labels now, a another picture, f is new.
     assert (found.common, found.asked) == (2, (5, 6))
     assert [flip.id for flip in found.worse] == ["e", "d"]
@@ -64,14 +63,14 @@ def test_the_difference_is_the_paired_bootstrap_of_b_minus_a_by_the_settings() -
     a, b = predictions(ids, labels, one), predictions(ids, labels, other)
     told = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
     expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
-    found = compare_rows(a, b, told)
+    found = compare_answers(a, b, told)
     assert found.accuracy == expected
     assert f"{100 * expected.value:+.2f} points in accuracy (80% interval" in found.words
     assert len(found.better) - len(found.worse) == round(200 * expected.value)
 
 
 def test_without_a_common_row_no_difference_is_claimed() -> None:
-    found = compare_rows(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
+    found = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
     assert found.accuracy is None
     assert "cannot be compared" in found.words
 
@@ -86,8 +85,8 @@ def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first(
     before = {"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6, "loss": 1.0}
     after = {"test/accuracy": 0.7, "test/a": 0.1, "test/temperature": 1.5, "validation/accuracy": 1.0}
     assert comparison.figures(before, after) == [
-        Figure("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
-        Figure("a", None, 0.1),
+        MetricChange("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
+        MetricChange("a", None, 0.1),
     ]
 
 
@@ -116,8 +115,8 @@ def two_runs() -> Comparison:
         data=("d1", "d2"),
         samples=difference(index, index.with_columns(polars.lit("dog").alias("class"))),
         environment=[Change("hardware.gpus", [], ["one", "two"])],
-        figures=[Figure("accuracy", Interval(0.4, 0.5, 0.6), None)],
-        rows=compare_rows(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {}),
+        metrics=[MetricChange("accuracy", Interval(0.4, 0.5, 0.6), None)],
+        answers=compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {}),
         missing=("this is missing",),
     )
 
@@ -144,7 +143,7 @@ def test_page_shows_everything_and_escapes_every_text(two_runs: Comparison) -> N
 def test_page_of_runs_without_records_says_what_is_missing(two_runs: Comparison) -> None:
     unknown = replace(
         two_runs, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None, environment=(),
-        figures=(), rows=None, doubts=("one/1: was changed",),
+        metrics=(), answers=None, doubts=("one/1: was changed",),
     )  # fmt: skip
     page = comparison_page.page(unknown)
     for text in (
@@ -164,7 +163,7 @@ def test_page_of_runs_without_records_says_what_is_missing(two_runs: Comparison)
 def test_page_folds_away_many_changed_predictions(two_runs: Comparison) -> None:
     assert two_runs.rows is not None
     flips = tuple(Flip(f"sample {number}", "cat", "cat", "dog") for number in range(25))
-    page = comparison_page.page(replace(two_runs, rows=replace(two_runs.rows, worse=flips, better=())))
+    page = comparison_page.page(replace(two_runs, answers=replace(two_runs.rows, worse=flips, better=())))
     assert "Correct in A, wrong in B: 25" in page
     assert page.index("sample 19") < page.index("<summary>The other 5") < page.index("sample 20")
     assert "Wrong in A, correct in B" not in page

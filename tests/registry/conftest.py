@@ -1,4 +1,4 @@
-"""A workspace with a real MLflow database, and a real MLflow server over one, each made once for the room."""
+"""A workspace with a real MLflow database and a real MLflow server, each created once for these tests."""
 
 import itertools
 import json
@@ -20,21 +20,48 @@ import torch
 from ratchet.registry import audit as auditing
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
+from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.training import ModelSpec
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
-WITHOUT_PROGRAM = RegistrySettings(export="none")  # whose making takes seconds; tests that ask for one say so
+WITHOUT_PROGRAM = RegistrySettings(export="none")  # an export takes seconds, so tests that need one ask for it
+RECORD = Provenance(
+    id="0123456789abcdef",
+    git_commit="4" * 40,
+    git_origin=None,
+    git_uncommitted=None,
+    git_left_out=(),
+    dvc={"data/packed": "0" * 32 + ".dir"},
+    dvc_inputs={},
+    inputs=None,
+    settings="2" * 64,
+    lock="3" * 64,
+    seed=0,
+    python="3.11.0",
+    packages={"torch": "2.0"},
+    hardware=Hardware("x86_64", "Linux", "processor", "AVX2", 1, None, None, (), None),
+    prefect_flow_run="a32c837f-ee97-4130-ba27-bf8fc9a9be4c",
+    weights="1" * 64,
+    training="0f47a1c9e665453c",
+)
+
+
+@pytest.fixture(scope="session")
+def record() -> Provenance:
+    """A complete provenance record."""
+    return RECORD
 
 
 @dataclass
 class Place:
-    """A workspace and the settings that say where its runs are recorded."""
+    """A workspace, and the settings with the address of its MLflow."""
 
     workspace: Workspace
     params: Params
@@ -46,19 +73,19 @@ class Place:
         return connect(self.workspace, self.params.tracking)
 
     def runs(self, uid: str) -> list[Any]:
-        """Every MLflow run that bears the journal's name."""
+        """Return every MLflow run with the journal's id."""
         experiment = self.client.get_experiment_by_name(self.params.tracking.experiment)
-        found: list[Any] = self.client.search_runs([experiment.experiment_id], f"tags.`ratchet.uid` = '{uid}'")
-        return found
+        runs: list[Any] = self.client.search_runs([experiment.experiment_id], f"tags.`ratchet.uid` = '{uid}'")
+        return runs
 
     def points(self, run_id: str, name: str) -> list[tuple[int, float]]:
-        """(step, value) of every point that MLflow holds, repetitions included."""
-        return sorted((one.step, one.value) for one in self.client.get_metric_history(run_id, name))
+        """Return (step, value) of every point in MLflow, repetitions included."""
+        return sorted((point.step, point.value) for point in self.client.get_metric_history(run_id, name))
 
 
 @dataclass
 class Server:
-    """A real MLflow server that can go away and come back at the same address."""
+    """A real MLflow server that can be stopped and started again at the same address."""
 
     root: Path
     port: int = field(default_factory=lambda: free_port("127.0.0.1"))
@@ -94,7 +121,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A workspace whose runs go into a SQLite database of its own, as shipped."""
+    """A workspace with a SQLite database of its own, as shipped."""
     return Place(Workspace(tmp_path_factory.mktemp("sqlite").resolve()), Params(registry=WITHOUT_PROGRAM))
 
 
@@ -115,20 +142,20 @@ def served(server: Server, tmp_path: Path) -> Place:
 
 @pytest.fixture(params=["sqlite", "server"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """Both ways to MLflow, one after the other."""
-    found: Place = request.getfixturevalue({"sqlite": "database", "server": "served"}[request.param])
-    return found
+    """Each way to MLflow, one after the other."""
+    place: Place = request.getfixturevalue({"sqlite": "database", "server": "served"}[request.param])
+    return place
 
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A training's name that no other test has."""
+    """A training's key that no other test uses."""
     return request.node.name.replace("[", "-").rstrip("]")
 
 
 @dataclass
 class Line:
-    """A model's succession in a ledger of its own, and a way to train versions for it without training."""
+    """A model with a ledger of its own, and a way to create versions of it without training."""
 
     place: Any
     name: str
@@ -138,15 +165,15 @@ class Line:
     count: Iterator[int] = field(default_factory=itertools.count)
 
     def under(self, **changes: object) -> Promotions:
-        """The same line under other settings."""
+        """Return the model's promotions with other settings."""
         return Promotions(self.place.workspace, self.params.model_copy(update=changes), self.name)
 
     @property
-    def succession(self) -> Promotions:
+    def promotions(self) -> Promotions:
         return self.under()
 
     def run(self) -> tuple[str, str]:
-        """A run with its model, report and provenance; its id and its model's address."""
+        """Log a run with its model, report and provenance; return its id and its model's address."""
         run = Run(self.place.workspace, self.params, f"{self.name}-{next(self.count)}")
         run.settings({"seed": 0})
         run_id = run.send()
@@ -154,44 +181,44 @@ class Line:
         registry = ModelRegistry(self.place.workspace, self.params)
         report, record = self.folder / "report.html", self.folder / "provenance.json"
         report.write_text(f"report of {run_id}")
-        record.write_text(json.dumps({"dvc": {"data/packed": "0" * 32 + ".dir"}}))
+        record.write_text(json.dumps(to_plain(RECORD)))
         registry.log_files(run_id, {report: "report", record: "provenance"})
         return run_id, registry.log_model(run_id, self.untrained, SPEC)
 
     def version(self) -> Version:
-        """A version without any alias."""
+        """Register a version without an alias."""
         run_id, model_uri = self.run()
         registry = ModelRegistry(self.place.workspace, self.params)
-        return registry.enter(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
+        return registry.add_version(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
 
     def challenger(self) -> Version:
         version = self.version()
-        self.succession.register(version, why="good", over=self.succession.settle().champion)
+        self.promotions.register(version, why="good", over=self.promotions.synchronize().champion)
         return version
 
     def champion(self) -> Version:
         version = self.challenger()
-        self.succession.crown(version, over=self.succession.standing().champion)
+        self.promotions.promote_automatically(version, over=self.promotions.state().champion)
         return version
 
     def aliases(self) -> dict[str, str]:
-        return self.succession.registry.aliases(self.name)
+        return self.promotions.registry.aliases(self.name)
 
-    def amiss(self) -> list[str]:
+    def faults(self) -> list[str]:
         return list(auditing.audit(self.place.workspace, self.params, self.name))
 
     def repair(self) -> list[str]:
         return auditing.repair(self.place.workspace, self.params, self.name)
 
     def artifact(self, version: Version, name: str) -> Path:
-        """Where the store keeps a file of the version or of its run."""
-        found = [
+        """Return the path of a file of the version or of its run in MLflow's store."""
+        paths = [
             path
             for path in self.place.workspace.mlruns.rglob(name)
             if version.run_id in path.as_posix() or version.run_id in _mlmodel(path)
         ]
-        assert len(found) == 1, found
-        return found[0]
+        assert len(paths) == 1, paths
+        return paths[0]
 
 
 def _mlmodel(path: Path) -> str:
@@ -201,7 +228,7 @@ def _mlmodel(path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder as training leaves it."""
+    """The folder of a model that training wrote."""
     from ratchet.training import build, save_model
 
     folder = tmp_path_factory.mktemp("model")
@@ -213,7 +240,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new_line(key: str, tmp_path: Path, untrained: Path) -> Callable[[Place], Line]:
-    """Begin a line of versions at a place, in a ledger of its own and with promotion by hand."""
+    """Return a function that begins a model at a place, with a ledger of its own and manual promotion."""
 
     def make(place: Place) -> Line:
         ledger = WITHOUT_PROGRAM.model_copy(update={"ledger": f"sqlite:///{tmp_path}/ledger.db", "promotion": "manual"})
@@ -224,7 +251,7 @@ def new_line(key: str, tmp_path: Path, untrained: Path) -> Callable[[Place], Lin
 
 @pytest.fixture
 def mlflows_own() -> Iterator[None]:
-    """Lets MLflow's deprecations pass while it logs and loads a model."""
+    """Ignore MLflow's deprecation warnings while it logs and loads a model."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="mlflow")
         yield
@@ -235,7 +262,7 @@ KilledAt = Callable[[Place, str, str], None]
 
 @pytest.fixture
 def killed_at() -> KilledAt:
-    """Tell a run four points in another process, which is killed as it first calls a method of the journal."""
+    """Log four points of a run in another process, which is killed when it first calls a method of the journal."""
 
     def run(place: Place, key: str, method: str) -> None:
         program = """

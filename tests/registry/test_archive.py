@@ -1,24 +1,24 @@
-"""Runs and versions found again by their names, in a database and behind a server."""
+"""Runs and versions are found by their names, in a database and on a server."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ratchet.errors import RegistryError, TrackingUnavailable
 from ratchet.provenance.archive import Archive
-from ratchet.registry.provenance_tags import read_record, record_tags
+from ratchet.registry.provenance_record import Provenance, parse_record, read_record, record_tags
 from ratchet.registry.runs import Run
 from ratchet.settings.model import Params, TrackingSettings
+from ratchet.typed_json import to_plain
 
-RECORD = {"id": "0123456789abcdef", "dvc": {"data/packed": "d.dir"}, "python": "3.11"}
 
-
-def tell(place: Any, key: str, record: dict[str, Any] | None) -> str:
-    """A finished run with a figure, a data set, and a record; its id."""
+def log_run(place: Any, key: str, record: Provenance | None) -> str:
+    """Log a finished run with a metric, a data set and a record; return its id."""
     run = Run(place.workspace, place.params, key)
     run.settings({"data.source": "digits"})
-    run.dataset(name="digits", digest="d.dir", source="digits", profile={"classes": 2, "quarantined": 1})
+    run.dataset(name="digits", digest="0.dir", source="digits", profile={"classes": 2, "quarantined": 1})
     run.metrics({"test/accuracy": 0.5}, step=0)
     run.tags(record_tags(record) if record else {"ratchet.key": key})
     run.status("FINISHED")
@@ -28,36 +28,36 @@ def tell(place: Any, key: str, record: dict[str, Any] | None) -> str:
 
 
 def make_version(place: Any, name: str, run_id: str, tags: dict[str, str]) -> str:
-    if name not in [one.name for one in place.client.search_registered_models()]:
+    if name not in [model.name for model in place.client.search_registered_models()]:
         place.client.create_registered_model(name)
     return str(place.client.create_model_version(name, f"runs:/{run_id}/model", run_id, tags=tags).version)
 
 
-def test_a_version_is_found_by_each_of_its_names_with_its_run(place: Any, key: str) -> None:
-    run_id, name = tell(place, key, RECORD), f"name-{key}"
-    number = make_version(place, name, run_id, record_tags(RECORD))
+def test_each_name_of_a_version_finds_it_and_its_run(place: Any, key: str, record: Provenance) -> None:
+    run_id, name = log_run(place, key, record), f"name-{key}"
+    number = make_version(place, name, run_id, record_tags(record))
     place.client.set_registered_model_alias(name, "champion", number)
     archive = Archive(place.workspace, place.params)
     for reference in (f"models:/{name}/{number}", f"{name}/{number}", f"{name}@champion", f"models:/{name}@champion"):
-        made, release = archive.version(reference)
-        assert (made.run_id, made.record, made.hash_of("data/packed")) == (run_id, RECORD, "d.dir")
-        assert release.words == f"{name} version {number} (champion)"
-        assert (made.metrics["test/accuracy"], made.params["data.source"]) == (0.5, "digits")
-        assert made.dataset == {"name": "digits", "digest": "d.dir", "profile": {"classes": 2, "quarantined": 1}}
-    assert run_id in [one.run_id for one in archive.runs()]
+        run, version = archive.version(reference)
+        assert (run.run_id, run.record, run.hash_of("data/packed")) == (run_id, record, "0" * 32 + ".dir")
+        assert version.label == f"{name} version {number} (champion)"
+        assert (run.metrics["test/accuracy"], run.params["data.source"]) == (0.5, "digits")
+        assert run.dataset == {"name": "digits", "digest": "0.dir", "profile": {"classes": 2, "quarantined": 1}}
+    assert run_id in [run.run_id for run in archive.runs()]
 
 
-def test_what_is_not_there_is_said_with_what_is(place: Any, key: str) -> None:
-    run_id, name = tell(place, key, RECORD), f"name-{key}"
+def test_errors_about_missing_versions_list_existing_ones(place: Any, key: str, record: Provenance) -> None:
+    run_id, name = log_run(place, key, record), f"name-{key}"
     make_version(place, name, run_id, {})
     archive = Archive(place.workspace, place.params)
     with pytest.raises(RegistryError, match=f"MLflow has no such version; there are {name}/1"):
         archive.version(f"models:/{name}/2")
-    with pytest.raises(RegistryError, match=f"{name}@nobody: MLflow has no such version"):
-        archive.version(f"{name}@nobody")
+    with pytest.raises(RegistryError, match=f"{name}@blue: MLflow has no such version"):
+        archive.version(f"{name}@blue")
     with pytest.raises(RegistryError, match=f"registered are .*{name}"):
         archive.version("another/1")
-    with pytest.raises(RegistryError, match="write NAME/VERSION or NAME@ALIAS"):
+    with pytest.raises(RegistryError, match="allowed: NAME/VERSION or NAME@ALIAS"):
         archive.version("no-version")
     assert archive.run("f" * 32) is None
     assert archive.run("no id") is None
@@ -70,28 +70,46 @@ def test_a_version_of_no_run_has_no_record(database: Any, key: str) -> None:
         Archive(database.workspace, database.params).version(f"{key}/1")
 
 
-def test_a_record_too_long_for_a_tag_is_read_from_the_run_s_file(place: Any, key: str, tmp_path: Any) -> None:
-    long = RECORD | {"git_left_out": ["x" * 100] * 80}
-    assert set(record_tags(RECORD)) == {"ratchet.provenance", "ratchet.provenance_record"}
-    assert record_tags(long) == {"ratchet.provenance": RECORD["id"]}
-    run_id = tell(place, key, long)
+def test_a_record_too_long_for_tags_is_read_from_file(place: Any, key: str, tmp_path: Any, record: Provenance) -> None:
+    long = replace(record, git_left_out=("x" * 100,) * 80)
+    assert set(record_tags(record)) == {"ratchet.provenance", "ratchet.provenance_record"}
+    assert record_tags(long) == {"ratchet.provenance": record.id}
+    run_id = log_run(place, key, long)
     tags = place.client.get_run(run_id).data.tags
     assert read_record(place.client, run_id, tags) is None
-    (tmp_path / "provenance.json").write_text(json.dumps(long))
+    (tmp_path / "provenance.json").write_text(json.dumps(to_plain(long)))
     place.client.log_artifact(run_id, str(tmp_path / "provenance.json"), "provenance")
     assert read_record(place.client, run_id, tags) == long
-    made = Archive(place.workspace, place.params).run(run_id)
-    assert made is not None
-    assert made.record == long
+    run = Archive(place.workspace, place.params).run(run_id)
+    assert run is not None
+    assert run.record == long
 
 
-def test_a_run_without_a_record_is_found_all_the_same(place: Any, key: str) -> None:
-    made = Archive(place.workspace, place.params).run(tell(place, key, None))
-    assert made is not None
-    assert (made.record, made.releases, made.hash_of("data/packed")) == (None, (), None)
+def test_a_damaged_record_names_the_wrong_field(record: Provenance) -> None:
+    """Wrong types, missing fields and unknown fields at any depth."""
+    plain = to_plain(record)
+    assert parse_record(json.dumps(plain)) == record
+    hardware = plain["hardware"]
+    for message, changes in {
+        "seed: Input should be a valid integer": {"seed": "0"},
+        "dvc.data/packed: Input should be a valid string": {"dvc": {"data/packed": 1}},
+        "hardware.gpus: Input should be a valid": {"hardware": {**hardware, "gpus": None}},
+        "hardware.other: Unexpected keyword argument": {"hardware": {**hardware, "other": 1}},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            parse_record(json.dumps(plain | changes))
+    del plain["settings"]
+    with pytest.raises(ValueError, match="settings: Field required"):
+        parse_record(json.dumps(plain))
 
 
-def test_a_server_that_is_away_is_said(tmp_path: Any) -> None:
+def test_a_run_without_a_record_is_found(place: Any, key: str) -> None:
+    run = Archive(place.workspace, place.params).run(log_run(place, key, None))
+    assert run is not None
+    assert (run.record, run.versions, run.hash_of("data/packed")) == (None, (), None)
+
+
+def test_an_unavailable_server_is_an_error(tmp_path: Any) -> None:
     from ratchet.workspace import Workspace
 
     away = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))

@@ -1,4 +1,4 @@
-"""Attacks on the ledger and on MLflow by someone who can write to both databases: each is found, none is obeyed."""
+"""Attacks on the ledger and on MLflow by someone who can write to both databases: each is detected, none succeeds."""
 
 import hashlib
 import re
@@ -16,13 +16,13 @@ import pytest
 from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError, SettingsError
 from ratchet.provenance.archive import Archive
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry import audit as auditing
 from ratchet.registry import recovery
 from ratchet.registry.chain import COLUMNS, FIRST, Entry
 from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.statement import SEALED, figure_metrics, write_statement
+from ratchet.registry.statement import STATEMENT, evaluation_metrics, write_statement
 from ratchet.settings.model import Params, RegistrySettings
 from ratchet.workspace import Workspace
 
@@ -32,7 +32,7 @@ Line = Any  # conftest.py's
 
 @pytest.fixture
 def line(database: Any, new_line: Callable[[Any], Line], tmp_path: Path) -> Line:
-    """A line in a project folder of its own, whose MLflow is the room's."""
+    """A model in a project folder of its own; MLflow is shared with other tests."""
     line = new_line(database)
     line.params = line.params.model_copy(
         update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/ledger.db", export="none")}
@@ -41,7 +41,7 @@ def line(database: Any, new_line: Callable[[Any], Line], tmp_path: Path) -> Line
 
 
 def edit(line: Line, *statements: str) -> None:
-    """Change the ledger as somebody would who knows how."""
+    """Change the ledger as an attacker who knows the triggers."""
     with closing(sqlite3.connect(line.folder / "ledger.db")) as connection, connection:
         for act in ("update", "delete"):
             connection.execute(f"DROP TRIGGER IF EXISTS ledger_no_{act}")
@@ -50,7 +50,7 @@ def edit(line: Line, *statements: str) -> None:
 
 
 def rewrite(line: Line, change: Callable[[Entry], Entry], start: int = 1) -> None:
-    """Change every entry from one on, seal it again, and let MLflow's note follow."""
+    """Change every entry from `start` on, seal it again, and update the anchor in MLflow."""
     ledger = Ledger(line.place.workspace, line.params.registry.ledger)
     entries, before = [], FIRST
     for entry in ledger.read().entries:
@@ -64,7 +64,7 @@ def rewrite(line: Line, change: Callable[[Entry], Entry], start: int = 1) -> Non
         marks = ", ".join("?" * len(COLUMNS))
         for entry in entries:
             connection.execute(f"INSERT INTO ledger VALUES ({marks})", [entry.row()[name] for name in COLUMNS])
-    line.succession.registry.set_anchor(line.name, entries[-1].seal)
+    line.promotions.registry.set_anchor(line.name, entries[-1].seal)
 
 
 def forged(entry: Entry) -> Entry:
@@ -72,19 +72,19 @@ def forged(entry: Entry) -> Entry:
 
 
 def acts(line: Line, version: Any) -> list[Callable[[], object]]:
-    """Every act that there is."""
+    """Return every act."""
     return [
-        lambda: line.succession.register(version, why="x", over=None),
-        lambda: line.succession.withdraw(version, why="x", over=None),
-        lambda: line.succession.crown(version, over=None),
-        lambda: line.succession.approve(version, why="x"),
-        lambda: line.succession.promote(version, why="x"),
-        lambda: line.succession.rollback("1", why="x"),
-        lambda: line.succession.adopt(why="x"),
-        lambda: line.succession.repair(why="x"),
-        line.succession.settle,
+        lambda: line.promotions.register(version, why="x", over=None),
+        lambda: line.promotions.withdraw(version, why="x", over=None),
+        lambda: line.promotions.promote_automatically(version, over=None),
+        lambda: line.promotions.approve(version, why="x"),
+        lambda: line.promotions.promote(version, why="x"),
+        lambda: line.promotions.rollback("1", why="x"),
+        lambda: line.promotions.adopt(why="x"),
+        lambda: line.promotions.repair(why="x"),
+        line.promotions.synchronize,
         line.repair,
-        lambda: line.succession.ledger.append("approve", model="another", version="1"),
+        lambda: line.promotions.ledger.append("approve", model="another", version="1"),
     ]
 
 
@@ -111,7 +111,7 @@ def test_no_act_obeys_an_edited_ledger(line: Line, kind: str) -> None:
         before = list(connection.execute("SELECT * FROM ledger"))
     for place, act in enumerate(acts(line, version)):
         if kind == "an emptied ledger" and place in (6, 10):
-            continue  # `adopt` is what takes over where a ledger is lost; another model begins one
+            continue  # `adopt` is for a lost ledger; another model begins one
         with pytest.raises(RegistryError) as refusal:
             act()
         assert "ratchet recover" in str(refusal.value), place
@@ -119,14 +119,14 @@ def test_no_act_obeys_an_edited_ledger(line: Line, kind: str) -> None:
     assert line.aliases() == {"champion": "2"}
     with closing(sqlite3.connect(line.folder / "ledger.db")) as connection:
         assert list(connection.execute("SELECT * FROM ledger")) == before
-    assert any("ratchet recover" in one for one in line.amiss())
+    assert any("ratchet recover" in text for text in line.faults())
 
 
 def test_a_refusal_names_the_entry_and_the_recovery(line: Line) -> None:
     version = line.champion()
     edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
     with pytest.raises(LedgerBroken) as refusal:
-        line.succession.approve(version, why="x")
+        line.promotions.approve(version, why="x")
     assert re.search(
         rf"ledger .*ledger\.db is broken: ledger entry 2 \(promote {line.name}, .*\) was edited after it was written\. "
         r"Nothing was changed\. Fix: restore .*`ratchet recover`",
@@ -141,8 +141,8 @@ def test_a_resealed_ledger_is_found_by_this_machine_s_log(line: Line, start: int
     rewrite(line, forged, start=start)
     assert Ledger(line.place.workspace, line.params.registry.ledger).read().faults == []  # valid in itself
     with pytest.raises(LedgerBroken, match=r"was replaced|was rewritten"):
-        line.succession.approve(version, why="x")
-    assert any("was replaced" in one or "was rewritten" in one for one in line.amiss())
+        line.promotions.approve(version, why="x")
+    assert any("was replaced" in text or "was rewritten" in text for text in line.faults())
 
 
 # Recovery
@@ -154,7 +154,7 @@ def confirmed(line: Line, champion: str | None) -> Mapping[str, Mapping[str, str
 
 @pytest.fixture
 def alone(line: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
-    """The room's MLflow has models of other tests, in ledgers of their own; a project has one ledger."""
+    """Hide the models of other tests: they have other ledgers, but a project has one."""
     from ratchet.registry.models import ModelRegistry
 
     monkeypatch.setattr(ModelRegistry, "names", lambda self: [line.name])
@@ -163,7 +163,7 @@ def alone(line: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
 
 @pytest.mark.parametrize("kind", ["a forged promotion", "a removed end", "an emptied ledger"])
 def test_recovery_keeps_the_evidence_and_ends_clean(alone: Line, kind: str) -> None:
-    """After any edit one command brings a clean audit; the edited rows stay as they are, and count no more."""
+    """After any edit one command leads to a clean audit. The edited rows stay unchanged and no longer count."""
     line = alone
     line.champion()
     line.champion()
@@ -177,14 +177,14 @@ def test_recovery_keeps_the_evidence_and_ends_clean(alone: Line, kind: str) -> N
         after = list(connection.execute("SELECT * FROM ledger ORDER BY number"))
     assert after[:-1] == before
     assert line.aliases() == {"champion": "2"}
-    assert line.amiss() == []
-    (note,) = [one for one in auditing.notes(line.place.workspace, line.params) if "recovered" in one]
+    assert line.faults() == []
+    (note,) = [text for text in auditing.notes(line.place.workspace, line.params) if "recovered" in text]
     assert "the disk was edited" in note
     assert entry.content["intact"] + entry.content["aside"] <= entry.number - 1
-    third = line.champion()  # and it goes on
-    assert line.succession.rollback(None, why="3 is bad").champion == "2"
+    third = line.champion()  # acts are possible again
+    assert line.promotions.rollback(None, why="3 is bad").champion == "2"
     assert third.number == "3"
-    assert line.amiss() == []
+    assert line.faults() == []
 
 
 def test_a_rewritten_ledger_is_recovered_too(alone: Line) -> None:
@@ -196,7 +196,7 @@ def test_a_rewritten_ledger_is_recovered_too(alone: Line) -> None:
     assert (damage.intact, damage.entries) == (2, 4)
     recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="rewritten")
     assert line.aliases() == {"champion": "1"}
-    assert line.amiss() == []
+    assert line.faults() == []
 
 
 def test_changed_evidence_of_a_recovery_is_found(alone: Line) -> None:
@@ -205,9 +205,9 @@ def test_changed_evidence_of_a_recovery_is_found(alone: Line) -> None:
     edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
     recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="edited")
     edit(line, "UPDATE ledger SET why = 'y' WHERE number = 2")
-    assert any("ledger entry 2" in one for one in line.amiss())
+    assert any("ledger entry 2" in text for text in line.faults())
     with pytest.raises(LedgerBroken):
-        line.succession.approve(version, why="x")
+        line.promotions.approve(version, why="x")
 
 
 def test_recovery_asks_for_each_champion(alone: Line) -> None:
@@ -220,7 +220,7 @@ def test_recovery_asks_for_each_champion(alone: Line) -> None:
         recovery.recover(line.place.workspace, line.params, {}, why="x")
     with pytest.raises(RegistryError, match="no such version"):
         recovery.recover(line.place.workspace, line.params, confirmed(line, "9"), why="x")
-    line.artifact(line.succession.registry.versions(line.name)[0], "model.safetensors").write_bytes(b"others")
+    line.artifact(line.promotions.registry.versions(line.name)[0], "model.safetensors").write_bytes(b"others")
     with pytest.raises(RegistryError, match=r"is not what was registered: .*model\.safetensors was replaced"):
         recovery.recover(line.place.workspace, line.params, confirmed(line, "1"), why="x")
 
@@ -257,7 +257,7 @@ def fill(workspace: Workspace, count: int, why: str = "good") -> Ledger:
 
 
 def registered(workspace: Workspace, ledger: Ledger) -> None:
-    """Leave behind what the register stage leaves: the head in a file that DVC keeps, its hash in dvc.lock."""
+    """Write what the register stage writes: the head in a file in DVC's cache, its hash in dvc.lock."""
     head = ledger.head
     assert head
     files.write_json(workspace.registration, {"ledger": head.to_json()})
@@ -274,7 +274,7 @@ def committed_faults(workspace: Workspace) -> list[str]:
 
 @pytest.mark.parametrize("kept", ["dvc.lock", FILE])
 def test_a_resealed_ledger_disagrees_with_git_s_history(project: Workspace, kept: str) -> None:
-    """Even where this machine's own log was removed and the working tree's files were changed; the commit is named."""
+    """The commit is named, even if this machine's log was removed and the working tree's files were changed."""
     ledger = fill(project, 3)
     if kept == FILE:
         ledger.publish()
@@ -289,11 +289,11 @@ def test_a_resealed_ledger_disagrees_with_git_s_history(project: Workspace, kept
         path.unlink(missing_ok=True)
     forged = fill(project, 4, why="forged")
     forged.heads.log.unlink()
-    (told,) = committed_faults(project)
-    assert "the ledger was replaced" in told
+    (message,) = committed_faults(project)
+    assert "the ledger was replaced" in message
     with pytest.raises(LedgerBroken, match="the ledger was replaced"):
         fill(project, 1)
-    assert f"of commit {first[:12]} has" in told
+    assert f"of commit {first[:12]} has" in message
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_any_edit_of_any_field_stops_every_act(project: Workspace, statement: st
         Ledger(project, URI).append("approve", model="another", version="1")
 
 
-def test_a_head_that_git_has_and_the_ledger_lacks_is_named(project: Workspace) -> None:
+def test_a_head_that_only_git_has_is_named(project: Workspace) -> None:
     ledger = fill(project, 3)
     ledger.publish()
     first = commit(project, FILE)
@@ -342,7 +342,7 @@ def test_a_clone_begins_a_ledger_of_its_own(project: Workspace, tmp_path: Path) 
 
 
 def test_clones_accept_a_moved_ledger_after_its_head_is_committed(project: Workspace, tmp_path: Path) -> None:
-    """As docs/team.md says: until then a clone knows the heads of the old ledger alone."""
+    """See docs/team.md. Until then a clone knows only the heads of the old ledger."""
     fill(project, 1).publish()
     commit(project, FILE)
     subprocess.run(["git", "clone", "-q", str(project.root), str(tmp_path / "clone")], check=True)
@@ -364,7 +364,7 @@ def test_a_broken_line_of_the_heads_names_its_place(project: Workspace) -> None:
     with pytest.raises(RegistryError, match=rf"{FILE} line 4: found '<<<<<<< HEAD'; allowed: LEDGER NUMBER SEAL"):
         fill(project, 1)
     (project.root / FILE).write_text((project.root / FILE).read_text().replace("<<<<<<< HEAD\n", "abc"))
-    fill(project, 1)  # a line that a kill cut off is no line
+    fill(project, 1)  # a line that a kill cut off is ignored
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_a_broken_line_of_the_heads_names_its_place(project: Workspace) -> None:
 def test_a_sealed_entry_with_unreadable_content_is_a_fault(
     project: Workspace, what: str, content: dict[str, Any]
 ) -> None:
-    """An added entry has a right seal; content of another kind stops every act with its number, not a traceback."""
+    """An added entry has a valid seal. Content of another type stops every act with a clear error."""
     ledger = fill(project, 2)
     last = ledger.entries()[-1]
     added = Entry(3, last.at, "eve", what, "pets", "1", "", content, last.seal, "")
@@ -395,7 +395,7 @@ def test_a_sealed_entry_with_unreadable_content_is_a_fault(
 
 @pytest.mark.parametrize("keep", [-1, -60, 100])
 def test_heads_go_on_after_a_line_without_its_end(project: Workspace, keep: int) -> None:
-    """An editor left the last line's end out, or a full disk cut the line."""
+    """An editor removed the end of the last line, or a full disk cut it off."""
     ledger = fill(project, 2)
     ledger.publish()
     for path in (ledger.heads.log, project.root / FILE):
@@ -403,10 +403,10 @@ def test_heads_go_on_after_a_line_without_its_end(project: Workspace, keep: int)
         path.write_bytes(b"\n".join([*whole, f"{last.decode()}\n".encode()[:keep]]))
     fill(project, 1).publish()
     fill(project, 1).publish()
-    found = Ledger(project, URI)
-    assert [head.number for head in found.heads.logged()][-2:] == [3, 4]
-    assert [head.number for head in found.heads.here()][-2:] == [3, 4]
-    assert found.faults() == []
+    reread = Ledger(project, URI)
+    assert [head.number for head in reread.heads.logged()][-2:] == [3, 4]
+    assert [head.number for head in reread.heads.here()][-2:] == [3, 4]
+    assert reread.faults() == []
 
 
 def test_attributes_and_settings_hide_no_committed_head(project: Workspace) -> None:
@@ -419,8 +419,20 @@ def test_attributes_and_settings_hide_no_committed_head(project: Workspace) -> N
     assert [head.number for head in Ledger(project, URI).heads.committed()[0]] == [3]
 
 
+def test_git_variables_and_replacements_hide_no_head(
+    project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.root / "note.txt").touch()
+    commit(project, "note.txt")
+    fill(project, 3).publish()
+    commit(project, FILE)
+    subprocess.run(["git", "-C", str(project.root), "replace", "HEAD", "HEAD~"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert [head.number for head in Ledger(project, URI).heads.committed()[0]] == [3]
+
+
 def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:
-    """A replaced ledger with a forged log looks like a clone's own, so audit says what Git's history has."""
+    """A replaced ledger with a forged log looks like that of a clone, so audit reports what Git's history has."""
     ledger = fill(project, 3)
     ledger.publish()
     first = commit(project, FILE)
@@ -428,7 +440,7 @@ def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:
     for path in (ledger.heads.log, project.root / FILE):
         path.unlink()
     fill(project, 4, why="forged")
-    (note,) = [one for one in auditing.notes(project, Params()) if "none of this one" in one]
+    (note,) = [text for text in auditing.notes(project, Params()) if "none of this one" in text]
     assert f"{FILE} of commit {first[:12]} has entry 3" in note
     assert "the ledger was replaced" in note
 
@@ -438,7 +450,7 @@ def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:
 
 @pytest.fixture
 def signing_key(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A private key in the environment; its public key."""
+    """Set a private key in the environment; return its public key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -446,15 +458,15 @@ def signing_key(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RATCHET_LEDGER_KEY", pem.decode())
     from ratchet.registry.signatures import public_key
 
-    found = public_key()
-    assert found
-    return found
+    key = public_key()
+    assert key
+    return key
 
 
 def test_a_pinned_key_must_sign_every_entry(
     project: Workspace, signing_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unsigned, resealed and foreign entries are named; the ledger holds no private key."""
+    """Unsigned, resealed and foreign entries are named. The ledger contains no private key."""
     signed = Ledger(project, URI, keys=[signing_key])
     for number in range(3):
         signed.append("promote", model="pets", version=str(number))
@@ -479,13 +491,13 @@ def test_an_edited_signed_entry_is_found(project: Workspace, signing_key: str) -
         connection.execute("UPDATE ledger SET version = '2', seal = ?", (entry.sealed(),))
     signed.heads.log.unlink()
     (fault,) = Ledger(project, URI, keys=[signing_key]).faults()
-    assert "has a signature that does not fit it" in fault.text
+    assert "has a signature that does not match it" in fault.text
 
 
 @pytest.mark.parametrize("text", ["secret words", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
-def test_a_key_that_is_none_is_refused(project: Workspace, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_private_key_is_refused(project: Workspace, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("RATCHET_LEDGER_KEY", text)
-    with pytest.raises(SettingsError, match="RATCHET_LEDGER_KEY: holds no Ed25519 private key") as refusal:
+    with pytest.raises(SettingsError, match="RATCHET_LEDGER_KEY: found no Ed25519 private key") as refusal:
         fill(project, 1)
     assert text not in str(refusal.value)
 
@@ -498,17 +510,17 @@ NUMBERS = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
 
 @pytest.fixture
 def sealed(line: Line) -> tuple[Line, Any]:
-    """A champion with measured figures, a verdict and a description, sealed as the register stage seals them."""
+    """A champion with metrics, a verdict and a description, sealed as by the register stage."""
     version, client = line.version(), line.place.client
-    for name, value in figure_metrics(NUMBERS).items():
+    for name, value in evaluation_metrics(NUMBERS).items():
         client.log_metric(version.run_id, name, value, step=0)
     client.set_tag(version.run_id, "mlflow.note.content", "Passed: accuracy is 50 %.")
     client.set_tag(version.run_id, "ratchet.gate", "passed")
-    line.succession.registry.describe(version, "Right in 50 %.")
-    write_statement(line.succession.registry, version, NUMBERS)
-    line.succession.register(version, why="Passed: accuracy is 50 %.", over=None)
-    line.succession.crown(version, over=None)
-    assert line.amiss() == []
+    line.promotions.registry.describe(version, "Right in 50 %.")
+    write_statement(line.promotions.registry, version, NUMBERS)
+    line.promotions.register(version, why="Passed: accuracy is 50 %.", over=None)
+    line.promotions.promote_automatically(version, over=None)
+    assert line.faults() == []
     return line, version
 
 
@@ -519,31 +531,33 @@ def database_edit(line: Line, statement: str, *values: object) -> None:
 
 MLFLOW_EDITS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "metric": (
-        lambda line, one: database_edit(
-            line, "UPDATE latest_metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", one.run_id
+        lambda line, version: database_edit(
+            line, "UPDATE latest_metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", version.run_id
         ),
         "MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",
     ),
     "point of a chart": (
-        lambda line, one: database_edit(
-            line, "UPDATE metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", one.run_id
+        lambda line, version: database_edit(
+            line, "UPDATE metrics SET value = .9999 WHERE run_uuid = ? AND key = 'test/accuracy'", version.run_id
         ),
         "MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",
     ),
     "verdict": (
-        lambda line, one: line.place.client.set_tag(one.run_id, "mlflow.note.content", "Passed: 99.99 %"),
+        lambda line, version: line.place.client.set_tag(version.run_id, "mlflow.note.content", "Passed: 99.99 %"),
         "MLflow has tag mlflow.note.content = Passed: 99.99 %, and the sealed value is Passed: accuracy is 50 %.",
     ),
     "setting": (
-        lambda line, one: database_edit(line, "UPDATE params SET value = '7' WHERE run_uuid = ?", one.run_id),
+        lambda line, version: database_edit(line, "UPDATE params SET value = '7' WHERE run_uuid = ?", version.run_id),
         "MLflow has setting seed = 7, and the sealed value is 0",
     ),
     "tag of the version": (
-        lambda line, one: line.place.client.set_model_version_tag(one.name, one.number, "ratchet.provenance", "x"),
+        lambda line, version: line.place.client.set_model_version_tag(
+            version.name, version.number, "ratchet.provenance", "x"
+        ),
         "MLflow has tag of the version ratchet.provenance = x, and the sealed value is nothing",
     ),
     "description": (
-        lambda line, one: line.place.client.update_model_version(one.name, one.number, "Right in 99.99 %."),
+        lambda line, version: line.place.client.update_model_version(version.name, version.number, "Right in 99.99 %."),
         "MLflow has text description of the version = Right in 99.99 %., and the sealed value is Right in 50 %.",
     ),
 }
@@ -552,38 +566,38 @@ MLFLOW_EDITS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
 @pytest.mark.parametrize("kind", MLFLOW_EDITS)
 def test_edited_values_in_mlflow_are_named(sealed: tuple[Line, Any], kind: str) -> None:
     line, version = sealed
-    change, told = MLFLOW_EDITS[kind]
+    change, message = MLFLOW_EDITS[kind]
     change(line, version)
-    assert line.amiss() == [f"{line.name} version 1: {told}"]
+    assert line.faults() == [f"{line.name} version 1: {message}"]
 
 
 def test_edited_values_are_never_shown_as_true(sealed: tuple[Line, Any]) -> None:
-    """compare and trace show the sealed figure, verdict, settings and aliases, and say what MLflow has instead."""
+    """compare and trace show the sealed metrics, verdict, settings and aliases, and report MLflow's values."""
     line, version = sealed
     for kind in ("metric", "verdict", "setting"):
         MLFLOW_EDITS[kind][0](line, version)
     line.place.client.set_registered_model_alias(line.name, "challenger", "1")
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
-    assert (made.metrics["test/accuracy"], made.params["seed"]) == (0.5, "0")
-    assert made.tags["mlflow.note.content"] == "Passed: accuracy is 50 %."
-    assert made.releases[0].aliases == ("champion",)
-    assert made.doubts == ("MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",)
+    run = SealedReader(archive, line.promotions.ledger).verify(archive.version(f"{line.name}/1")[0])
+    assert (run.metrics["test/accuracy"], run.params["seed"]) == (0.5, "0")
+    assert run.tags["mlflow.note.content"] == "Passed: accuracy is 50 %."
+    assert run.versions[0].aliases == ("champion",)
+    assert run.doubts == ("MLflow has metric test/accuracy = 0.9999, and the sealed value is 0.5",)
 
 
-def test_a_changed_statement_is_shown_no_more(sealed: tuple[Line, Any]) -> None:
+def test_a_changed_statement_is_not_shown(sealed: tuple[Line, Any]) -> None:
     line, version = sealed
     path = line.artifact(version, "statement.json")
     path.write_text(path.read_text().replace("0.5", "0.9999"))
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
-    assert made.metrics == {}
-    assert made.doubts[0].startswith(f"{SEALED} was changed since it was registered: SHA-256 ")
-    assert line.amiss() == [f"{line.name} version 1: {SEALED} was replaced"]
+    run = SealedReader(archive, line.promotions.ledger).verify(archive.version(f"{line.name}/1")[0])
+    assert run.metrics == {}
+    assert run.doubts[0].startswith(f"{STATEMENT} was changed since it was registered: SHA-256 ")
+    assert line.faults() == [f"{line.name} version 1: {STATEMENT} was replaced"]
 
 
 def test_verification_of_ten_thousand_entries_is_quick(project: Workspace) -> None:
-    """All are verified before every act: the first time in full, then only rows that are not equal to those."""
+    """All are verified before every act: the first time in full, later only rows that changed."""
     ledger = Ledger(project, URI)
     ledger.append("promote", model="pets", version="1")
     entries = [ledger.entries()[0]]
@@ -595,9 +609,9 @@ def test_verification_of_ten_thousand_entries_is_quick(project: Workspace) -> No
         rows = [[entry.row()[name] for name in COLUMNS] for entry in entries[1:]]
         connection.executemany(f"INSERT INTO ledger VALUES ({marks})", rows)
     fresh = Ledger(project, URI)
-    begun = time.process_time()
-    fresh.require_whole()
-    first = time.process_time() - begun
+    start = time.process_time()
+    fresh.require_intact()
+    first = time.process_time() - start
     fresh.append("promote", model="pets", version="2")
-    print(f"{first:.3f} s in full, {time.process_time() - begun - first:.3f} s with the next act")
+    print(f"{first:.3f} s in full, {time.process_time() - start - first:.3f} s with the next act")
     assert len(fresh.entries()) == 10_001

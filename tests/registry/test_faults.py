@@ -1,6 +1,6 @@
-"""MLflow's server slow, failing, or away while a model is registered: told clearly, tried again with limits, done once.
+"""A slow, failing or stopped MLflow server while a model is registered: clear errors, limited retries, no duplicates.
 
-A real server stands behind a door that can be made to fail: it loses answers, answers 500 in its place, or is shut.
+A proxy in front of a real server can lose answers or return status 500.
 """
 
 import socket
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("mlflows_own")
 PASSED_ON = ("content-type", "accept")
 
 
-class Door(ThreadingHTTPServer):
-    """Hands every request on to the server and its answer back, unless `fails` says otherwise."""
+class Proxy(ThreadingHTTPServer):
+    """Proxy that forwards requests and answers, unless `fails` returns a failure for the request."""
 
     daemon_threads = True
 
@@ -29,23 +29,23 @@ class Door(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind = port
         self.fails: Callable[[str], str | None] = lambda request: None  # "500", "lost" or None
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that no longer waits is what is tested."""
+        """Ignore it: clients that no longer wait are tested."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Door
+    server: Proxy
 
     def answer(self) -> None:
         request = f"{self.command} {self.path}"
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        self.server.asked.append(request)
+        self.server.requests.append(request)
         failure = self.server.fails(request)
         if failure == "500":
             self.reply(500, b"broken", "text/plain")
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
-        if failure == "lost":  # done, but the answer never comes
+        if failure == "lost":  # the request was carried out
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         self.reply(answer.status, content, answer.headers.get("content-type", "application/json"))
@@ -71,73 +71,73 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the test's output is its own."""
+        """Log nothing."""
 
 
 @pytest.fixture
-def door(server: Any) -> Iterator[Door]:
-    door = Door(server.port)
-    thread = threading.Thread(target=door.serve_forever, daemon=True)
+def proxy(server: Any) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
+    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()
-    yield door
-    door.shutdown()
-    door.server_close()
+    yield proxy
+    proxy.shutdown()
+    proxy.server_close()
     thread.join()
 
 
 @pytest.fixture
-def line(door: Door, new_line: Callable[[Any], Any], served: Any) -> Any:
-    served.params = served.params.model_copy(update={"tracking": TrackingSettings(uri=door.uri, experiment="served")})
+def line(proxy: Proxy, new_line: Callable[[Any], Any], served: Any) -> Any:
+    served.params = served.params.model_copy(update={"tracking": TrackingSettings(uri=proxy.uri, experiment="served")})
     served.workspace = Workspace(served.workspace.root)
     return new_line(served)
 
 
-def crown(line: Any, run_id: str, model_uri: str) -> None:
-    """What the register stage does with a model that passed."""
-    succession = line.succession
-    over = succession.settle().champion
-    version = succession.registry.enter(line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
-    succession.register(version, why="good", over=over)
-    succession.crown(version, over=over)
+def promote(line: Any, run_id: str, model_uri: str) -> None:
+    """Register and promote a model as the register stage does."""
+    promotions = line.promotions
+    over = promotions.synchronize().champion
+    version = promotions.registry.add_version(line.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
+    promotions.register(version, why="good", over=over)
+    promotions.promote_automatically(version, over=over)
 
 
 @pytest.mark.parametrize("failure", ["500", "lost"])
-def test_a_server_that_fails_at_any_request_makes_one_version_in_the_end(line: Any, door: Door, failure: str) -> None:
-    """Every request in turn fails twice in a row, which is once more than MLflow's client tries by itself."""
+def test_failures_at_any_request_end_with_one_version(line: Any, proxy: Proxy, failure: str) -> None:
+    """Each request fails twice in a row, which is once more than MLflow's client retries."""
     run_id, model_uri = line.run()
-    door.asked.clear()
-    crown(line, run_id, model_uri)
-    requests, line.name = len(door.asked), f"{line.name}-again"
-    told: list[str] = []
+    proxy.requests.clear()
+    promote(line, run_id, model_uri)
+    count, line.name = len(proxy.requests), f"{line.name}-again"
+    errors: list[str] = []
     fail_at = 0
-    while fail_at < requests:
-        door.asked.clear()
-        door.fails = lambda _, at=fail_at: failure if len(door.asked) - 1 in (at, at + 1) else None
+    while fail_at < count:
+        proxy.requests.clear()
+        proxy.fails = lambda _, at=fail_at: failure if len(proxy.requests) - 1 in (at, at + 1) else None
         try:
-            crown(line, run_id, model_uri)
+            promote(line, run_id, model_uri)
         except TrackingUnavailable as error:
-            told.append(str(error))
+            errors.append(str(error))
         fail_at += 3
-    door.fails = lambda _: None
-    crown(line, run_id, model_uri)
-    assert told
-    assert all(door.uri in one and "start the server" in one for one in told)
-    assert [version.number for version in line.succession.registry.versions(line.name)] == ["1"]
+    proxy.fails = lambda _: None
+    promote(line, run_id, model_uri)
+    assert errors
+    assert all(proxy.uri in error and "start the server" in error for error in errors)
+    assert [version.number for version in line.promotions.registry.versions(line.name)] == ["1"]
     assert line.aliases() == {"champion": "1"}
-    assert [entry.what for entry in line.succession.entries()] == ["register", "promote"]
-    assert line.amiss() == []
+    assert [entry.what for entry in line.promotions.entries()] == ["register", "promote"]
+    assert line.faults() == []
 
 
-def test_one_failure_is_tried_again_and_nobody_notices(line: Any, door: Door) -> None:
+def test_a_single_failure_is_retried(line: Any, proxy: Proxy) -> None:
     run_id, model_uri = line.run()
-    door.asked.clear()
-    door.fails = lambda _: "500" if len(door.asked) % 5 == 0 else None
-    crown(line, run_id, model_uri)
-    assert len(door.asked) > 5
+    proxy.requests.clear()
+    proxy.fails = lambda _: "500" if len(proxy.requests) % 5 == 0 else None
+    promote(line, run_id, model_uri)
+    assert len(proxy.requests) > 5
     assert line.aliases() == {"champion": "1"}
 
 
-def test_a_version_whose_answer_was_lost_is_not_made_twice(line: Any, door: Door) -> None:
+def test_a_lost_answer_does_not_create_a_second_version(line: Any, proxy: Proxy) -> None:
     run_id, model_uri = line.run()
     lost: list[str] = []
 
@@ -147,23 +147,23 @@ def test_a_version_whose_answer_was_lost_is_not_made_twice(line: Any, door: Door
             return "lost"
         return None
 
-    door.fails = lose
-    crown(line, run_id, model_uri)
+    proxy.fails = lose
+    promote(line, run_id, model_uri)
     assert lost
-    assert [version.number for version in line.succession.registry.versions(line.name)] == ["1"]
-    assert line.amiss() == []
+    assert [version.number for version in line.promotions.registry.versions(line.name)] == ["1"]
+    assert line.faults() == []
 
 
-def test_a_server_that_is_away_is_told_and_the_same_again_does_it(line: Any, door: Door, server: Any) -> None:
+def test_an_act_succeeds_when_the_server_is_back(line: Any, proxy: Proxy, server: Any) -> None:
     first = line.champion()
     second = line.challenger()
     server.stop()
     try:
         with pytest.raises(TrackingUnavailable, match="start the server"):
-            line.succession.crown(second, over=first.number)
+            line.promotions.promote_automatically(second, over=first.number)
     finally:
         server.start()
-    assert [entry.what for entry in line.succession.entries()] == ["register", "promote", "register"]
-    assert line.succession.crown(second, over=first.number).champion == second.number
+    assert [entry.what for entry in line.promotions.entries()] == ["register", "promote", "register"]
+    assert line.promotions.promote_automatically(second, over=first.number).champion == second.number
     assert line.aliases() == {"champion": second.number}
-    assert line.amiss() == []
+    assert line.faults() == []

@@ -1,4 +1,4 @@
-"""The journal: what was told is on disk, once, whatever happens to the writer."""
+"""The journal: each entry is on disk once, whatever happens to the writer."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
-def told(journal: Journal) -> list[tuple[str, dict[str, object]]]:
+def written(journal: Journal) -> list[tuple[str, dict[str, object]]]:
     return [(entry.kind, entry.content) for entry in journal.entries(0)]
 
 
@@ -22,18 +22,18 @@ def point(step: int, **values: float) -> dict[str, object]:
     return {"step": step, "values": values}
 
 
-def test_what_is_written_is_read_back_by_the_next_process(folder: Path) -> None:
+def test_the_next_process_reads_what_was_written(folder: Path) -> None:
     first = Journal(folder)
     first.write("metrics", point(1, loss=0.5))
     first.write("tags", {"values": {"a": "ø"}})
     first.close()
     second = Journal(folder)
-    assert told(second) == [("metrics", point(1, loss=0.5)), ("tags", {"values": {"a": "ø"}})]
+    assert written(second) == [("metrics", point(1, loss=0.5)), ("tags", {"values": {"a": "ø"}})]
     assert second.uid == first.uid
     second.close()
 
 
-def test_two_trainings_have_two_names(tmp_path: Path) -> None:
+def test_two_trainings_have_two_ids(tmp_path: Path) -> None:
     journals = [Journal(tmp_path / name) for name in "ab"]
     assert journals[0].uid != journals[1].uid
     for journal in journals:
@@ -42,17 +42,17 @@ def test_two_trainings_have_two_names(tmp_path: Path) -> None:
         journal.close()
 
 
-def test_a_point_is_told_once_however_often_it_is_repeated(folder: Path) -> None:
+def test_a_repeated_point_is_written_once(folder: Path) -> None:
     for _ in range(2):  # the second time as a resumed training in a new process
         journal = Journal(folder)
         for step in (1, 2, 1, 2):
             journal.write("metrics", point(step, loss=step / 10))
-        journal.write("metrics", point(1, loss=0.9))  # the same point with another value: the first word stands
+        journal.write("metrics", point(1, loss=0.9))  # the same point with another value: the first one counts
         journal.write("metrics", point(1, accuracy=0.9))
         journal.write("params", {"values": {"epochs": "3"}})
         journal.write("params", {"values": {"epochs": "4"}})
         journal.close()
-    assert told(journal) == [
+    assert written(journal) == [
         ("metrics", point(1, loss=0.1)),
         ("metrics", point(2, loss=0.2)),
         ("metrics", point(1, accuracy=0.9)),
@@ -60,16 +60,16 @@ def test_a_point_is_told_once_however_often_it_is_repeated(folder: Path) -> None
     ]
 
 
-def test_a_status_may_be_told_again(folder: Path) -> None:
+def test_a_status_can_be_written_again(folder: Path) -> None:
     journal = Journal(folder)
     for status in ("RUNNING", "KILLED", "RUNNING", "FINISHED"):
         journal.write("status", {"status": status}, again=True)
     journal.close()
-    assert [content["status"] for _, content in told(journal)] == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
+    assert [content["status"] for _, content in written(journal)] == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])
-def test_a_half_line_of_a_killed_writer_is_cut_off_and_told_again(folder: Path, cut: int) -> None:
+def test_a_partial_line_is_cut_off_and_written_again(folder: Path, cut: int) -> None:
     journal = Journal(folder)
     journal.write("metrics", point(1, loss=0.1))
     whole = (folder / "events.jsonl").stat().st_size
@@ -81,7 +81,7 @@ def test_a_half_line_of_a_killed_writer_is_cut_off_and_told_again(folder: Path, 
     assert (folder / "events.jsonl").stat().st_size == whole
     again.write("metrics", point(2, loss=0.2))
     again.close()
-    assert told(again) == [("metrics", point(1, loss=0.1)), ("metrics", point(2, loss=0.2))]
+    assert written(again) == [("metrics", point(1, loss=0.1)), ("metrics", point(2, loss=0.2))]
 
 
 def test_a_line_that_is_being_written_is_not_read_yet(folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(folder: Path) -> None:
     journal.write("metrics", point(1, loss=0.1))
     with (folder / "events.jsonl").open("ab") as file:
         file.write(b'{"kind": "metrics", "ti')
-    assert told(journal) == [("metrics", point(1, loss=0.1))]
+    assert written(journal) == [("metrics", point(1, loss=0.1))]
     journal.close()
 
 
@@ -112,7 +112,7 @@ def test_many_threads_write_whole_lines_and_no_point_twice(folder: Path) -> None
     assert sorted(line["content"]["step"] for line in lines) == list(range(200))
 
 
-def test_what_was_sent_is_remembered_to_the_byte(folder: Path) -> None:
+def test_the_sent_position_is_exact(folder: Path) -> None:
     journal = Journal(folder)
     for step in range(3):
         journal.write("metrics", point(step, loss=0.1))
@@ -122,16 +122,16 @@ def test_what_was_sent_is_remembered_to_the_byte(folder: Path) -> None:
     again = Journal(folder)
     assert (again.run_id, again.sent, again.is_sent) == ("run-1", entries[1].end, False)
     assert [entry.content["step"] for entry in again.entries(again.sent)] == [2]
-    assert again.entries(again.sent)[0].time == entries[2].time  # MLflow knows a point by its time, too
+    assert again.entries(again.sent)[0].time == entries[2].time  # MLflow identifies a point by its time, too
     again.mark_sent("run-1", entries[2].end)
     assert again.is_sent
     again.close()
 
 
-def test_what_is_not_a_number_is_refused_at_the_door(folder: Path) -> None:
+def test_nan_is_refused(folder: Path) -> None:
     journal = Journal(folder)
     with pytest.raises(ValueError, match="not JSON compliant"):
         journal.write("metrics", point(1, loss=float("nan")))
     journal.write("metrics", point(2, loss=0.5))
     journal.close()
-    assert told(journal) == [("metrics", point(2, loss=0.5))]
+    assert written(journal) == [("metrics", point(2, loss=0.5))]

@@ -18,7 +18,7 @@ from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import ChampionResult, LeftOut, Verdict
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
-from ratchet.registry.samples import SEEN, read_samples, split_samples, write_samples
+from ratchet.registry.samples import TRAINING_SAMPLES, read_samples, split_samples, write_samples
 from ratchet.registry.versions import Version
 from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
 from ratchet.training import ModelSpec, build, save_model
@@ -92,17 +92,17 @@ class Pets:
         record.write_text(json.dumps({"dvc": {}}))
         kept = {record: "provenance"}
         if with_record:
-            write_samples(folder / SEEN, split_samples(self.workspace.packed, "train", "validation"))
-            kept[folder / SEEN] = "provenance"
+            write_samples(folder / TRAINING_SAMPLES, split_samples(self.workspace.packed, "train", "validation"))
+            kept[folder / TRAINING_SAMPLES] = "provenance"
         registry.log_files(run_id, kept)
-        version = registry.enter("pets", run_id, model_uri, tags={"ratchet.verdict": "{}"})
+        version = registry.add_version("pets", run_id, model_uri, tags={"ratchet.verdict": "{}"})
         self.promotions.register(version, why="good", over=None)
-        self.promotions.crown(version, over=None)
+        self.promotions.promote_automatically(version, over=None)
         return version
 
     def judge(self, run: tuple[str, str]) -> Verdict:
         """Judge a run's model as the register stage does."""
-        over = self.promotions.settle().champion
+        over = self.promotions.synchronize().champion
         return judge_model(self.promotions, *run, self.params, self.workspace, over=over)
 
     def judgements(self) -> list[dict[str, object]]:
@@ -179,20 +179,22 @@ def test_champion_without_a_valid_record_is_refused(pets: Pets) -> None:
     version = pets.champion(with_record=False)
     run = pets.train(seed=2)
     assert "no record says which samples it was trained on" in message(pets.judge(run))
-    name = f"provenance/{SEEN}"
-    write_samples(pets.workspace.root / SEEN, split_samples(pets.workspace.packed, "train"))
-    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
+    name = f"provenance/{TRAINING_SAMPLES}"
+    write_samples(pets.workspace.root / TRAINING_SAMPLES, split_samples(pets.workspace.packed, "train"))
+    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / TRAINING_SAMPLES: "provenance"})
     assert "no record says which samples" in message(pets.judge(run))  # the ledger does not cover the new record
-    assert name not in (pets.promotions.noted(version) or {})
+    assert name not in (pets.promotions.recorded_evidence(version) or {})
 
 
 def test_replaced_record_is_refused(pets: Pets) -> None:
     pets.pack(by_position)
     version = pets.champion()
     run = pets.train(seed=2)
-    write_samples(pets.workspace.root / SEEN, split_samples(pets.workspace.packed, "test"))
-    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / SEEN: "provenance"})
-    with pytest.raises(RegistryError, match=rf"pets version 1: provenance/{SEEN} is not what was registered"):
+    write_samples(pets.workspace.root / TRAINING_SAMPLES, split_samples(pets.workspace.packed, "test"))
+    pets.promotions.registry.log_files(version.run_id, {pets.workspace.root / TRAINING_SAMPLES: "provenance"})
+    with pytest.raises(
+        RegistryError, match=rf"pets version 1: provenance/{TRAINING_SAMPLES} is not what was registered"
+    ):
         pets.judge(run)
 
 

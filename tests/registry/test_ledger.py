@@ -1,4 +1,4 @@
-"""The ledger: it grows by whole entries whoever writes, and whatever is done to it behind its back is found."""
+"""The ledger: only complete entries are added, by any number of writers, and every other change is detected."""
 
 import multiprocessing
 import re
@@ -35,9 +35,9 @@ def database(postgres: Any, tmp_path: Path) -> Ledger:
 
 @pytest.fixture(params=["sqlite", "database"])
 def ledger(request: pytest.FixtureRequest) -> Ledger:
-    """Both kinds of database, one after the other."""
-    found: Ledger = request.getfixturevalue(request.param)
-    return found
+    """Each kind of database, one after the other."""
+    ledger: Ledger = request.getfixturevalue(request.param)
+    return ledger
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def filled(sqlite: Ledger) -> Ledger:
     return ledger
 
 
-def behind_its_back(tmp_path: Path, *statements: str) -> None:
-    """Change the table as somebody would who knows how."""
+def tamper(tmp_path: Path, *statements: str) -> None:
+    """Change the table as an attacker who knows the triggers."""
     with sqlite3.connect(tmp_path / "mlruns" / "ledger.db") as connection:
         connection.execute("DROP TRIGGER ledger_no_update")
         connection.execute("DROP TRIGGER ledger_no_delete")
@@ -58,7 +58,7 @@ def behind_its_back(tmp_path: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_entries_come_back_as_they_were_written_and_follow_one_another(ledger: Ledger) -> None:
+def test_entries_are_read_as_written_and_form_a_chain(ledger: Ledger) -> None:
     first = ledger.append("register", model="pets", version="1", who="ann", why="ünïcode", digests={"b": 1, "a": [2]})
     second = ledger.append("promote", model="cars", version=None)
     assert ledger.entries() == [first, second]
@@ -73,23 +73,23 @@ def test_entries_come_back_as_they_were_written_and_follow_one_another(ledger: L
 def test_an_entry_can_be_neither_changed_nor_removed(ledger: Ledger, statement: str) -> None:
     entry = ledger.append("promote", model="pets", version="1")
     engine = create_engine(ledger.uri)
-    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger only grows"):
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger is append-only"):
         connection.execute(text(statement))
     engine.dispose()
     assert ledger.entries() == [entry]
 
 
-def test_postgresql_does_not_empty_it_either(database: Ledger) -> None:
+def test_postgresql_refuses_to_truncate_it(database: Ledger) -> None:
     entry = database.append("promote", model="pets", version="1")
     engine = create_engine(database.uri)
-    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger only grows"):
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="the ledger is append-only"):
         connection.execute(text("TRUNCATE ledger"))
     engine.dispose()
     assert database.entries() == [entry]
 
 
 @pytest.mark.parametrize(
-    ("statements", "told"),
+    ("statements", "patterns"),
     [
         (["UPDATE ledger SET who = 'bob' WHERE number = 3"], [r"ledger entry 3 \(promote pets, .*\) was edited"]),
         (["UPDATE ledger SET content = '{}' WHERE number = 1"], ["ledger entry 1 .* was edited"]),
@@ -101,27 +101,27 @@ def test_postgresql_does_not_empty_it_either(database: Ledger) -> None:
         ),
     ],
 )
-def test_what_is_done_behind_its_back_is_found_and_named(
-    filled: Ledger, tmp_path: Path, statements: list[str], told: list[str]
+def test_each_change_is_detected_and_named(
+    filled: Ledger, tmp_path: Path, statements: list[str], patterns: list[str]
 ) -> None:
-    behind_its_back(tmp_path, *statements)
-    found = chain_faults(filled)
-    assert len(found) == len(told)
-    assert all(re.search(words, one) for words, one in zip(told, found, strict=True))
+    tamper(tmp_path, *statements)
+    faults = chain_faults(filled)
+    assert len(faults) == len(patterns)
+    assert all(re.search(pattern, fault) for pattern, fault in zip(patterns, faults, strict=True))
 
 
-def test_a_rewritten_entry_with_a_seal_of_its_own_breaks_the_link_to_the_next(filled: Ledger, tmp_path: Path) -> None:
+def test_a_resealed_entry_breaks_the_link_to_the_next(filled: Ledger, tmp_path: Path) -> None:
     from dataclasses import replace
 
     forged = replace(filled.entries()[2], who="bob")
-    behind_its_back(tmp_path, f"UPDATE ledger SET who = 'bob', seal = '{forged.sealed()}' WHERE number = 3")
+    tamper(tmp_path, f"UPDATE ledger SET who = 'bob', seal = '{forged.sealed()}' WHERE number = 3")
     assert chain_faults(filled) == ["ledger entry 4 does not follow the one before it: one of the two was replaced"]
 
 
-def test_what_is_forbidden_is_not_written(ledger: Ledger) -> None:
+def test_a_forbidden_act_is_not_written(ledger: Ledger) -> None:
     def none_yet(entries: list[Entry]) -> None:
         if entries:
-            raise LookupError("one is there")
+            raise LookupError("there is one")
 
     ledger.append("promote", model="cars", version="1")
     ledger.append("promote", model="pets", version="1", only_if=none_yet)
@@ -131,7 +131,7 @@ def test_what_is_forbidden_is_not_written(ledger: Ledger) -> None:
 
 
 def _claim(root: str, uri: str, name: str, outcomes: Any) -> None:
-    """Ten times, write that a number of its own follows the model's last; only one of all can."""
+    """Ten times, try to write the next entry; of all processes only one can."""
     ledger = Ledger(Workspace(Path(root)), uri)
     for number in range(10):
 
@@ -147,7 +147,7 @@ def _claim(root: str, uri: str, name: str, outcomes: Any) -> None:
             outcomes.put(1)
 
 
-def test_of_several_at_once_one_has_leave(ledger: Ledger, tmp_path: Path) -> None:
+def test_one_of_several_concurrent_writers_succeeds(ledger: Ledger, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     outcomes: Any = context.Queue()
     writers = [
@@ -162,20 +162,20 @@ def test_of_several_at_once_one_has_leave(ledger: Ledger, tmp_path: Path) -> Non
     assert chain_faults(ledger) == []
 
 
-def _take_turns(root: str, uri: str, place: str) -> None:
-    """Fifty times, read a number and write the next; without turns some would be lost."""
+def _increment(root: str, uri: str, place: str) -> None:
+    """Increment a number fifty times; without exclusion some increments would be lost."""
     ledger, path = Ledger(Workspace(Path(root)), uri), Path(place)
     for _ in range(50):
-        with ledger.turn(), ledger.turn():  # one within another is the same
+        with ledger.exclusive(), ledger.exclusive():  # it can be entered twice
             path.write_text(str(int(path.read_text()) + 1))
 
 
-def test_turns_are_taken_one_after_the_other(ledger: Ledger, tmp_path: Path) -> None:
+def test_processes_exclude_each_other(ledger: Ledger, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     ledger.entries()
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_take_turns, args=(str(tmp_path), ledger.uri, str(counter))) for _ in range(3)]
+    workers = [context.Process(target=_increment, args=(str(tmp_path), ledger.uri, str(counter))) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -190,7 +190,7 @@ def _write(root: str, uri: str, name: str, count: int) -> None:
         ledger.append("approve", model=name, version=str(number), who=name)
 
 
-def test_concurrent_writers_lose_nothing_and_break_nothing(ledger: Ledger, tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_entry(ledger: Ledger, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(str(tmp_path), ledger.uri, f"writer {n}", 25)) for n in range(4)]
     for writer in writers:
@@ -203,7 +203,7 @@ def test_concurrent_writers_lose_nothing_and_break_nothing(ledger: Ledger, tmp_p
         assert [entry.version for entry in ledger.entries(model=f"writer {number}")] == [str(n) for n in range(25)]
 
 
-def test_a_postgresql_that_stops_in_mid_write_loses_nothing_that_was_written(database: Ledger, postgres: Any) -> None:
+def test_a_postgresql_stop_loses_no_written_entry(database: Ledger, postgres: Any) -> None:
     written = [database.append("approve", model="pets", version="0")]
     stopper = threading.Timer(0.5, postgres.stop)
     stopper.start()
@@ -215,26 +215,26 @@ def test_a_postgresql_that_stops_in_mid_write_loses_nothing_that_was_written(dat
     with pytest.raises(RegistryError, match=r"the ledger postgresql://postgres@127\.0\.0\.1:\d+/postgres: cannot be"):
         write_on()
     stopper.join()
-    with pytest.raises(RegistryError, match=r"cannot be used \(.*\): start or mend it"):
+    with pytest.raises(RegistryError, match=r"cannot be used \(.*\). Fix: start or repair it"):
         database.entries()
     postgres.start()
-    found = database.entries()
-    assert found[: len(written)] == written
-    assert len(found) - len(written) in (0, 1)  # one whose answer did not come may have been written
+    entries = database.entries()
+    assert entries[: len(written)] == written
+    assert len(entries) - len(written) in (0, 1)  # the last one can be written although no answer came
     database.append("approve", model="pets", version="last")
     assert chain_faults(database) == []
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
-        ("no address", r"registry\.ledger: found the ledger no address: no address of a database"),
-        ("mssql+pyodbc://server/ledger", "no address of a database"),
+        ("no address", r"registry\.ledger: found the ledger no address: not the address of a supported database"),
+        ("mssql+pyodbc://server/ledger", "not the address of a supported database"),
         ("sqlite:////proc/nowhere/ledger.db", "cannot be used|No such file"),
     ],
 )
-def test_a_database_that_cannot_be_had_is_told(tmp_path: Path, uri: str, told: str) -> None:
-    with pytest.raises((RegistryError, OSError), match=told):
+def test_an_unusable_database_is_an_error(tmp_path: Path, uri: str, message: str) -> None:
+    with pytest.raises((RegistryError, OSError), match=message):
         Ledger(Workspace(tmp_path), uri).entries()
 
 

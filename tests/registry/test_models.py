@@ -1,4 +1,4 @@
-"""A model goes into MLflow once, comes out through MLflow's own loader, and its aliases say what it is."""
+"""Models are stored once, loaded by MLflow's own loader, and verified by checksums."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder as training leaves it."""
+    """The folder of a model that training wrote."""
     folder = tmp_path_factory.mktemp("model")
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -47,15 +47,15 @@ def registry(place: Any) -> ModelRegistry:
 
 @pytest.fixture(autouse=True)
 def allowed() -> Iterator[None]:
-    """MLflow's own deprecations while it logs and loads a model."""
+    """Ignore MLflow's deprecation warnings while it logs and loads a model."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="mlflow")
         yield
 
 
-def enter(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
+def add_version(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
     model_uri = registry.log_model(run_id, trained, SPEC)
-    return registry.enter(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
+    return registry.add_version(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
 
 
 def open_and_close(registry: ModelRegistry, model_uri: str) -> None:
@@ -63,9 +63,7 @@ def open_and_close(registry: ModelRegistry, model_uri: str) -> None:
         pass
 
 
-def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
-    registry: ModelRegistry, run_id: str, trained: Path
-) -> None:
+def test_mlflow_loads_a_model_with_the_same_answers(registry: ModelRegistry, run_id: str, trained: Path) -> None:
     import mlflow
 
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
@@ -82,8 +80,8 @@ def test_a_model_loads_through_mlflow_and_answers_as_the_folder_does(
     np.testing.assert_array_equal(answered, expected)
 
 
-def test_what_is_stored_holds_no_pickle(registry: ModelRegistry, run_id: str, trained: Path, tmp_path: Path) -> None:
-    enter(registry, "no-pickle", run_id, trained)
+def test_a_stored_model_contains_no_pickle(registry: ModelRegistry, run_id: str, trained: Path, tmp_path: Path) -> None:
+    add_version(registry, "no-pickle", run_id, trained)
     registry.set_aliases("no-pickle", {"champion": "1"})
     champion = registry.champion("no-pickle", tmp_path / "champion")
     assert champion
@@ -99,7 +97,7 @@ def test_logging_a_model_twice_stores_it_once(registry: ModelRegistry, place: An
     assert len(place.client.get_run(run_id).outputs.model_outputs) == 1
 
 
-def test_a_model_is_stored_again_with_a_program_until_it_is_a_version(
+def test_a_model_is_replaced_only_before_it_is_a_version(
     registry: ModelRegistry, place: Any, run_id: str, trained: Path
 ) -> None:
     asking = ModelRegistry(
@@ -113,16 +111,16 @@ def test_a_model_is_stored_again_with_a_program_until_it_is_a_version(
         with asking.opened(address) as (_, folder):
             assert isinstance(Program.of(folder), Program) is has_program
             assert set(verify(folder) or ()) >= ({"model.onnx", "program.json"} if has_program else set())
-    asking.enter("with-a-program", run_id, second, tags={})
+    asking.add_version("with-a-program", run_id, second, tags={})
     assert registry.log_model(run_id, trained, SPEC) == second
 
 
-def test_a_version_has_the_aliases_it_is_given(
+def test_aliases_of_a_version_can_be_set(
     registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
 ) -> None:
     name = f"steps-{place.params.tracking.experiment}"
     assert registry.aliases(name) == {}
-    version = enter(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
+    version = add_version(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
     assert (version.number, version.aliases) == ("1", ())
     assert registry.verdict_tag(version) == '{"passed": true}'
     registry.describe(version, "good")
@@ -137,76 +135,78 @@ def test_a_version_has_the_aliases_it_is_given(
     assert (stored.run_id, stored.description, stored.tags["ratchet.verdict"]) == (run_id, "good", '{"passed": true}')
 
 
-def test_entering_twice_changes_nothing(registry: ModelRegistry, run_id: str, trained: Path, place: Any) -> None:
+def test_adding_a_version_twice_changes_nothing(
+    registry: ModelRegistry, run_id: str, trained: Path, place: Any
+) -> None:
     name = f"twice-{place.params.tracking.experiment}"
-    first = enter(registry, name, run_id, trained)
-    assert enter(registry, name, run_id, trained) == first
+    first = add_version(registry, name, run_id, trained)
+    assert add_version(registry, name, run_id, trained) == first
     assert registry.versions(name) == [first]
 
 
-def test_a_version_that_a_slow_server_made_twice_is_one(
+def test_a_duplicate_version_of_a_slow_server_is_deleted(
     registry: ModelRegistry, run_id: str, trained: Path, place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"slow-{place.params.tracking.experiment}"
     make = registry.client.create_model_version
 
     def twice(*arguments: Any, **more: Any) -> Any:
-        make(*arguments, **more)  # its answer came too late
+        make(*arguments, **more)  # the answer came too late
         return make(*arguments, **more)
 
     monkeypatch.setattr(registry.client, "create_model_version", twice)
-    assert enter(registry, name, run_id, trained).number == "1"
+    assert add_version(registry, name, run_id, trained).number == "1"
     assert [version.number for version in registry.versions(name)] == ["1"]
 
 
 def test_a_version_is_found_by_number_or_alias(registry: ModelRegistry, run_id: str, trained: Path, place: Any) -> None:
     name = f"found-{place.params.tracking.experiment}"
-    version = enter(registry, name, run_id, trained)
+    version = add_version(registry, name, run_id, trained)
     registry.set_aliases(name, {"champion": "1"})
-    for asked in (f"{name}/1", f"models:/{name}/1", f"{name}@champion", f"models:/{name}@champion"):
-        assert registry.find(asked).number == version.number
+    for reference in (f"{name}/1", f"models:/{name}/1", f"{name}@champion", f"models:/{name}@champion"):
+        assert registry.find(reference).number == version.number
     with pytest.raises(RegistryError, match=rf"{name}/7: MLflow has no such version; there are {name}/1"):
         registry.find(f"{name}/7")
     with pytest.raises(RegistryError, match=rf"{name}@blue: MLflow has no such version"):
         registry.find(f"{name}@blue")
     with pytest.raises(RegistryError, match=r"nowhere/1: MLflow has no such version; registered are .*found-"):
         registry.find("nowhere/1")
-    with pytest.raises(RegistryError, match="write NAME/VERSION or NAME@ALIAS"):
+    with pytest.raises(RegistryError, match="allowed: NAME/VERSION or NAME@ALIAS"):
         registry.find("pets")
 
 
-def test_where_there_is_no_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:
+def test_without_a_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:
     assert registry.champion("never-registered", tmp_path) is None
     assert registry.version_of("never-registered", run_id) is None
 
 
-def test_a_model_that_is_not_there_is_named(registry: ModelRegistry) -> None:
+def test_a_missing_model_is_named(registry: ModelRegistry) -> None:
     with pytest.raises(RegistryError, match="models:/never-registered/1"):
         open_and_close(registry, "models:/never-registered/1")
 
 
-def test_a_dead_address_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_an_unavailable_server_is_named_with_a_fix(tmp_path: Path) -> None:
     dead = Params(tracking=TrackingSettings(uri="http://127.0.0.1:9"))
     with pytest.raises(TrackingUnavailable, match=r"http://127\.0\.0\.1:9 .*`ratchet sync`"):
         ModelRegistry(Workspace(tmp_path), dead).champion("digits", tmp_path)
 
 
-def stored(place: Any, run_id: str) -> Path:
-    """Where the run's model lies on this disk."""
+def stored_folder(place: Any, run_id: str) -> Path:
+    """Return the folder of the run's model in MLflow's store."""
     (logged,) = place.client.get_run(run_id).outputs.model_outputs
     location = place.client.get_logged_model(logged.model_id).artifact_location
     return Path(location.removeprefix("file://")) / "data" / "model"
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
-def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_every_way_in(
+def test_every_loader_refuses_a_changed_model(
     registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
 ) -> None:
     name = "changed-in-the-store"
     model_uri = registry.log_model(run_id, trained, SPEC)
-    enter(registry, name, run_id, trained)
+    add_version(registry, name, run_id, trained)
     registry.set_aliases(name, {"champion": "1"})
-    folder = stored(place, run_id)
+    folder = stored_folder(place, run_id)
     assert sorted(verify(folder) or ()) == ["model.json", "model.safetensors"]
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -218,26 +218,26 @@ def test_a_stored_model_carries_its_checksums_and_a_changed_one_is_refused_by_ev
     ):
         with pytest.raises(RatchetError, match=r"changed: model\.safetensors\); nothing was loaded\. Fix: restore"):
             way_in()
-    seal(folder)  # whoever changes a file may change its checksum: the run knows better
-    with pytest.raises(RegistryError, match=r"not the one that was stored, as the run's tag ratchet\.model_checksums"):
+    seal(folder)  # an attacker can change checksums, too, but the run has their digest
+    with pytest.raises(RegistryError, match=r"not the one that was stored, by the run's tag ratchet\.model_checksums"):
         registry.champion(name, tmp_path / "again")
     (folder / "checksums.json").unlink()
-    with pytest.raises(RegistryError, match=r"its checksums\.json is missing, as the run's tag"):
+    with pytest.raises(RegistryError, match=r"its checksums\.json is missing, by the run's tag"):
         registry.champion(name, tmp_path / "once more")
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
-def test_a_champion_stored_without_checksums_still_loads_and_that_is_said(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path, caplog: Any
+def test_a_model_without_checksums_is_refused(
+    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
 ) -> None:
-    name = "stored-before-there-were-checksums"
+    """An attacker can delete the checksums together with the run's tag."""
+    name = "without-checksums"
     model_uri = registry.log_model(run_id, trained, SPEC)
-    enter(registry, name, run_id, trained)
+    add_version(registry, name, run_id, trained)
     registry.set_aliases(name, {"champion": "1"})
-    (stored(place, run_id) / "checksums.json").unlink()
+    (stored_folder(place, run_id) / "checksums.json").unlink()
     place.client.delete_tag(run_id, CHECKSUMS_TAG)
-    assert registry.champion(name, tmp_path / "champion") is not None
-    open_and_close(registry, model_uri)
-    said = [record.message for record in caplog.records if record.name.startswith("ratchet")]
-    assert len(said) == 2
-    assert all("stored without checksums, by an earlier version: its files are not checked" in one for one in said)
+    with pytest.raises(RegistryError, match=r"its run has no tag ratchet\.model_checksums: nothing was loaded"):
+        registry.champion(name, tmp_path / "champion")
+    with pytest.raises(RegistryError, match=r"has no checksums\.json: nothing was loaded\. Fix: restore"):
+        open_and_close(registry, model_uri)

@@ -1,4 +1,4 @@
-"""Pickles are found by what a file holds: real ones, of every library that writes them, under any name."""
+"""Pickles are found by content: those of every library that writes them, under any name."""
 
 import bz2
 import gzip
@@ -46,12 +46,12 @@ VALUES = [None, 1, "text", 2.5, [1, 2, 3], {"a": (1, 2)}, b"bytes", Own(), Own, 
 def test_a_pickle_of_any_protocol_is_found_under_any_name(tmp_path: Path, protocol: int, number: int) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(pickle.dumps(VALUES[number], protocol))
-    (found,) = look(path)
-    assert found.name == "weights.safetensors"
-    assert found.what.startswith("a pickle of protocol ")
+    (finding,) = look(path)
+    assert finding.name == "weights.safetensors"
+    assert finding.kind.startswith("a pickle of protocol ")
 
 
-def test_what_it_would_call_is_named(tmp_path: Path) -> None:
+def test_the_import_that_it_calls_is_named(tmp_path: Path) -> None:
     for protocol in (0, 2, 4):
         path = tmp_path / f"{protocol}.json"
         path.write_bytes(pickle.dumps(OrderedDict(a=1), protocol))
@@ -114,11 +114,11 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_libraries_write_with_pickle_is_found(tmp_path: Path, writer: str) -> None:
+def test_pickles_of_libraries_are_found(tmp_path: Path, writer: str) -> None:
     path = tmp_path / "model.json"
     WRITERS[writer](path)
-    (found,) = look(path)
-    assert found.what.startswith("a NumPy array" if "array" in found.what else "a pickle of protocol")
+    (finding,) = look(path)
+    assert finding.kind.startswith("a NumPy array" if "array" in finding.kind else "a pickle of protocol")
 
 
 def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> N
                 return model_input
 
         mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Model(), pip_requirements=["mlflow"])
-    (found,) = find_pickles(files_under(tmp_path))
-    assert found.name == "model/python_model.pkl"
-    assert "cloudpickle" in found.why
+    (finding,) = find_pickles(files_under(tmp_path))
+    assert finding.name == "model/python_model.pkl"
+    assert "cloudpickle" in finding.reason
 
 
 def _sqlite(path: Path) -> None:
@@ -153,7 +153,7 @@ FINE: dict[str, Callable[[Path], Any]] = {
     "html": lambda path: path.write_text("<!doctype html>\n<p>c</p>."),
     "yaml": lambda path: path.write_text("channels:\n- conda-forge\ndependencies:\n- pip\nname: ratchet\n"),
     "csv": lambda path: path.write_text("class,rows\nant,3\nbee,4\n.\n"),
-    "words that are instructions": lambda path: path.write_text("cat\ndog\nbird\nindigo\n.\n"),
+    "words that are opcodes": lambda path: path.write_text("cat\ndog\nbird\nindigo\n.\n"),
     "sqlite": _sqlite,
     "text": lambda path: path.write_text("It was the best of times.\nI am.\n"),
     "nothing": lambda path: path.touch(),
@@ -171,13 +171,13 @@ FINE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", FINE)
-def test_what_holds_no_pickle_is_let_be(tmp_path: Path, kind: str) -> None:
+def test_other_files_are_not_reported(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "python_model.pkl"
     FINE[kind](path)
     assert look(path) == []
 
 
-def test_safetensors_whose_length_reads_as_the_start_of_a_pickle_are_let_be(tmp_path: Path) -> None:
+def test_safetensors_that_begin_like_a_pickle_are_not_reported(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for size in (0x0280, 0x0480, 0x0580):  # the file's first two bytes: 80 and the protocol
         header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).ljust(size)
@@ -185,7 +185,7 @@ def test_safetensors_whose_length_reads_as_the_start_of_a_pickle_are_let_be(tmp_
         assert look(path) == []
 
 
-def test_every_file_of_this_repository_is_let_be() -> None:
+def test_no_file_of_this_repository_is_reported() -> None:
     root = Path(__file__).parents[2]
     sources = [path for folder in ("src", "tests", "docs") for path in (root / folder).rglob("*.[pmj][yds]*")]
     assert len(sources) > 100
@@ -193,21 +193,48 @@ def test_every_file_of_this_repository_is_let_be() -> None:
 
 
 @given(content=st.text(min_size=3))
-def test_text_is_not_taken_for_a_pickle_that_calls(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_text_is_reported_as_a_call(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_text(content, encoding="utf-8", errors="replace")
-    assert not any("calls " in found.why and "nothing" not in found.why for found in look(path))
+    assert not any("calls " in finding.reason and "nothing" not in finding.reason for finding in look(path))
 
 
-def test_what_is_too_long_to_be_read_is_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_that_are_too_long_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ratchet.registry import pickles
 
-    monkeypatch.setattr(pickles, "_LONGEST", 1000)
+    monkeypatch.setattr(pickles, "_MAX_STREAM", 1000)
     path = tmp_path / "long"
     path.write_bytes(pickle.dumps(b"x" * 5000, 4))
-    (found,) = look(path)
-    assert found.why == "too long to be read to its end"
-    monkeypatch.setattr(pickles, "_MOST", 100)
+    (finding,) = look(path)
+    assert finding.reason == "too long to be read to its end"
+    monkeypatch.setattr(pickles, "_MAX_OPCODES", 100)
     path.write_bytes(pickle.dumps(list(range(200)), 0))
-    (found,) = look(path)
-    assert found.why == "too long to be read to its end"
+    (finding,) = look(path)
+    assert finding.reason == "too long to be read to its end"
+
+
+def test_archives_that_are_too_large_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of nested archives that expand without end stops."""
+    from ratchet.registry import pickles
+
+    monkeypatch.setattr(pickles, "_MAX_TOTAL", 10_000)
+    path = tmp_path / "bomb"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(100):
+            archive.writestr(f"{number}.txt", b" " * 1000)
+    (finding,) = look(path)
+    assert finding.kind == "more than can be searched"
+    assert finding.reason == "10.txt in the archive; 10,000 bytes of its content were read"
+
+
+def test_an_encrypted_member_hides_no_other_member(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("first", b"text")
+        archive.writestr("data.pkl", pickle.dumps(Own()))
+    content = bytearray(path.read_bytes())
+    content[6] |= 1  # the flag of encryption in the first member's own header,
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # and in the central directory
+    path.write_bytes(content)
+    (finding,) = look(path)
+    assert finding.reason.startswith("data.pkl in the archive; ")

@@ -1,6 +1,6 @@
-"""What a training tells reaches MLflow, each point once, whoever is killed or away in between.
+"""Everything that a training logs reaches MLflow once, even if a process is killed or the server stops.
 
-Everything is read back from MLflow itself: a SQLite database as shipped, and a server over HTTP.
+The values are read from MLflow itself: a SQLite database as shipped, and a server over HTTP.
 """
 
 import json
@@ -14,15 +14,15 @@ import pytest
 from ratchet.cost import Cost
 from ratchet.errors import TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, connect, experiment_id
-from ratchet.registry.runs import Run, send_all, spent
+from ratchet.registry.runs import Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
 
 DEAD = "http://127.0.0.1:9"
 
 
-def tell(run: Run, *, steps: int = 4) -> None:
-    """A short training."""
+def log_training(run: Run, *, steps: int = 4) -> None:
+    """Log a short training."""
     run.settings({"training.epochs": 2, "model.name": "convnet"})
     run.dataset(name="digits", digest="0123abcd.dir", source="data/raw", profile={"rows": {"train": 10}})
     run.tags({"ratchet.device": "cpu"})
@@ -33,8 +33,8 @@ def tell(run: Run, *, steps: int = 4) -> None:
     run.status("FINISHED")
 
 
-def forget_what_was_sent(run: Run) -> None:
-    """As if the process had been killed after sending and before noting it."""
+def forget_sent_position(run: Run) -> None:
+    """Restore the state of a process that was killed between sending and recording that."""
     state = run.journal.folder / "state.json"
     state.write_text(json.dumps({"uid": run.journal.uid}))
 
@@ -44,11 +44,11 @@ def closed(run: Run) -> Run:
     return run
 
 
-def test_one_training_is_carried_out_by_one_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_runs_a_training(tmp_path: Path) -> None:
     workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
     with Run(workspace, params, "k") as first:
         first.tags({"a": "b"})
-        with pytest.raises(TrainingError, match=r"\(k\) is under way in another folder of this project: wait"):
+        with pytest.raises(TrainingError, match="training k is already running in another folder of this project"):
             Run(workspace, params, "k").__enter__()
         with Run(workspace, params, "another"):
             pass
@@ -56,37 +56,37 @@ def test_one_training_is_carried_out_by_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_everything_that_was_told_stands_in_mlflow(place: Any, key: str) -> None:
+def test_everything_that_was_logged_is_in_mlflow(place: Any, key: str) -> None:
     run = Run(place.workspace, place.params, key)
-    tell(run)
+    log_training(run)
     run_id = run.send()
     assert closed(run).journal.is_sent
-    [found] = place.runs(run.journal.uid)
-    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
-    assert found.data.params == {"training.epochs": "2", "model.name": "convnet"}
-    assert found.data.tags["ratchet.device"] == "cpu"
-    assert found.data.metrics == {"step/loss": 0.25, "step/rate": 0.1, "validation/accuracy": 0.5}
+    [stored] = place.runs(run.journal.uid)
+    assert (stored.info.run_id, stored.info.status) == (run_id, "FINISHED")
+    assert stored.data.params == {"training.epochs": "2", "model.name": "convnet"}
+    assert stored.data.tags["ratchet.device"] == "cpu"
+    assert stored.data.metrics == {"step/loss": 0.25, "step/rate": 0.1, "validation/accuracy": 0.5}
     assert place.points(run_id, "step/loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
-    [data] = found.inputs.dataset_inputs
+    [data] = stored.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest) == ("digits", "0123abcd.dir")
     assert data.tags[0].value == "training"
 
 
-def test_another_evaluation_replaces_what_was_measured(place: Any, key: str) -> None:
-    """MLflow has the last values, also after a return to the first ones; the same values again are no new point."""
+def test_another_evaluation_replaces_its_metrics(place: Any, key: str) -> None:
+    """MLflow has the last values, also after a return to the first ones. Equal values add no point."""
     for value in (0.5, 0.6, 0.6, 0.5):
         run = Run(place.workspace, place.params, key)
         run.measured({"test/accuracy": value})
         run_id = run.send()
         closed(run)
-        [found] = place.runs(run.journal.uid)
-        assert found.data.metrics == {"test/accuracy": value}
+        [stored] = place.runs(run.journal.uid)
+        assert stored.data.metrics == {"test/accuracy": value}
         time.sleep(0.002)  # MLflow orders points of one step by their millisecond
     assert sorted(place.points(run_id, "test/accuracy")) == [(0, 0.5), (0, 0.5), (0, 0.6)]
 
 
 def test_a_run_that_fails_at_once_has_a_duration(place: Any, key: str) -> None:
-    """MLflow hears of it when it is over: it begins when it began, and its points lie within."""
+    """It is sent after it ended, but with its real start time."""
     run = Run(place.workspace, place.params, key)
     run.status("RUNNING")
     run.status("FAILED")
@@ -94,8 +94,8 @@ def test_a_run_that_fails_at_once_has_a_duration(place: Any, key: str) -> None:
     time.sleep(0.05)
     run.send()
     closed(run)
-    [found] = place.runs(run.journal.uid)
-    assert (found.info.start_time, found.info.end_time) == (began, ended)
+    [stored] = place.runs(run.journal.uid)
+    assert (stored.info.start_time, stored.info.end_time) == (began, ended)
 
 
 def test_a_clock_set_back_makes_no_negative_duration(place: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ def test_a_clock_set_back_makes_no_negative_duration(place: Any, key: str, monke
     monkeypatch.undo()
     run.send()
     closed(run)
-    [found] = place.runs(run.journal.uid)
-    assert found.info.end_time == found.info.start_time > 1_000_000_000_000
+    [stored] = place.runs(run.journal.uid)
+    assert stored.info.end_time == stored.info.start_time > 1_000_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_a_run_s_name_fits_its_column(model: dict[str, str], shown: str, databas
     run.status("RUNNING")
     run.send()
     closed(run)
-    [found] = database.runs(run.journal.uid)
-    assert found.info.run_name == f"{shown}-{run.journal.uid[:6]}"
-    assert len(found.info.run_name) <= 21
+    [stored] = database.runs(run.journal.uid)
+    assert stored.info.run_name == f"{shown}-{run.journal.uid[:6]}"
+    assert len(stored.info.run_name) <= 21
 
 
 def test_the_runs_page_has_a_view_with_accuracy_first(place: Any, key: str) -> None:
-    """Also in an experiment that is older than the view."""
+    """Also in an experiment that existed before the view."""
     tag = f"mlflow.sharedViewState.{VIEW}"
     for experiment in (place.params.tracking.experiment, f"older-{key}"):
         settings = place.params.tracking.model_copy(update={"experiment": experiment})
@@ -145,10 +145,10 @@ def test_the_runs_page_has_a_view_with_accuracy_first(place: Any, key: str) -> N
 def test_sending_twice_changes_nothing(place: Any, key: str) -> None:
     run = closed(Run(place.workspace, place.params, key))
     run = Run(place.workspace, place.params, key)
-    tell(run)
+    log_training(run)
     first = run.send()
     [before] = place.runs(run.journal.uid)
-    forget_what_was_sent(closed(run))
+    forget_sent_position(closed(run))
     again = Run(place.workspace, place.params, key)
     assert again.send() == first
     closed(again)
@@ -157,7 +157,7 @@ def test_sending_twice_changes_nothing(place: Any, key: str) -> None:
     assert place.points(first, "step/rate") == [(step, 0.1) for step in range(4)]
 
 
-def test_more_points_than_one_call_takes_all_arrive(database: Any, key: str) -> None:
+def test_more_points_than_fit_a_request_arrive(database: Any, key: str) -> None:
     run = Run(database.workspace, database.params, key)
     for step in range(500):
         run.metrics({"a": float(step), "b": -float(step)}, step=step)
@@ -171,43 +171,41 @@ def test_more_points_than_one_call_takes_all_arrive(database: Any, key: str) -> 
 def test_a_resumed_training_repeats_no_point_and_changes_no_setting(place: Any, key: str) -> None:
     for steps in (3, 5):  # cut off after three steps, then once more from the second
         run = Run(place.workspace, place.params, key)
-        tell(run, steps=steps)
+        log_training(run, steps=steps)
         run_id = run.send()
         closed(run)
-    [found] = place.runs(run.journal.uid)
+    [stored] = place.runs(run.journal.uid)
     assert place.points(run_id, "step/rate") == [(step, 0.1) for step in range(5)]
-    assert len(found.inputs.dataset_inputs) == 1
+    assert len(stored.inputs.dataset_inputs) == 1
 
 
 @pytest.mark.parametrize("method", ["mark_sent", "entries"])
-def test_killed_before_the_run_s_id_is_noted_there_is_still_one_run(
-    place: Any, key: str, killed_at: Any, method: str
-) -> None:
+def test_a_kill_before_the_id_is_stored_leaves_one_run(place: Any, key: str, killed_at: Any, method: str) -> None:
     killed_at(place, key, method)
     run = Run(place.workspace, place.params, key)
     assert run.journal.run_id is None
     run.metrics({"loss": 9.0}, step=9)
     run_id = run.send()
     closed(run)
-    assert [one.info.run_id for one in place.runs(run.journal.uid)] == [run_id]
+    assert [stored.info.run_id for stored in place.runs(run.journal.uid)] == [run_id]
     assert place.points(run_id, "loss") == [(0, 0.0), (1, 0.125), (2, 0.25), (3, 0.375), (9, 9.0)]
 
 
-def test_where_mlflow_is_away_training_goes_on_and_is_told(tmp_path: Path) -> None:
+def test_without_mlflow_training_continues_with_a_warning(tmp_path: Path) -> None:
     away = Params(tracking=TrackingSettings(uri=DEAD))
     with Run(Workspace(tmp_path), away, "k") as run:
-        tell(run)
+        log_training(run)
     assert run.away
     assert DEAD in run.away
     assert "`ratchet sync`" in run.away
     assert not run.journal.is_sent
 
 
-def test_what_waited_is_delivered_once_when_mlflow_is_back(server: Any, served: Any) -> None:
+def test_waiting_entries_are_sent_once_when_mlflow_returns(server: Any, served: Any) -> None:
     server.stop()
     try:
         with Run(served.workspace, served.params, "k") as run:
-            tell(run)
+            log_training(run)
         assert run.away
         with pytest.raises(TrackingUnavailable, match=f"{re.escape(server.uri)} .*`ratchet sync`"):
             send_all(served.workspace, served.params)
@@ -216,12 +214,12 @@ def test_what_waited_is_delivered_once_when_mlflow_is_back(server: Any, served: 
     [(name, run_id)] = send_all(served.workspace, served.params)
     assert name == "k"
     assert send_all(served.workspace, served.params) == []
-    [found] = served.runs(run.journal.uid)
-    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
+    [stored] = served.runs(run.journal.uid)
+    assert (stored.info.run_id, stored.info.status) == (run_id, "FINISHED")
     assert served.points(run_id, "step/rate") == [(step, 0.1) for step in range(4)]
 
 
-def test_a_server_that_goes_away_in_between_loses_and_repeats_nothing(server: Any, served: Any) -> None:
+def test_a_server_restart_loses_and_repeats_nothing(server: Any, served: Any) -> None:
     run = Run(served.workspace, served.params, "k")
     run.metrics({"loss": 1.0}, step=1)
     first = run.send()
@@ -238,7 +236,7 @@ def test_a_server_that_goes_away_in_between_loses_and_repeats_nothing(server: An
     assert served.points(first, "loss") == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
-def test_points_are_in_mlflow_while_training_goes_on(database: Any, key: str) -> None:
+def test_points_arrive_while_training_continues(database: Any, key: str) -> None:
     with Run(database.workspace, database.params, key) as run:
         run.metrics({"loss": 1.0}, step=1)
         while not (run.journal.run_id and run.journal.is_sent):
@@ -250,7 +248,7 @@ def test_points_are_in_mlflow_while_training_goes_on(database: Any, key: str) ->
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///file/mlflow.db", "nonsense://there"])
-def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str) -> None:
+def test_an_unusable_address_is_reported_as_unavailable(tmp_path: Path, uri: str) -> None:
     (tmp_path / "file").touch()
     with Run(Workspace(tmp_path), Params(tracking=TrackingSettings(uri=uri)), "k") as run:
         run.metrics({"loss": 1.0}, step=1)
@@ -259,11 +257,11 @@ def test_an_address_that_cannot_be_used_is_told_as_away(tmp_path: Path, uri: str
     assert run.away
 
 
-def test_another_store_is_told_all_of_it_and_the_first_nothing_twice(tmp_path: Path) -> None:
+def test_another_store_gets_everything_and_the_first_no_duplicates(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     old, new = (Params(tracking=TrackingSettings(uri=f"sqlite:///{name}.db")) for name in ("old", "new"))
     first = Run(workspace, old, "k")
-    tell(first)
+    log_training(first)
     there = first.send()
     closed(first)
     [(_, here)] = send_all(workspace, new)  # `ratchet sync`, after the team's server was set
@@ -275,17 +273,17 @@ def test_another_store_is_told_all_of_it_and_the_first_nothing_twice(tmp_path: P
         run = client.get_run(run_id)
         assert (run.info.status, run.data.params["model.name"]) == ("FINISHED", "convnet")
         history = client.get_metric_history(run_id, "step/loss")
-        assert sorted((one.step, one.value) for one in history) == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
+        assert sorted((point.step, point.value) for point in history) == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
         experiment = client.get_experiment_by_name(params.tracking.experiment)
         assert len(client.search_runs([experiment.experiment_id])) == 1
 
 
-def test_what_attempts_cost_adds_up_from_the_last_word_of_each_and_sends_nothing_itself(place: Any, key: str) -> None:
+def test_total_cost_adds_the_last_record_of_each_attempt(place: Any, key: str) -> None:
     run = Run(place.workspace, place.params, key)
-    assert spent(run.journal) is None
+    assert total_cost(run.journal) is None
     for attempt, seconds in (("first", 1.0), ("first", 5.0), ("second", 2.0), ("second", 3.0)):
         run.cost(attempt, Cost(seconds, 2 * seconds, 0.0))
     run_id = run.send()
-    assert spent(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
+    assert total_cost(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
     assert run.journal.is_sent
     assert place.client.get_run(run_id).data.metrics == {}

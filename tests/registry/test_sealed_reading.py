@@ -1,4 +1,4 @@
-"""What a person reads of a version comes from the ledger and sealed files; every name that is printed can be traced."""
+"""compare, trace and reproduce read the ledger and sealed files, and every name that they print can be traced."""
 
 import hashlib
 import io
@@ -19,11 +19,11 @@ from commands.compare import compare
 from commands.reproduce import require_evidence
 from commands.trace import trace
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import Archive, Release
-from ratchet.provenance.chain import data_link
-from ratchet.provenance.sealed import Sealed
+from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.lineage import data_link
+from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.provenance_tags import RECORD, record_tags
+from ratchet.registry.provenance_record import RECORD_TAG, Provenance, record_tags
 from ratchet.registry.runs import Run
 from ratchet.registry.statement import parse_statement, write_statement
 from ratchet.settings.model import Params, TrackingSettings
@@ -39,15 +39,15 @@ def line(database: Any, new_line: Callable[[Any], Line]) -> Line:
     return new_line(database)
 
 
-def test_the_summary_has_the_aliases_of_now(line: Line) -> None:
+def test_the_summary_has_the_current_aliases(line: Line) -> None:
     """After a rollback, without MLflow, and with a broken ledger."""
     line.champion()
     line.champion()
-    line.succession.rollback(None, why="2 is bad")
+    line.promotions.rollback(None, why="2 is bad")
     away = line.params.model_copy(update={"tracking": TrackingSettings(uri="http://127.0.0.1:9")})
     for params in (line.params, away):
-        told = [model_line(params, line.place.workspace, line.name, number) for number in ("1", "2", "9")]
-        assert told == [
+        summaries = [model_line(params, line.place.workspace, line.name, number) for number in ("1", "2", "9")]
+        assert summaries == [
             f"{line.name} version 1 (champion)",
             f"{line.name} version 2 (no alias); champion is version 1",
             f"{line.name} version 9 (no alias); champion is version 1",
@@ -55,25 +55,25 @@ def test_the_summary_has_the_aliases_of_now(line: Line) -> None:
     with closing(sqlite3.connect(line.folder / "ledger.db")) as connection, connection:
         connection.execute("DROP TRIGGER ledger_no_update")
         connection.execute("UPDATE ledger SET version = '2'")
-    told = [model_line(line.params, line.place.workspace, line.name, "2")]
-    assert told[0].startswith(f"{line.name} version 2 (its aliases are unknown: the ledger ")
-    assert "champion" not in told[0]
+    summary = model_line(line.params, line.place.workspace, line.name, "2")
+    assert summary.startswith(f"{line.name} version 2 (its aliases are unknown: the ledger ")
+    assert "champion" not in summary
 
 
 def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     version = line.champion()
-    release = Release(line.name, version.number, ("champion",), {})
+    release = ArchivedVersion(line.name, version.number, ("champion",), {})
     kept = AliasSync(line.place.workspace, line.params, line.name)
-    assert "digests in the ledger match the stored files" in require_evidence(kept, release, version.run_id)
+    assert "digests in the ledger fit what is stored" in require_evidence(kept, release, version.run_id)
     path = line.artifact(version, "model.safetensors")
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
     flipped = bytearray(path.read_bytes())
     flipped[-1] ^= 1
     path.write_bytes(flipped)
-    found = hashlib.sha256(flipped).hexdigest()
+    actual = hashlib.sha256(flipped).hexdigest()
     with pytest.raises(RegistryError) as refusal:
         require_evidence(kept, release, version.run_id)
-    assert f"model.safetensors: expected SHA-256 {expected}, found {found}. Nothing was rebuilt" in str(refusal.value)
+    assert f"model.safetensors: expected SHA-256 {expected}, found {actual}. Nothing was rebuilt" in str(refusal.value)
 
 
 DAMAGED = {
@@ -88,55 +88,55 @@ DAMAGED = {
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_damaged_provenance_file_is_named(line: Line, kind: str) -> None:
-    """By the audit, by acts and by whoever reads it; the audit goes on with the next version."""
+    """The audit, acts and readers name it. The audit continues with the next version."""
     version, intact = line.challenger(), line.challenger()
     line.artifact(version, "provenance.json").write_bytes(DAMAGED[kind])
-    assert f"{line.name} version 1: provenance/provenance.json was replaced" in line.amiss()
-    assert not [one for one in line.amiss() if f"version {intact.number}" in one]
+    assert f"{line.name} version 1: provenance/provenance.json was replaced" in line.faults()
+    assert not [fault for fault in line.faults() if f"version {intact.number}" in fault]
     with pytest.raises(RegistryError, match=r"provenance/provenance\.json was replaced"):
-        line.succession.approve(version, why="x")
+        line.promotions.approve(version, why="x")
     archive = Archive(line.place.workspace, line.params)
-    made, _ = archive.version(f"{line.name}/1")
-    (doubt, *_) = Sealed(archive, line.succession.ledger).of(made).doubts
+    run, _ = archive.version(f"{line.name}/1")
+    (doubt, *_) = SealedReader(archive, line.promotions.ledger).verify(run).doubts
     assert "provenance/provenance.json was changed since it was registered" in doubt
 
 
 @pytest.mark.parametrize("kind", [name for name in DAMAGED if name != "not text"])
 def test_a_damaged_record_in_mlflow_hides_no_run(line: Line, kind: str) -> None:
-    """Of a run, of a version, and of a data set's profile: what cannot be read is a doubt about this run alone."""
+    """A damaged record or data set's profile is a doubt about this run only."""
     version, content = line.version(), DAMAGED[kind].decode()
-    client = line.succession.registry.client
-    client.set_tag(version.run_id, RECORD, content)
-    client.set_model_version_tag(line.name, version.number, RECORD, content)
+    client = line.promotions.registry.client
+    client.set_tag(version.run_id, RECORD_TAG, content)
+    client.set_model_version_tag(line.name, version.number, RECORD_TAG, content)
     archive = Archive(line.place.workspace, line.params)
-    (made,) = (one for one in archive.runs() if one.run_id == version.run_id)
-    expected = f"MLflow run {version.run_id}: the tag {RECORD} is damaged: it is not a provenance record"
-    for one in (made, archive.version(f"{line.name}/1")[0]):
-        assert one.record is None
-        assert [doubt for doubt in one.doubts if doubt.startswith(expected)]
-    told = str(data_link([replace(made, dataset={"name": "x", "profile": {"rows": 3}})], kept="here"))
-    assert "its provenance record cannot be read" in told
-    assert "the data set's profile in MLflow is damaged" in told
+    (run,) = (run for run in archive.runs() if run.run_id == version.run_id)
+    expected = f"MLflow run {version.run_id}: the tag {RECORD_TAG} is damaged: it is not a provenance record"
+    for read in (run, archive.version(f"{line.name}/1")[0]):
+        assert read.record is None
+        assert [doubt for doubt in read.doubts if doubt.startswith(expected)]
+    tree = str(data_link([replace(run, dataset={"name": "x", "profile": {"rows": 3}})], storage="here"))
+    assert "its provenance record cannot be read" in tree
+    assert "the data set's profile in MLflow is damaged" in tree
     with pytest.raises(RegistryError, match="is damaged"):
-        line.succession.registry.record_of(version.run_id)
+        line.promotions.registry.provenance_of(version.run_id)
 
 
 def test_a_damaged_statement_in_the_evidence_is_named(line: Line) -> None:
-    """A recovery takes the digests of files as they are; their content may be damaged."""
+    """A recovery takes the digests of files as they are, so their content can be damaged."""
     version = line.version()
-    write_statement(line.succession.registry, version, {"accuracy": 0.5})
+    write_statement(line.promotions.registry, version, {"accuracy": 0.5})
     assert parse_statement(line.artifact(version, "statement.json").read_bytes())
     line.artifact(version, "statement.json").write_text('{"metrics": {')
-    line.succession.register(version, why="x", over=None)
-    assert [one for one in line.amiss() if "report/statement.json is damaged" in one]
+    line.promotions.register(version, why="x", over=None)
+    assert [fault for fault in line.faults() if "report/statement.json is damaged" in fault]
     archive = Archive(line.place.workspace, line.params)
-    made = Sealed(archive, line.succession.ledger).of(archive.version(f"{line.name}/1")[0])
-    assert [one for one in made.doubts if one.startswith("report/statement.json is damaged")]
-    assert not made.metrics
+    run = SealedReader(archive, line.promotions.ledger).verify(archive.version(f"{line.name}/1")[0])
+    assert [doubt for doubt in run.doubts if doubt.startswith("report/statement.json is damaged")]
+    assert not run.metrics
 
 
 def test_compare_says_which_files_are_damaged(tmp_path: Path) -> None:
-    """Of runs that the ledger does not know, no digest tells."""
+    """There is no digest of runs that the ledger does not know."""
     root = tmp_path / "project"
     root.mkdir()
     (root / "params.yaml").write_bytes((Path(__file__).parents[2] / "params.yaml").read_bytes())
@@ -151,17 +151,17 @@ def test_compare_says_which_files_are_damaged(tmp_path: Path) -> None:
         settings.write_text(yaml)
         answers.write_bytes(parquet)
         registry.log_files(runs[-1], {settings: "provenance", answers: "report"})
-    found = compare(workspace, *runs)
-    assert [doubt.partition(": ")[2] for doubt in found.doubts] == [
+    comparison = compare(workspace, *runs)
+    assert [doubt.partition(": ")[2] for doubt in comparison.doubts] == [
         "provenance/params.yaml is damaged: it is not read.",
         "report/predictions.parquet is damaged: it is not read.",
     ] * 2
-    assert found.settings is None
-    assert found.rows is None
+    assert comparison.settings is None
+    assert comparison.answers is None
 
 
-def test_every_printed_name_can_be_traced(tmp_path: Path) -> None:
-    """Weights, settings, commit, flow run, run, its short id and its name, a row, and the SHA-256 of a sample."""
+def test_every_printed_name_can_be_traced(tmp_path: Path, record: Provenance) -> None:
+    """Weights, settings, commit, flow run, run, its short id and name, a sample, and the SHA-256 of a sample."""
     root = tmp_path / "project"
     root.mkdir()
     (root / "params.yaml").write_bytes((Path(__file__).parents[2] / "params.yaml").read_bytes())
@@ -183,35 +183,25 @@ def test_every_printed_name_can_be_traced(tmp_path: Path) -> None:
         return value
 
     listing = [{"md5": cached(index.getvalue()), "relpath": "index.parquet"}]
-    record = {
-        "id": "0123456789abcdef",
-        "weights": "1" * 64,
-        "settings": "2" * 64,
-        "lock": "3" * 64,
-        "git_commit": "4" * 40,
-        "prefect_flow_run": "a32c837f-ee97-4130-ba27-bf8fc9a9be4c",
-        "training": "0f47a1c9e665453c",
-        "seed": 0,
-        "dvc": {"data/packed": cached(json.dumps(listing).encode(), ".dir")},
-    }
+    packed = cached(json.dumps(listing).encode(), ".dir")
+    record = replace(record, dvc={"data/packed": packed})
     workspace = Workspace(root)
     run = Run(workspace, Params(), "training")
     run.tags(record_tags(record))
     run_id = run.send()
     run.journal.close()
     kept = [
-        record[name] for name in ("id", "weights", "settings", "lock", "git_commit", "prefect_flow_run", "training")
+        getattr(record, name)
+        for name in ("id", "weights", "settings", "lock", "git_commit", "prefect_flow_run", "training")
     ]
     name = AliasSync(workspace, Params(), "x").registry.client.get_run(run_id).info.run_name
-    asked = [*kept, record["git_commit"][:12], run_id, run_id[:8], f"run {run_id[:8]}", name]
-    for one in [*asked, *rows["id"], *rows["content"], record["dvc"]["data/packed"]]:
-        found = trace(workspace, one)
-        (version,) = found.chains[0].made
-        assert version.made[0].title == f"run {run_id}", one
-        assert found.descriptions, one
-    assert trace(workspace, "dog/1").descriptions == (
-        f"dog/1 is sample dog/1 of data version {record['dvc']['data/packed']}: test, dog",
-    )
+    names = [*kept, str(record.git_commit)[:12], run_id, run_id[:8], f"run {run_id[:8]}", name]
+    for printed in [*names, *rows["id"], *rows["content"], packed]:
+        traced = trace(workspace, printed)
+        (version,) = traced.chains[0].children
+        assert version.children[0].title == f"run {run_id}", printed
+        assert traced.words, printed
+    assert trace(workspace, "dog/1").words == (f"dog/1 is sample dog/1 of data version {packed}: test, dog",)
     for nothing in ("5" * 64, "6" * 40, "7" * 8, "cat/1", "nothing", "", ".", "*", "'", "a" * 300, "a/" * 3000):
         with pytest.raises(RegistryError):
             trace(workspace, nothing)

@@ -1,4 +1,4 @@
-"""MLflow alone loads and serves a registered model: by its standard API in a fresh process, and by its own server."""
+"""MLflow alone loads and serves a registered model: by its API in a fresh process, and by its own server."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
-from ratchet.training import ModelSpec, build, save_model
+from ratchet.training import ModelSpec, build, load_model, save_model
 from ratchet.workspace import Workspace
 
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (128.0,), (64.0,))
@@ -44,7 +44,7 @@ print(json.dumps([probabilities.tolist(), [name for name in ("torch", "ratchet")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace whose registry holds one champion, "served"."""
+    """A workspace with one champion, "served"."""
     root = tmp_path_factory.mktemp("served").resolve()
     workspace, params = Workspace(root), Params()
     with torch.random.fork_rng():
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = Run(workspace, params, "served")
     registry = ModelRegistry(workspace, params)
     uri = registry.log_model(run_id := run.send(), root / "trained", SPEC)
-    registry.enter("served", run_id, uri, tags={})
+    registry.add_version("served", run_id, uri, tags={})
     registry.set_aliases("served", {"champion": "1"})
     run.journal.close()
     return root
@@ -61,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(root: Path) -> dict[str, str]:
-    """As a user of MLflow has it: the address of the database, and this library to import."""
+    """Return the environment of a user of MLflow: the address of the database, and this library to import."""
     source = Path(__file__).parents[2] / "src"
     return {
         **os.environ,
@@ -75,13 +75,13 @@ def environment(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(root: Path) -> Any:
-    from ratchet.registry.pyfunc import _load_pyfunc
+    from ratchet.registry.pyfunc import ServedClassifier
 
-    return _load_pyfunc(str(root / "trained")).predict(IMAGES)
+    return ServedClassifier(*load_model(root / "trained")).predict(IMAGES)
 
 
-def told_by(script: str, root: Path, environment: dict[str, str]) -> Any:
-    """What a fresh process that is given the images prints."""
+def run_script(script: str, root: Path, environment: dict[str, str]) -> Any:
+    """Run a fresh process with the images as input; return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
         input=json.dumps(IMAGES.tolist()),
@@ -95,18 +95,16 @@ def told_by(script: str, root: Path, environment: dict[str, str]) -> Any:
 
 
 def test_a_version_loads_in_a_fresh_process_by_its_alias(root: Path, environment: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(np.array(told_by(LOADS, root, environment), np.float32), expected)
+    np.testing.assert_array_equal(np.array(run_script(LOADS, root, environment), np.float32), expected)
 
 
-def test_its_program_answers_where_there_is_no_pytorch(root: Path, environment: Any, expected: Any) -> None:
-    answered, imported = told_by(ASKS, root, environment)
+def test_its_onnx_program_needs_no_pytorch(root: Path, environment: Any, expected: Any) -> None:
+    answered, imported = run_script(ASKS, root, environment)
     np.testing.assert_allclose(np.array(answered, np.float32), expected, atol=1e-6)
     assert imported == []
 
 
-def test_mlflows_own_server_answers_with_the_same_probabilities_and_leaves_nothing(
-    root: Path, environment: Any, expected: Any
-) -> None:
+def test_mlflow_models_serve_returns_the_same_probabilities(root: Path, environment: Any, expected: Any) -> None:
     before, port = _files(root), free_port("127.0.0.1")
     program = ["mlflow", "models", "serve", "--model-uri", "models:/served@champion", "--env-manager", "local"]
     with (root.parent / "serve.log").open("wb") as log:
@@ -140,7 +138,7 @@ def test_mlflows_own_server_answers_with_the_same_probabilities_and_leaves_nothi
         server.wait()
     np.testing.assert_allclose(np.array(answered, np.float32), expected, atol=1e-6)
     psutil.wait_procs(family)
-    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     assert _files(root) == before
 
 

@@ -1,4 +1,4 @@
-"""How many tries the ledger counts, and what restores level: entries in, tries out."""
+"""The tries that the ledger counts, and the acts that restore the significance level."""
 
 import json
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from ratchet.gate.level import Tries, spend
-from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
+from ratchet.gate.verdict import Comparison, Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 from ratchet.registry.tries import Question, judgement, known_try, tries_before
 
 
 def samples(first: int, count: int) -> Samples:
-    """Samples with such numbers; the same number is the same sample."""
+    """Return samples by number; the same number is the same sample."""
     digests = np.random.default_rng(7).integers(1, 2**64, 60_000, dtype=np.uint64)
     mine = digests[first : first + count]
     return Samples(mine, mine ^ np.uint64(2**63), np.zeros(count, np.uint64))
 
 
 class Log:
-    """A ledger in memory: the entries of one model."""
+    """The entries of one model in memory."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -34,13 +34,13 @@ class Log:
         self.entries.append(Entry(number, "", "ann", what, "pets", version, "", written, "", f"seal {number}"))
 
     def judge(self, run: str, rows: Samples, *, over: str | None = "1", won: bool = False) -> Tries:
-        """One candidate's try; the tries before it."""
+        """Add one candidate's try; return the tries before it."""
         question = Question(run, over, "answers", rows, {"confidence": 0.95})
         before = tries_before(self.entries, rows, np.ones(len(rows), np.bool_))
         level = spend(before, confidence=0.95)
         p = level.level if won else 0.5
-        found = Comparison(before.count + 1, len(rows), p, level.level, level.remaining, won)
-        verdict = Verdict(won, (ChampionResult(won, champion=over, comparison=found if over else None),))
+        comparison = Comparison(before.count + 1, len(rows), len(rows), p, level.level, level.left, won)
+        verdict = Verdict(won, (), "Passed." if won else "Refused.", comparison if over else None)
         self.add("judge", **judgement(self.entries, question, before, verdict, reserved=0.0))
         return before
 
@@ -50,11 +50,11 @@ ROWS = samples(0, 3000)
 
 def test_tries_on_the_same_rows_add_up() -> None:
     log = Log()
-    found = [log.judge(f"run {number}", ROWS) for number in range(4)]
-    assert [(one.count, one.spent) for one in found] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    tries = [log.judge(f"run {number}", ROWS) for number in range(4)]
+    assert [(before.count, before.spent) for before in tries] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_a_won_promotion_restores_the_level_and_a_rollback_takes_it_back() -> None:
+def test_a_won_promotion_restores_the_level_until_a_rollback() -> None:
     log = Log()
     log.add("promote", "1", run="first")
     for number in range(5):
@@ -65,8 +65,8 @@ def test_a_won_promotion_restores_the_level_and_a_rollback_takes_it_back() -> No
     assert tries_before(log.entries, ROWS, np.ones(3000, bool)).spent == 0
     log.judge("later", ROWS, over="2")
     log.add("rollback", "1", run="first")
-    found = tries_before(log.entries, ROWS, np.ones(3000, bool))
-    assert (found.count, found.spent) == (7, 7.0)
+    tries = tries_before(log.entries, ROWS, np.ones(3000, bool))
+    assert (tries.count, tries.spent) == (7, 7.0)
 
 
 def test_a_promotion_that_won_no_comparison_restores_nothing() -> None:
@@ -77,16 +77,16 @@ def test_a_promotion_that_won_no_comparison_restores_nothing() -> None:
 
 
 @pytest.mark.parametrize(("first", "share"), [(3000, 1.0), (0, 0.0), (1500, 0.5), (300, 0.1)])
-def test_rows_that_no_candidate_was_judged_on_restore_their_share(first: int, share: float) -> None:
+def test_new_samples_restore_their_share(first: int, share: float) -> None:
     log = Log()
     for number in range(10):
         log.judge(f"run {number}", ROWS)
-    found = tries_before(log.entries, samples(first, 3000), np.ones(3000, bool))
-    assert found.new_rows == pytest.approx(share, abs=0.04)  # from a sample of the digests
-    assert found.spent == pytest.approx(10 * (1 - found.new_rows))
+    tries = tries_before(log.entries, samples(first, 3000), np.ones(3000, bool))
+    assert tries.new_rows == pytest.approx(share, abs=0.04)  # from a sample of the digests
+    assert tries.spent == pytest.approx(10 * (1 - tries.new_rows))
 
 
-def test_images_in_other_files_are_not_new_rows() -> None:
+def test_copies_of_images_are_not_new_samples() -> None:
     log = Log()
     log.judge("run", ROWS)
     others = samples(3000, 3000)
@@ -94,7 +94,7 @@ def test_images_in_other_files_are_not_new_rows() -> None:
     assert tries_before(log.entries, again, np.ones(3000, bool)).new_rows == 0.0
 
 
-def test_rows_of_a_far_larger_set_are_recognised() -> None:
+def test_samples_of_a_far_larger_set_are_recognized() -> None:
     log = Log()
     log.judge("large", samples(0, 50_000))
     assert tries_before(log.entries, samples(0, 8000), np.ones(8000, bool)).new_rows == 0.0
@@ -102,7 +102,7 @@ def test_rows_of_a_far_larger_set_are_recognised() -> None:
     assert len(json.dumps(log.entries[0].content)) < 60_000
 
 
-def test_the_same_question_is_the_same_try_and_another_answer_is_not() -> None:
+def test_only_the_same_question_is_the_same_try() -> None:
     log = Log()
     log.judge("run", ROWS)
     first = Question("run", "1", "answers", ROWS, {"confidence": 0.95})
@@ -111,27 +111,27 @@ def test_the_same_question_is_the_same_try_and_another_answer_is_not() -> None:
         assert known_try(log.entries, Question(**{**vars(first), **changed})) is None
 
 
-def test_a_candidate_without_a_champion_spends_nothing() -> None:
+def test_a_candidate_without_a_champion_uses_no_try() -> None:
     log = Log()
     log.judge("first", ROWS, over=None)
     assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries(0, 0.0, 0.0, 1.0)
 
 
-def test_a_damaged_entry_is_passed_over() -> None:
+def test_a_damaged_entry_is_ignored() -> None:
     log = Log()
     log.add("judge")
     assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries()
 
 
 def recovered(log: Log, intact: int, champion: str | None) -> tuple[list[Entry], list[Entry]]:
-    """Add a recovery; return the entries that count and those set aside."""
+    """Add a recovery; return the valid entries and those set aside."""
     aside = log.entries[intact:]
     log.add("recover", models={"pets": {"champion": champion}}, intact=intact, aside=len(aside))
     return [*log.entries[:intact], log.entries[-1]], aside
 
 
 @pytest.mark.parametrize("intact", [0, 1, 4])
-def test_tries_that_a_recovery_sets_aside_remain_spent(intact: int) -> None:
+def test_tries_that_a_recovery_sets_aside_stay_used(intact: int) -> None:
     log = Log()
     log.add("promote", "1", run="first")
     for number in range(6):
@@ -139,11 +139,11 @@ def test_tries_that_a_recovery_sets_aside_remain_spent(intact: int) -> None:
     log.entries[6] = replace(log.entries[6], content={**log.entries[6].content, "before": vars(Tries())})  # an edit
     log.entries[5] = replace(log.entries[5], content={"damaged": "?"})
     valid, aside = recovered(log, intact, "1")
-    found = tries_before(valid, ROWS, np.ones(3000, bool), model="pets", aside=aside)
-    assert (found.count, found.spent, found.new_rows) == (6, 6.0, 0.0)
+    tries = tries_before(valid, ROWS, np.ones(3000, bool), model="pets", aside=aside)
+    assert (tries.count, tries.spent, tries.new_rows) == (6, 6.0, 0.0)
 
 
-def test_level_of_a_promotion_that_a_recovery_undoes_is_taken_back() -> None:
+def test_a_recovery_reverts_the_level_of_a_promotion() -> None:
     log = Log()
     log.add("promote", "1", run="first")
     for number in range(5):

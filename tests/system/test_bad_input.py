@@ -289,7 +289,7 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any
     told = fresh.refused("ratchet", "train", "--set", f"tracking.uri={DEAD}")
     assert fresh.workspace.params.read_bytes() == before
     assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in told
-    assert f"MLflow at {DEAD} does not take what it is sent" in told
+    assert f"MLflow at {DEAD} does not accept requests" in told
     assert "`ratchet sync`" in told
     state, tasks = task_states(fresh)
     assert state == "FAILED"

@@ -12,7 +12,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.registry.journal import Journal
-from ratchet.registry.runs import spent
+from ratchet.registry.runs import total_cost
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def taken(project: Any, what: str) -> float:
     """Seconds that all attempts took, as the journal has them."""
     (folder,) = (project.workspace.mlruns / "journal").glob("*/")
     journal = Journal(folder)
-    cost = spent(journal)
+    cost = total_cost(journal)
     journal.close()
     assert cost
     return float(getattr(cost, what))

@@ -18,7 +18,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.registry.journal import Journal
-from ratchet.registry.runs import spent
+from ratchet.registry.runs import total_cost
 
 KILLS = 8
 EPOCH = 20  # steps: the digits' training rows in batches of 64
@@ -143,7 +143,7 @@ def assert_cost_is_the_sum(project) -> int:
 
     (folder,) = (project.workspace.mlruns / "journal").glob("*/")
     journal = Journal(folder)
-    cost = spent(journal)
+    cost = total_cost(journal)
     run = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db").get_run(journal.run_id)
     last = [entry.content for entry in journal.entries(0) if entry.kind == "cost"][-1]
     journal.close()

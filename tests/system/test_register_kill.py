@@ -153,7 +153,7 @@ def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(st
     commands = [("promote", "digits/2"), ("rollback", "digits")]
     reach = 2.0
     while kills < KILLS:
-        now = struck.succession.standing().champion
+        now = struck.succession.state().champion
         command = ("ratchet", *commands[now == "2"], "--why", "chance")
         if struck.do(*command, after=chance.uniform(0.0, reach)) == -signal.SIGKILL:
             kills += 1
@@ -165,12 +165,12 @@ def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(st
     print(f"{kills} kills: {dict(ends)}")
     struck.project.run("ratchet", "audit", "digits", "--repair")
     assert struck.amiss("digits") == []
-    assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.standing().champion}
+    assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.state().champion}
     assert len(struck.succession.registry.versions("digits")) == 2
 
 
 def test_an_alias_moved_by_hand_ends_audit_and_register_with_a_sentence(struck: Struck) -> None:
-    number = struck.succession.standing().champion
+    number = struck.succession.state().champion
     other = "1" if number == "2" else "2"
     struck.succession.registry.client.set_registered_model_alias("digits", "champion", other)
     by_hand = f"digits: the alias champion is on version {other} in MLflow, and on version {number} by the ledger"

@@ -137,9 +137,9 @@ def test_so_does_what_the_worker_trains(project: Any, server: Server) -> None:
 @pytest.mark.parametrize(
     ("seed", "environment", "sentence"),
     [
-        (2, PATIENT, "asks who you are, and MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are not both set"),
+        (2, PATIENT, "asks for a login, and MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are not both set"),
         (3, Server.environment("trainer", READER), "does not know trainer with this password"),
-        (4, Server.environment("reader", READER), "does not permit this to reader (MLFLOW_TRACKING_USERNAME)"),
+        (4, Server.environment("reader", READER), "does not allow this to reader (MLFLOW_TRACKING_USERNAME)"),
     ],
 )
 def test_who_is_not_let_in_is_told_and_keeps_the_training(
@@ -149,8 +149,8 @@ def test_who_is_not_let_in_is_told_and_keeps_the_training(
     done = project.run("ratchet", "train", "--set", f"seed={seed}", **environment)
     assert (done.returncode, "Traceback" in done.stdout) == (1, False), done.stdout
     last = done.stdout.rstrip().splitlines()[-1]
-    assert last.startswith(f"ratchet: tracking.uri: MLflow at {server.uri} {sentence}: nothing is lost"), done.stdout
-    assert last.endswith("then run the same again")
+    assert last.startswith(f"ratchet: tracking.uri: MLflow at {server.uri} {sentence}. Nothing is lost"), done.stdout
+    assert last.endswith("then run the same command again")
     assert len(server.runs()) == before
 
     history = (project.root / "data" / "model" / "history.json").stat()

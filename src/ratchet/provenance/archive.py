@@ -1,4 +1,4 @@
-"""What MLflow knows of runs and versions, found by any of their names."""
+"""Runs and versions in MLflow, found by any of their names. Nothing is written."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import GONE, active, all_pages, files_of, or_none, reachable
-from ratchet.registry.provenance_tags import parse_object, read_record
+from ratchet.registry.mlflow_store import GONE, active, all_pages, file_errors, or_none, reachable
+from ratchet.registry.provenance_record import Provenance, parse_object, read_record
 from ratchet.registry.versions import Versions
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-__all__ = ["REFERENCE", "Archive", "Made", "Release"]
+__all__ = ["REFERENCE", "Archive", "ArchivedRun", "ArchivedVersion"]
 
 REFERENCE = re.compile(r"^(?:models:/)?(?P<name>[^/@:]+)(?:/(?P<number>\d+)|@(?P<alias>[^/@:]+))$")
+"""Forms of a version's name: models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS."""
 _RUN = re.compile(r"^[0-9a-f]{32}$")
 
 
 @dataclass(frozen=True)
-class Release:
-    """One version of a registered model, as it stands now."""
+class ArchivedVersion:
+    """One version of a registered model with its current aliases and tags."""
 
     name: str
     number: str
@@ -31,16 +32,16 @@ class Release:
     tags: Mapping[str, str]
 
     @property
-    def words(self) -> str:
-        """Its name, its number and what it is called now."""
+    def label(self) -> str:
+        """Name, number and aliases for people."""
         return f"{self.name} version {self.number} ({', '.join(self.aliases) or 'no alias'})"
 
 
 @dataclass(frozen=True)
-class Made:
-    """One training run and what was made of it.
+class ArchivedRun:
+    """One training run and its versions.
 
-    `record` is None where ratchet kept none of it. `doubts` say which of these values nothing vouches for.
+    `record` is None if there is none or it is damaged. `doubts` name the values that nothing confirms.
     """
 
     run_id: str
@@ -49,63 +50,62 @@ class Made:
     tags: Mapping[str, str]
     params: Mapping[str, str]  # its settings, by dotted key
     metrics: Mapping[str, float]
-    dataset: Mapping[str, Any]  # name, digest and profile (classes, rows, quarantined) of what was trained on
-    record: Mapping[str, Any] | None
-    releases: tuple[Release, ...]
+    dataset: Mapping[str, Any]  # name, digest and profile (classes, rows, quarantined) of the training data
+    record: Provenance | None
+    versions: tuple[ArchivedVersion, ...]
     doubts: tuple[str, ...] = ()
 
     def hash_of(self, path: str) -> str | None:
-        """The DVC hash of an output of this run."""
-        found = ((self.record or {}).get("dvc") or {}).get(path)
-        return str(found) if found else None
+        """Return the DVC hash of an output of this run; None if it is unknown."""
+        return self.record.dvc.get(path) if self.record else None
 
 
 class Archive(Versions):
-    """MLflow's store, asked in whole questions; it is never written to.
+    """Read access to MLflow's runs and versions.
 
     Raises (every method):
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
 
-    def version(self, reference: str) -> tuple[Made, Release]:
-        """The version that `models:/NAME/VERSION`, NAME/VERSION or NAME@ALIAS names, and the run it is of.
+    def version(self, reference: str) -> tuple[ArchivedRun, ArchivedVersion]:
+        """Find the version that models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS names, and its run.
 
         Raises:
-            RegistryError: there is none, or its run is gone.
+            RegistryError: there is no such version, or its run is gone.
         """
-        found = self.find(reference)
-        made = self.run(found.run_id)
-        if made is None:
+        stored = self.find(reference)
+        run = self.run(stored.run_id)
+        if run is None:
             raise RegistryError(
-                f"{reference}: has no provenance record, so nothing can be said of how it was made: its MLflow run "
-                f"{found.run_id or ''} is not there"
+                f"{reference}: has no provenance record, so its origin is unknown: its MLflow run "
+                f"{stored.run_id or ''} does not exist"
             )
-        release = next(one for one in made.releases if (one.name, one.number) == (found.name, found.number))
+        version = next(
+            version for version in run.versions if (version.name, version.number) == (stored.name, stored.number)
+        )
         with reachable(self.uri):
-            record, doubts = self._record(made.run_id, release.tags)
-        return replace(made, record=record, doubts=tuple(dict.fromkeys((*made.doubts, *doubts)))), release
+            record, doubts = self._record(run.run_id, version.tags)
+        return replace(run, record=record, doubts=tuple(dict.fromkeys((*run.doubts, *doubts)))), version
 
-    def run(self, run_id: str) -> Made | None:
-        """The run of that id, if there is one."""
+    def run(self, run_id: str) -> ArchivedRun | None:
+        """Return the run with this id; None if there is none."""
         if not _RUN.match(run_id):
             return None
         with reachable(self.uri):
-            found = or_none(partial(self.client.get_run, run_id))
-            if found is None:
-                return None
-            return self._made(found, self._releases(f"run_id = '{run_id}'"))
+            run = or_none(partial(self.client.get_run, run_id))
+            return None if run is None else self._archived(run, self._versions_by_run(f"run_id = '{run_id}'"))
 
-    def runs(self, condition: str = "") -> list[Made]:
-        """Every run that meets a condition in MLflow's words, the oldest first."""
+    def runs(self, condition: str = "") -> list[ArchivedRun]:
+        """Return all runs that meet a condition of MLflow's search syntax, the oldest first."""
         with reachable(self.uri):
-            experiments = [one.experiment_id for one in all_pages(self.client.search_experiments)]
+            experiments = [experiment.experiment_id for experiment in all_pages(self.client.search_experiments)]
             order = ["attributes.start_time ASC"]
             runs = all_pages(partial(self.client.search_runs, experiments, condition, order_by=order))
-            releases = self._releases()
-            return [self._made(run, releases) for run in runs]
+            versions = self._versions_by_run()
+            return [self._archived(run, versions) for run in runs]
 
     def file(self, run_id: str, path: str, into: Path) -> Path | None:
-        """A file of the run's artifacts, copied into a folder; None where it is not among them."""
+        """Copy a file of the run's artifacts into a folder; return None if it is not among them."""
         from mlflow.exceptions import MlflowException
 
         folder = into / run_id
@@ -118,58 +118,61 @@ class Archive(Versions):
                     raise
                 return None
 
-    def model(self, release: Release, into: Path) -> Path:
-        """The folder with the version's model.json and weights, copied into a folder.
+    def model(self, version: ArchivedVersion, into: Path) -> Path:
+        """Copy the version's files into a folder; return the folder that has model.json and the weights.
 
         Raises:
             RegistryError: they cannot be read, or ratchet did not make them.
         """
         from mlflow.artifacts import download_artifacts
 
-        uri = f"models:/{release.name}/{release.number}"
-        with active(self.workspace, self.params.tracking), files_of(uri, self.uri):
+        uri = f"models:/{version.name}/{version.number}"
+        with active(self.workspace, self.params.tracking), file_errors(uri, self.uri):
             folder = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
-        described = next(folder.rglob("model.json"), None)
-        if described is None or not described.with_name("model.safetensors").exists():
-            raise RegistryError(f"{uri}: has no model.json and model.safetensors: it was not made by ratchet")
-        return described.parent
+        description = next(folder.rglob("model.json"), None)
+        if description is None or not description.with_name("model.safetensors").exists():
+            raise RegistryError(f"{uri}: has no model.json and model.safetensors: ratchet did not make it")
+        return description.parent
 
-    def _made(self, run: "Run", releases: Mapping[str, Sequence[Release]]) -> Made:
+    def _archived(self, run: "Run", versions: Mapping[str, Sequence[ArchivedVersion]]) -> ArchivedRun:
         info, data = run.info, run.data
         inputs = run.inputs.dataset_inputs if run.inputs else []
-        dataset = _dataset(inputs[-1].dataset) if inputs else {}
         record, doubts = self._record(str(info.run_id), data.tags)
-        return Made(
+        return ArchivedRun(
             run_id=str(info.run_id),
             run_name=str(info.run_name or ""),
             status=str(info.status),
             tags=dict(data.tags),
             params=dict(data.params),
             metrics=dict(data.metrics),
-            dataset=dataset,
+            dataset=_dataset(inputs[-1].dataset) if inputs else {},
             record=record,
-            releases=tuple(releases.get(str(info.run_id), ())),
+            versions=tuple(versions.get(str(info.run_id), ())),
             doubts=doubts,
         )
 
-    def _record(self, run_id: str, tags: Mapping[str, str]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-        """The record of a run or version, and a doubt where it is damaged: one bad record hides no other run."""
+    def _record(self, run_id: str, tags: Mapping[str, str]) -> tuple[Provenance | None, tuple[str, ...]]:
+        """Read the record of a run or version. A damaged one is a doubt, so that it does not hide other runs."""
         try:
             return read_record(self.client, run_id, tags), ()
         except RegistryError as error:
             return None, (str(error),)
 
-    def _releases(self, condition: str = "") -> dict[str, list[Release]]:
-        """The versions that meet a condition, by their run, in order."""
-        found = all_pages(partial(self.client.search_model_versions, condition or None))
-        aliases = {name: self.client.get_registered_model(name).aliases for name in {one.name for one in found}}
-        by_run: dict[str, list[Release]] = {}
-        for one in sorted(found, key=lambda one: (one.name, int(one.version))):
-            number = str(one.version)
-            mine = tuple(sorted(alias for alias, at in aliases[one.name].items() if str(at) == number))
-            by_run.setdefault(str(one.run_id), []).append(Release(one.name, number, mine, dict(one.tags)))
+    def _versions_by_run(self, condition: str = "") -> dict[str, list[ArchivedVersion]]:
+        """Return run id -> its versions, in the order of their names and numbers."""
+        stored = all_pages(partial(self.client.search_model_versions, condition or None))
+        aliases = {
+            name: self.client.get_registered_model(name).aliases for name in {version.name for version in stored}
+        }
+        by_run: dict[str, list[ArchivedVersion]] = {}
+        for version in sorted(stored, key=lambda version: (version.name, int(version.version))):
+            number = str(version.version)
+            own = tuple(sorted(alias for alias, at in aliases[version.name].items() if str(at) == number))
+            by_run.setdefault(str(version.run_id), []).append(
+                ArchivedVersion(version.name, number, own, dict(version.tags))
+            )
         return by_run
 
 
-def _dataset(found: Any) -> dict[str, Any]:
-    return {"name": found.name, "digest": found.digest, "profile": parse_object(found.profile or "{}") or {}}
+def _dataset(dataset: Any) -> dict[str, Any]:
+    return {"name": dataset.name, "digest": dataset.digest, "profile": parse_object(dataset.profile or "{}") or {}}

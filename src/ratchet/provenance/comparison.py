@@ -1,4 +1,4 @@
-"""Why two runs or versions differ: code, settings, data, environment, figures, and which test rows flipped."""
+"""Why two runs or versions differ: code, settings, data, environment, metrics, and test samples that flipped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,46 @@ import numpy as np
 
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
-from ratchet.provenance.changes import Change
+from ratchet.settings import dotted
+from ratchet.typed_json import to_plain
 
 if TYPE_CHECKING:
     from ratchet.data.difference import Difference
+    from ratchet.registry.provenance_record import Provenance
 
-__all__ = ["CodeChange", "Comparison", "Figure", "Flip", "Rows", "compare_rows", "figures", "patched_files"]
+__all__ = [
+    "AnswerComparison",
+    "Change",
+    "CodeChange",
+    "Comparison",
+    "Flip",
+    "MetricChange",
+    "changes",
+    "compare_answers",
+    "environment_changes",
+    "metric_changes",
+    "patched_files",
+]
 
-_FIGURE, _BOUND = "test/", "test interval/"
-_SETTINGS = ("temperature", "flip_average")  # stand among the figures, and are none
+_METRIC, _BOUND = "test/", "test interval/"
+_SETTINGS = ("temperature", "flip_average")  # logged among the metrics, but not measured
+_ENVIRONMENT = ("python", "packages", "lock", "hardware")  # fields of a provenance record
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs between A and B, by dotted key; None where it does not exist."""
+
+    name: str
+    before: Any
+    after: Any
 
 
 @dataclass(frozen=True)
 class CodeChange:
-    """Two commits and their difference as `git diff --stat` tells it; files that an uncommitted patch treats otherwise.
+    """Two commits with the lines of `git diff --stat` between them.
 
-    `patched` is file -> where: in A's patch only, in B's only, or in both and not the same.
+    `patched` names files that the uncommitted patches change differently: file -> in A's patch, in B's, or in both.
     """
 
     commits: tuple[str | None, str | None]
@@ -32,8 +56,8 @@ class CodeChange:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One test figure of A and of B, with its interval where it has one."""
+class MetricChange:
+    """One test metric of A and of B, with its confidence interval where it has one."""
 
     name: str
     before: Interval | float | None
@@ -42,7 +66,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Flip:
-    """A test row that one of the two answers rightly and the other does not: its label and both answers."""
+    """A test sample that only one of A and B classifies correctly: its label and both answers."""
 
     id: str
     label: str
@@ -51,33 +75,37 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The test rows that both were asked. `accuracy` is B's minus A's on them; None where there are none."""
+class AnswerComparison:
+    """The answers to the test samples that A and B share.
+
+    `totals` are the numbers of test samples of A and of B. `accuracy` is B's minus A's on the shared ones, None if
+    there are none; `confidence` is the level of its interval.
+    """
 
     common: int
-    asked: tuple[int, int]
+    totals: tuple[int, int]
     accuracy: Interval | None
     confidence: float
-    worse: tuple[Flip, ...]  # right by A, wrong by B
-    better: tuple[Flip, ...]  # wrong by A, right by B
+    worse: tuple[Flip, ...]  # correct in A, wrong in B
+    better: tuple[Flip, ...]  # wrong in A, correct in B
 
     @property
-    def words(self) -> str:
-        """What the rows say, in one sentence."""
+    def summary(self) -> str:
+        """The result in two sentences."""
         if self.accuracy is None:
-            return "No test row was asked of both, so their accuracies cannot be compared."
-        low, value, high = (100 * one for one in (self.accuracy.low, self.accuracy.value, self.accuracy.high))
-        said = "better beyond chance" if low > 0 else "worse beyond chance" if high < 0 else "not beyond chance"
+            return "A and B have no test sample in common, so their accuracies cannot be compared."
+        low, value, high = (100 * bound for bound in (self.accuracy.low, self.accuracy.value, self.accuracy.high))
+        result = "significantly better" if low > 0 else "significantly worse" if high < 0 else "not significant"
         return (
-            f"On the {self.common:,} test rows that both were asked, B is {value:+.2f} points in accuracy "
-            f"({self.confidence:.0%} interval {low:+.2f} to {high:+.2f}): {said}. "
-            f"From wrong to right: {len(self.better):,} rows; from right to wrong: {len(self.worse):,}."
+            f"On the {self.common:,} test samples in common, B is {value:+.2f} points in accuracy "
+            f"({self.confidence:.0%} CI {low:+.2f} to {high:+.2f}): {result}. "
+            f"Wrong to right: {len(self.better):,} samples; right to wrong: {len(self.worse):,}."
         )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found. A part that could not be had is None, and `missing` says why.
+    """All differences from A to B. One that is unknown is None, and `missing` says why.
 
     `doubts` say where MLflow or a file differs from what the ledger sealed.
     """
@@ -86,85 +114,97 @@ class Comparison:
     code: CodeChange
     settings: Sequence[Change] | None
     data: tuple[str | None, str | None]  # DVC hashes
-    samples: "Difference | None"  # None: the same data, or it is gone
+    samples: "Difference | None"  # None if the data is the same or not available
     environment: Sequence[Change]
-    figures: Sequence[Figure]
-    rows: Rows | None
+    metrics: Sequence[MetricChange]
+    answers: AnswerComparison | None
     missing: Sequence[str]
     doubts: Sequence[str] = ()
 
 
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Return the differences between two nested mappings, by dotted key, in the order of the keys."""
+    a, b = dotted(before), dotted(after)
+    names = [*a, *(name for name in b if name not in a)]
+    return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+
+
+def environment_changes(before: "Provenance", after: "Provenance") -> list[Change]:
+    """Return the differences in Python, packages, lock file and machine."""
+    a, b = (to_plain(record) for record in (before, after))
+    return changes({name: a[name] for name in _ENVIRONMENT}, {name: b[name] for name in _ENVIRONMENT})
+
+
 def patched_files(before: bytes, after: bytes) -> dict[str, str]:
-    """Of two patches: file -> "A only", "B only" or "A and B, not the same"; files treated alike are left out."""
-    one, other = _by_file(before), _by_file(after)
-    found = {}
-    for name in sorted(one.keys() | other.keys()):
-        if one.get(name) != other.get(name):
-            found[name] = "A and B, not the same" if name in one and name in other else f"{'AB'[name in other]} only"
-    return found
+    """Return which files two patches change differently: file -> "A only", "B only" or "A and B, not the same"."""
+    a, b = _by_file(before), _by_file(after)
+    differing = {}
+    for name in sorted(a.keys() | b.keys()):
+        if a.get(name) != b.get(name):
+            both = name in a and name in b
+            differing[name] = "A and B, not the same" if both else f"{'AB'[name in b]} only"
+    return differing
 
 
 def _by_file(patch: bytes) -> dict[str, bytes]:
-    parts = (b"\n" + patch).split(b"\ndiff --git ")[1:]
-    found = {}
-    for part in parts:
-        named = part.partition(b"\n")[0]
-        found[named[2 : (len(named) - 1) // 2].decode(errors="replace")] = part
-    return found
+    sections = (b"\n" + patch).split(b"\ndiff --git ")[1:]
+    by_file = {}
+    for section in sections:
+        names = section.partition(b"\n")[0]  # a/NAME b/NAME
+        by_file[names[2 : (len(names) - 1) // 2].decode(errors="replace")] = section
+    return by_file
 
 
-def figures(before: Mapping[str, float], after: Mapping[str, float]) -> list[Figure]:
-    """The test figures among two runs' metrics, accuracy first."""
-    names = {name.removeprefix(_FIGURE) for name in (*before, *after) if name.startswith(_FIGURE)} - {*_SETTINGS}
+def metric_changes(before: Mapping[str, float], after: Mapping[str, float]) -> list[MetricChange]:
+    """Return the test metrics among two runs' metrics, accuracy first."""
+    names = {name.removeprefix(_METRIC) for name in (*before, *after) if name.startswith(_METRIC)} - {*_SETTINGS}
     ordered = sorted(names, key=lambda name: (name != "accuracy", name))
-    return [Figure(name, _figure(name, before), _figure(name, after)) for name in ordered]
+    return [MetricChange(name, _metric(name, before), _metric(name, after)) for name in ordered]
 
 
-def _figure(name: str, metrics: Mapping[str, float]) -> Interval | float | None:
-    value = metrics.get(f"{_FIGURE}{name}")
+def _metric(name: str, metrics: Mapping[str, float]) -> Interval | float | None:
+    value = metrics.get(f"{_METRIC}{name}")
     low, high = (metrics.get(f"{_BOUND}{name}_{end}") for end in ("low", "high"))
     return value if value is None or low is None or high is None else Interval(low, value, high)
 
 
-def compare_rows(
+def compare_answers(
     before: Predictions, after: Predictions, settings: Mapping[str, Any], *, altered: frozenset[str] = frozenset()
-) -> Rows:
-    """The rows with the same id and the same label in both, without those `altered`, whose picture is another.
+) -> AnswerComparison:
+    """Compare the answers to the samples that have the same id and label in both.
 
-    `settings` are dotted keys: evaluation.confidence, evaluation.resamples and seed decide the interval.
+    Args:
+        before: A's predictions.
+        after: B's predictions.
+        settings: by dotted key; evaluation.confidence, evaluation.resamples and seed decide the interval.
+        altered: ids of samples whose image differs, which are not compared.
     """
-    at = {id: row for row, id in enumerate(before.ids)}
+    position = {id: row for row, id in enumerate(before.ids)}
     pairs = [
-        (at[id], row)
+        (position[id], row)
         for row, id in enumerate(after.ids)
-        if id in at and id not in altered and _label(before, at[id]) == _label(after, row)
+        if id in position and id not in altered and _label(before, position[id]) == _label(after, row)
     ]
     confidence = float(settings.get("evaluation.confidence", 0.95))
-    asked = (len(before.ids), len(after.ids))
+    totals = (len(before.ids), len(after.ids))
     if not pairs:
-        return Rows(0, asked, None, confidence, (), ())
-    one, other = np.array(pairs).T
-    right_before, right_after = before.correct[one], after.correct[other]
+        return AnswerComparison(0, totals, None, confidence, (), ())
+    rows_a, rows_b = np.array(pairs).T
+    correct_a, correct_b = before.correct[rows_a], after.correct[rows_b]
     accuracy = paired_difference(
-        right_after,
-        right_before,
+        correct_b,
+        correct_a,
         resamples=int(settings.get("evaluation.resamples", 2000)),
         confidence=confidence,
         seed=int(settings.get("seed", 0)),
     )
-    flips = [
-        (bool(right), Flip(before.ids[a], _label(before, a), _answer(before, a), _answer(after, b)))
-        for (a, b), was, right in zip(pairs, right_before, right_after, strict=True)
-        if was != right
-    ]
-    return Rows(
-        len(pairs),
-        asked,
-        accuracy,
-        confidence,
-        worse=tuple(flip for right, flip in flips if not right),
-        better=tuple(flip for right, flip in flips if right),
-    )
+    worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(correct_a & ~correct_b)]
+    better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(~correct_a & correct_b)]
+    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better))
+
+
+def _flip(before: Predictions, after: Predictions, a: int, b: int) -> Flip:
+    return Flip(before.ids[a], _label(before, a), _answer(before, a), _answer(after, b))
 
 
 def _label(predictions: Predictions, row: int) -> str:

@@ -1,79 +1,74 @@
-"""What a working tree has that its commit has not, as a patch; the user's index and object store stay as they are."""
+"""The uncommitted changes of a working tree as a patch. The user's index and object store are not changed."""
 
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.errors import WorkspaceError
+from ratchet import git
 
-__all__ = ["LARGEST", "Changes", "changes", "git_line"]
+__all__ = ["MAX_UNTRACKED", "UncommittedChanges", "uncommitted_changes"]
 
-LARGEST = 1 << 20  # bytes of an untracked file that is taken into the patch
-_LISTED = 50  # left-out names that are told one by one
-_MADE = ("dvc.lock", "data/ledger.heads")  # say what was made, not of what; kept by themselves
+MAX_UNTRACKED = 1 << 20  # bytes; larger untracked files are not in the patch
+_MAX_LISTED = 50  # names of files that are not in the patch
+_OUTPUTS = ("dvc.lock", "data/ledger.heads")  # written by runs and kept elsewhere, so they do not decide a training
 
 
 @dataclass(frozen=True)
-class Changes:
-    """A patch against the commit, as `git apply --binary` takes it, and the untracked files that are not in it."""
+class UncommittedChanges:
+    """A patch against HEAD in the format of `git apply --binary`, and the untracked files that are not in it."""
 
     patch: bytes
     left_out: tuple[str, ...]
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 (hex) of the patch; None where nothing differs."""
+        """SHA-256 (hex) of the patch; None if it is empty."""
         return hashlib.sha256(self.patch).hexdigest() if self.patch else None
 
 
-def changes(root: Path, *, data: Sequence[str] = (), code: Sequence[str] = ()) -> Changes | None:
-    """Changed files and untracked ones that git does not ignore; None without git, or without a commit.
+def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[str] = ()) -> UncommittedChanges | None:
+    """Collect changed files and the untracked ones that git does not ignore; None without git or without a commit.
 
     Args:
         root: the project folder.
-        data: files and folders in it whose untracked content is DVC's matter and is left out.
-        code: files and folders whose content is taken all the same.
+        data: files and folders below it whose untracked content is left out, because DVC keeps it.
+        code: files and folders whose content is included even so.
 
     Raises:
         WorkspaceError: git cannot read the tree.
     """
-    if git_line(root, "rev-parse", "--verify", "HEAD") is None:
+    if git.line(root, "rev-parse", "--verify", "HEAD") is None:
         return None
-    untracked = _listed(root)
-    taken = {name for name in untracked if _is_taken(root, name, data, code)}
-    folders, mixed = set(_listed(root, "--directory")), {parent for name in taken for parent in Path(name).parents}
-    left = {_folded(name, folders, mixed) for name in untracked if name not in taken and name not in _MADE}
-    told = sorted(left)
-    if len(told) > _LISTED:
-        told = [*told[:_LISTED], f"and {len(told) - _LISTED:,} more"]
-    return Changes(_patch(root, sorted(taken)), tuple(told))
+    untracked = _untracked(root)
+    included = {name for name in untracked if _is_included(root, name, data, code)}
+    folders = set(_untracked(root, "--directory"))
+    mixed = {parent for name in included for parent in Path(name).parents}
+    left_out = sorted(
+        {_fold(name, folders, mixed) for name in untracked if name not in included and name not in _OUTPUTS}
+    )
+    if len(left_out) > _MAX_LISTED:
+        left_out = [*left_out[:_MAX_LISTED], f"and {len(left_out) - _MAX_LISTED:,} more"]
+    # A name need not be text, but the record is.
+    readable = (os.fsencode(name).decode(errors="replace") for name in left_out)
+    return UncommittedChanges(_patch(root, sorted(included)), tuple(readable))
 
 
-def git_line(root: Path, *arguments: str) -> str | None:
-    """What git answers, on one line; None where there is no git, no repository, or no such thing in it."""
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return os.fsdecode(done.stdout).strip() or None
+def _untracked(root: Path, *options: str) -> list[str]:
+    """List untracked files that git does not ignore. A folder, or a repository inside this one, ends in a slash."""
+    names = git.run(root, "ls-files", "-z", "--others", "--exclude-standard", *options)
+    return [os.fsdecode(name) for name in names.split(b"\0") if name]
 
 
-def _listed(root: Path, *options: str) -> list[str]:
-    """The untracked files that git does not ignore; a repository inside this one, and a folder, ends in a slash."""
-    found = _git(root, "ls-files", "-z", "--others", "--exclude-standard", *options)
-    return [os.fsdecode(name) for name in found.split(b"\0") if name]
-
-
-def _is_taken(root: Path, name: str, data: Sequence[str], code: Sequence[str]) -> bool:
-    if name in _MADE or name.endswith("/"):
+def _is_included(root: Path, name: str, data: Sequence[str], code: Sequence[str]) -> bool:
+    if name in _OUTPUTS or name.endswith("/"):
         return False
     is_code = any(_is_in(name, place) for place in code)
-    is_data = any(_is_in(name, place) for place in data) and not name.endswith(".dvc")  # which tells what DVC keeps
+    # A .dvc file names the content that DVC keeps, so it is included.
+    is_data = any(_is_in(name, place) for place in data) and not name.endswith(".dvc")
     return (is_code or not is_data) and not _is_large(root / name)
 
 
@@ -82,11 +77,14 @@ def _is_in(name: str, place: str) -> bool:
 
 
 def _is_large(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > LARGEST
+    return path.is_file() and path.stat().st_size > MAX_UNTRACKED
 
 
-def _folded(name: str, untracked: set[str], mixed: set[Path]) -> str:
-    """The untracked folder that a left-out file lies in, if nothing of it is taken: a million pictures are one."""
+def _fold(name: str, untracked: set[str], mixed: set[Path]) -> str:
+    """Return the outermost untracked folder of a file that is left out, if it holds no included file.
+
+    So a folder of a million images is one name.
+    """
     inside = False
     for parent in reversed(Path(name).parents[:-1]):
         inside = inside or f"{parent.as_posix()}/" in untracked
@@ -96,7 +94,7 @@ def _folded(name: str, untracked: set[str], mixed: set[Path]) -> str:
 
 
 def _patch(root: Path, untracked: Sequence[str]) -> bytes:
-    """The difference of HEAD and a throw-away index that has everything, whose objects are thrown away with it."""
+    """Return the difference between HEAD and a temporary index with all changes and these untracked files."""
     index, objects = (_absolute(root, "--git-path", name) for name in ("index", "objects"))
     with tempfile.TemporaryDirectory(prefix="ratchet-patch-") as folder:
         own = {
@@ -106,41 +104,23 @@ def _patch(root: Path, untracked: Sequence[str]) -> bytes:
         }
         (Path(folder) / "objects").mkdir()
         if index.exists():
-            # So that only what changed is read; with its time, by which git knows files that changed since in the same
-            # second.
+            # git then reads only changed files. The copy keeps its time: git compares it with the times of files to
+            # detect those that changed within the same second.
             shutil.copy2(index, own["GIT_INDEX_FILE"])
         else:
-            _git(root, "read-tree", "HEAD", environment=own)
-        _git(root, "add", "--update", environment=own)
+            git.run(root, "read-tree", "HEAD", environment=own)
+        git.run(root, "add", "--update", environment=own)
         if untracked:
             names = b"\0".join(os.fsencode(name) for name in untracked)
-            options = ("--pathspec-from-file=-", "--pathspec-file-nul")
-            _git(root, "--literal-pathspecs", "add", *options, environment=own, stdin=names)
-        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")  # whatever the user's git is set to
-        shown = ("--cached", "HEAD", "--binary", "--full-index", *plain)
-        excluded = [f":(top,exclude,literal){name}" for name in _made(root)]
-        return _git(root, "diff", *shown, "--", ":/", *excluded, environment=own)
+            from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
+            git.run(root, "--literal-pathspecs", "add", *from_stdin, environment=own, stdin=names)
+        # The user's git settings and attributes must not change the format.
+        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
+        prefix = git.line(root, "rev-parse", "--show-prefix") or ""  # the project can be a folder of a repository
+        excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
+        options = ("--cached", "HEAD", "--binary", "--full-index", *plain)
+        return git.run(root, "diff", *options, "--", ":/", *excluded, environment=own)
 
 
-def _made(root: Path) -> list[str]:
-    """`_MADE` as paths from the top of the repository, which the project need not be."""
-    prefix = git_line(root, "rev-parse", "--show-prefix") or ""
-    return [prefix + name for name in _MADE]
-
-
-def _absolute(root: Path, *question: str) -> Path:
-    return root / os.fsdecode(_git(root, "rev-parse", *question)).strip()
-
-
-def _git(root: Path, *arguments: str, environment: dict[str, str] | None = None, stdin: bytes | None = None) -> bytes:
-    done = subprocess.run(
-        ["git", "-C", str(root), *arguments],
-        env=os.environ | (environment or {}),
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise WorkspaceError(f"{root}: git {arguments[0]} failed ({said}): mend that, then run this again")
-    return done.stdout
+def _absolute(root: Path, *query: str) -> Path:
+    return root / os.fsdecode(git.run(root, "rev-parse", *query)).strip()

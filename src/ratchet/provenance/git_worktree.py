@@ -1,125 +1,122 @@
-"""A revision's files in a folder of their own: one git worktree, .ratchet/production, that each such run is given anew.
+"""A revision's files in one git worktree, .ratchet/production, which every production run reuses.
 
-One, not one for each revision: the disk does not fill up, and DVC knows what of the outputs there is still right.
+One worktree for all revisions saves disk space, and DVC knows which of the outputs in it are still up to date.
 """
 
 import os
 import shutil
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from ratchet import files
+from ratchet import files, git
 from ratchet.errors import WorkspaceError
-from ratchet.provenance.git_patch import git_line
 from ratchet.workspace import Workspace, disk_errors
 
-__all__ = ["commit_in", "lay_down"]
+__all__ = ["checkout_revision", "current_commit"]
 
-# A person's hooks are for their own commits and checkouts, and nobody is there to type a password.
-_QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 _REMOTE = "origin/"
-_PATIENCE = 5.0  # seconds that a run which is just ending is waited for
+_LOCK_WAIT = 5.0  # seconds to wait for a run that is about to end
 
 
-def lay_down(project: Workspace, revision: str) -> Workspace:
-    """The revision's committed files in `project.production`; what git ignores there (DVC's outputs) stays as it was.
+def checkout_revision(project: Workspace, revision: str) -> Workspace:
+    """Check a revision out in `project.production`. Files that git ignores there, such as DVC's outputs, stay.
 
     Raises:
-        WorkspaceError: there is no git here or no such revision, or git refuses.
+        WorkspaceError: the project is no git repository, has no such revision, or git refuses.
         WorkspaceBusy: another run works in that folder.
     """
     from filelock import FileLock
 
     top = project.production.root
-    with disk_errors(project.root):
+    with disk_errors(project.root), _revision_errors():
         project.state.mkdir(exist_ok=True)
         with FileLock(project.state / "production.lock"):
-            commit = _commit_of(project, revision)
-            made = Workspace(top / _git(project.root, "rev-parse", "--show-prefix"))
-            if not _stands(project, top):
+            commit = _resolve(project, revision)
+            checkout = Workspace(top / _output(project.root, "rev-parse", "--show-prefix"))
+            if not _is_worktree_of(project, top):
                 _add(project, top, commit)
-            made.root.mkdir(parents=True, exist_ok=True)  # below the top, if the project lies there
-            with made.hold(f"the laying down of {revision}", wait=_PATIENCE):
-                _check_out(top, made.root / "dvc.lock", commit)
-                if not made.params.is_file():
+            checkout.root.mkdir(parents=True, exist_ok=True)  # the project can be a folder of the repository
+            with checkout.hold(f"the checkout of {revision}", wait=_LOCK_WAIT):
+                _check_out(top, checkout.root / "dvc.lock", commit)
+                if not checkout.params.is_file():
                     raise WorkspaceError(f"revision: {revision} has no params.yaml: name one of this project's commits")
-                files.write_text(made.state / "project", str(project.root))
-    return made
+                files.write_text(checkout.state / "project", str(project.root))
+    return checkout
 
 
-def commit_in(workspace: Workspace) -> str:
-    """The commit that the folder stands at."""
-    return _git(workspace.root, "rev-parse", "HEAD")
+def current_commit(workspace: Workspace) -> str:
+    """Return the commit that is checked out.
+
+    Raises:
+        WorkspaceError: the folder is in no git repository.
+    """
+    with _revision_errors():
+        return _output(workspace.root, "rev-parse", "HEAD")
 
 
-def _commit_of(project: Workspace, revision: str) -> str:
-    if revision.startswith("-"):
-        raise WorkspaceError(f"revision: found {revision}: name a branch, a tag or a commit")
-    _git(project.root, "rev-parse", "--git-dir")
-    if revision.startswith(_REMOTE):
-        _git(project.root, "fetch", "--quiet", "origin")
+@contextmanager
+def _revision_errors() -> Iterator[None]:
+    """Name the setting in git's errors."""
     try:
-        return _git(project.root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    except WorkspaceError:
+        yield
+    except git.GitError as error:
+        raise WorkspaceError(
+            f"revision: {error}. Or leave `revision` empty to train the files in the project folder"
+        ) from error
+
+
+def _resolve(project: Workspace, revision: str) -> str:
+    """Return the commit of a branch, tag or commit; branches of `origin` are fetched first."""
+    if revision.startswith("-"):
+        raise WorkspaceError(f"revision: found {revision}; allowed: a branch, a tag or a commit")
+    git.run(project.root, "rev-parse", "--git-dir")
+    if revision.startswith(_REMOTE):
+        git.run(project.root, "fetch", "--quiet", "origin")
+    commit = git.line(project.root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if commit is None:
         raise WorkspaceError(
             f"revision: {project.root} has no branch, tag or commit {revision}: `git branch --all` and `git tag` list "
-            "them; of another repository's, `git fetch` first"
-        ) from None
+            "them. Fix: `git fetch` first, if another repository has it"
+        )
+    return commit
 
 
-def _stands(project: Workspace, top: Path) -> bool:
-    """Is the folder a worktree of this project, not what a killed `git worktree add` left, nor another's copy?"""
+def _is_worktree_of(project: Workspace, top: Path) -> bool:
+    """Return False for an incomplete worktree of a killed `git worktree add`, and for another project's."""
     if not (top / ".git").is_file():
         return False
-    shared = ("rev-parse", "--path-format=absolute", "--git-common-dir")
-    try:
-        return _git(top, *shared) == _git(project.root, *shared)
-    except WorkspaceError:
-        return False
+    query = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+    shared = git.line(top, *query)
+    return shared is not None and shared == _output(project.root, *query)
 
 
 def _add(project: Workspace, top: Path, commit: str) -> None:
     if top.exists():
         shutil.rmtree(top)
-    _git(project.root, "worktree", "prune")
-    _git(project.root, "worktree", "add", "--quiet", "--force", "--detach", "--no-checkout", str(top), commit)
+    git.run(project.root, "worktree", "prune")
+    git.run(project.root, "worktree", "add", "--quiet", "--force", "--detach", "--no-checkout", str(top), commit)
 
 
-def _check_out(top: Path, made: Path, commit: str) -> None:
-    """All as committed, but for the record of what was made here: unless another was committed, it is the newer one."""
-    lock = top / _git(top, "rev-parse", "--git-path", "index.lock")
-    lock.unlink(missing_ok=True)  # a killed checkout's: no other is at work, this folder is held
-    same = _record_in(made.parent, "HEAD") == _record_in(made.parent, commit)
-    kept = made.read_bytes() if same and made.exists() else None
-    _git(top, "checkout", "--quiet", "--force", "--detach", commit)
-    if kept is not None:
-        files.write_bytes(made, kept)
+def _check_out(top: Path, lock: Path, commit: str) -> None:
+    """Restore all files as committed, except for a dvc.lock that is newer than the commit's.
+
+    The worktree's dvc.lock records what was built there. It stays unless the commit has another one than HEAD.
+    """
+    index_lock = top / _output(top, "rev-parse", "--git-path", "index.lock")
+    index_lock.unlink(missing_ok=True)  # of a killed checkout; this folder is locked, so no other process uses it
+    is_same = _lock_blob(lock.parent, "HEAD") == _lock_blob(lock.parent, commit)
+    content = lock.read_bytes() if is_same and lock.exists() else None
+    git.run(top, "checkout", "--quiet", "--force", "--detach", commit)
+    if content is not None:
+        files.write_bytes(lock, content)
     if (top / ".gitmodules").exists():
-        _git(top, "submodule", "update", "--quiet", "--init", "--recursive", "--force")
+        git.run(top, "submodule", "update", "--quiet", "--init", "--recursive", "--force")
 
 
-def _record_in(root: Path, commit: str) -> str | None:
-    return git_line(root, "rev-parse", "--verify", "--quiet", f"{commit}:./dvc.lock")
+def _lock_blob(root: Path, commit: str) -> str | None:
+    return git.line(root, "rev-parse", "--verify", "--quiet", f"{commit}:./dvc.lock")
 
 
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *_QUIET, *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            env=os.environ | {"GIT_TERMINAL_PROMPT": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except OSError as error:
-        raise WorkspaceError(
-            f"revision: git cannot be run ({error}): install it, or leave `revision` empty to train what lies here"
-        ) from error
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split()) or f"exit code {done.returncode}"
-        raise WorkspaceError(
-            f"revision: git {arguments[0]} failed in {root} ({said}): mend that, or leave `revision` empty to train "
-            "what lies there"
-        )
-    return os.fsdecode(done.stdout).strip()
+def _output(root: Path, *arguments: str) -> str:
+    return os.fsdecode(git.run(root, *arguments)).strip()

@@ -1,18 +1,22 @@
-"""The one record of where a model came from."""
+"""Create the provenance record of a training: where its model came from."""
 
 import importlib.metadata
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratchet import files, urls
+from ratchet import files, git, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
-from ratchet.provenance import git_patch
+from ratchet.errors import WorkspaceError
+from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
+from ratchet.registry.provenance_record import Hardware, Provenance, parse_record
 from ratchet.settings.model import Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
-__all__ = ["PACKAGES", "begun", "finished", "installed", "python", "record"]
+__all__ = ["PACKAGES", "begin_record", "finish_record", "installed_packages", "new_record", "read_record_file"]
 
 PACKAGES = (
     "torch",
@@ -26,123 +30,128 @@ PACKAGES = (
     "pandera",
     "polars",
 )
-_MADE = ("ingest", "train", "evaluate")  # the stages whose outputs a record names; register's come after it
+_STAGES = ("ingest", "train", "evaluate")  # whose outputs a record names; register runs after it is complete
 
 
-def record(
+def new_record(
     workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Everything that decides a training, as plain data; `id` is the digest of the rest.
+) -> Provenance:
+    """Return the record of a training that would begin now.
 
-    A part that does not exist (no GPU, no git, no flow) is None: the record always has the same keys. `inputs` are the
-    digests of data, settings, code and pretrained weights that name the training.
+    `inputs` are the digests of data, settings, code and pretrained weights that name the training.
+
+    Raises:
+        WorkspaceError: git cannot read the working tree.
     """
-    return _begun(workspace, params, _changes(workspace, params), flow_run=flow_run, inputs=inputs)
+    return _record(workspace, params, _changes(workspace, params), flow_run=flow_run, inputs=inputs)
 
 
-def begun(
+def begin_record(
     folder: Path, workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None
-) -> dict[str, Any]:
-    """The record of a training that begins, and its patch, kept in `folder`; of one under way, what is kept there.
+) -> Provenance:
+    """Write the record and the patch of a training that begins to `folder`; return the one there if it has begun.
 
-    The code that started the training is the code that made it, whatever is edited meanwhile.
+    A resumed training keeps its first record: the code that started it made the model, whatever was edited since.
+
+    Raises:
+        WorkspaceError: git cannot read the working tree, or the record in `folder` is damaged.
     """
-    kept = folder / "provenance.json"
-    if not kept.exists():
-        changes = _changes(workspace, params)
-        files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
-        files.write_json(kept, _begun(workspace, params, changes, flow_run=flow_run, inputs=inputs))
-    content: dict[str, Any] = files.read_json(kept)
-    return content
+    path = folder / "provenance.json"
+    if path.exists():
+        return read_record_file(path)
+    changes = _changes(workspace, params)
+    files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
+    record = _record(workspace, params, changes, flow_run=flow_run, inputs=inputs)
+    files.write_json(path, to_plain(record))
+    return record
 
 
-def finished(folder: Path, workspace: Workspace, *, mlflow_run: str, training: str) -> dict[str, Any]:
-    """The record kept in `folder` with what is known only when the model has been made and measured."""
-    content = {
-        **files.read_json(folder / "provenance.json"),
-        "dvc": dvc_hashes(workspace.root, *_MADE),
-        "dvc_inputs": dvc_inputs(workspace.root, *_MADE),
-        "weights": files.digest_file(workspace.model / "model.safetensors"),
-        "mlflow_run": mlflow_run,
-        "training": training,
-    }
-    return _sealed(content)
+def finish_record(folder: Path, workspace: Workspace, *, mlflow_run: str, training: str) -> Provenance:
+    """Return the record in `folder` with the values that are known when the model is trained and evaluated.
+
+    Raises:
+        WorkspaceError: the record in `folder` is damaged.
+    """
+    return replace(
+        read_record_file(folder / "provenance.json"),
+        dvc=dvc_hashes(workspace.root, *_STAGES),
+        dvc_inputs=dvc_inputs(workspace.root, *_STAGES),
+        weights=files.digest_file(workspace.model / "model.safetensors"),
+        mlflow_run=mlflow_run,
+        training=training,
+    ).with_id()
 
 
-def python() -> str:
-    """The version of Python that runs."""
-    return platform.python_version()
+def read_record_file(path: Path) -> Provenance:
+    """Read the record that a training wrote to its journal.
+
+    Raises:
+        WorkspaceError: it is damaged; the message names the file and the field.
+    """
+    try:
+        return parse_record(path.read_bytes())
+    except ValueError as error:
+        raise WorkspaceError(
+            f"{path}: is not a provenance record ({error}). Fix: delete the folder {path.parent}, then train again"
+        ) from error
 
 
-def installed() -> dict[str, str]:
-    """Package -> version, of those that a record names."""
+def installed_packages() -> dict[str, str]:
+    """Return package -> version of the packages that a record names."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def _changes(workspace: Workspace, params: Params) -> "git_patch.Changes | None":
-    return git_patch.changes(
+def _changes(workspace: Workspace, params: Params) -> UncommittedChanges | None:
+    return uncommitted_changes(
         workspace.root, data=("data", params.data.path), code=(params.model.code, params.data.code)
     )
 
 
-def _begun(
+def _record(
     workspace: Workspace,
     params: Params,
-    changes: "git_patch.Changes | None",
+    changes: UncommittedChanges | None,
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    origin = git_patch.git_line(workspace.root, "remote", "get-url", "origin")
-    return _sealed(
-        {
-            "git_commit": git_patch.git_line(workspace.root, "rev-parse", "HEAD"),
-            "git_origin": urls.bare(origin) if origin else None,
-            "git_uncommitted": changes.digest if changes else None,
-            "git_left_out": list(changes.left_out) if changes else [],
-            "dvc": dvc_hashes(workspace.root, "ingest"),
-            "dvc_inputs": dvc_inputs(workspace.root, "ingest"),
-            "inputs": dict(inputs) if inputs else None,
-            "settings": params.digest,
-            "lock": _lock_digest(workspace.root / "requirements.txt"),
-            "seed": params.seed,
-            "python": python(),
-            "packages": installed(),
-            "hardware": _hardware(),
-            "prefect_flow_run": flow_run,
-            # Known when the training is over
-            "weights": None,
-            "mlflow_run": None,
-            "training": None,
-        }
-    )
+) -> Provenance:
+    origin = git.line(workspace.root, "remote", "get-url", "origin")
+    lock = workspace.root / "requirements.txt"
+    return Provenance(
+        id="",
+        git_commit=git.line(workspace.root, "rev-parse", "HEAD"),
+        git_origin=urls.bare(origin) if origin else None,
+        git_uncommitted=changes.digest if changes else None,
+        git_left_out=changes.left_out if changes else (),
+        dvc=dvc_hashes(workspace.root, "ingest"),
+        dvc_inputs=dvc_inputs(workspace.root, "ingest"),
+        inputs=dict(inputs) if inputs else None,
+        settings=params.digest,
+        lock=files.digest_file(lock) if lock.exists() else None,
+        seed=params.seed,
+        python=platform.python_version(),
+        packages=installed_packages(),
+        hardware=_hardware(),
+        prefect_flow_run=flow_run,
+    ).with_id()
 
 
-def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    covered = {name: value for name, value in content.items() if name != "id"}
-    return {"id": files.digest_json(covered)[:16], **covered}
-
-
-def _lock_digest(path: Path) -> str | None:
-    return files.digest_file(path) if path.exists() else None
-
-
-def _hardware() -> dict[str, Any]:
+def _hardware() -> Hardware:
     import torch
 
-    cudnn: Any = torch.backends.cudnn
-    found: dict[str, Any] = {
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # by which PyTorch chooses its kernels
-        "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
-        "cudnn": cudnn.version() if torch.cuda.is_available() else None,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "driver": _driver(),
-    }
-    return found
+    has_gpu, cudnn = torch.cuda.is_available(), torch.backends.cudnn
+    version: Any = cudnn.version() if has_gpu else None  # type: ignore[no-untyped-call]
+    return Hardware(
+        machine=platform.machine(),
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        cuda=torch.version.cuda if has_gpu else None,
+        cudnn=version,
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+        driver=_driver(),
+    )
 
 
 def _processor() -> str:

@@ -1,146 +1,154 @@
-"""Runs as the ledger's evidence has them: MLflow's metrics, tags and aliases can be edited, sealed files cannot."""
+"""Runs with the values that the ledger sealed: MLflow's values can be edited, sealed files cannot."""
 
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ratchet import files
-from ratchet.provenance.archive import Archive, Made
-from ratchet.registry.alias_state import standing
+from ratchet.provenance.archive import Archive, ArchivedRun, ArchivedVersion
+from ratchet.registry.alias_state import replay
 from ratchet.registry.ledger import Entry, Ledger
-from ratchet.registry.provenance_tags import parse_object, parse_record
-from ratchet.registry.statement import SEALED, parse_statement
+from ratchet.registry.provenance_record import PROVENANCE_FILE, parse_object, parse_record
+from ratchet.registry.statement import STATEMENT, Statement, parse_statement
 
-__all__ = ["Sealed"]
+__all__ = ["SealedReader"]
 
-_RECORD = "provenance/provenance.json"
+T = TypeVar("T")
 
 
-class Sealed:
-    """Reads what the ledger vouches for.
+class SealedReader:
+    """Reads runs as the ledger's evidence has them.
 
     Attributes:
-        warning: what is wrong with the ledger, if it is broken: then nothing can be vouched for.
+        chain: the ledger's entries.
+        warning: the ledger's first fault, if it is broken. Nothing is confirmed then.
     """
 
     def __init__(self, archive: Archive, ledger: Ledger) -> None:
         self._archive = archive
-        broken = ledger.faults()
+        faults = ledger.faults()
         self.chain = ledger.read()
         self.warning = (
-            f"the ledger is broken: {broken[0].text}; nothing here is sealed. `ratchet audit`" if broken else None
+            f"the ledger is broken: {faults[0].text}; nothing here is sealed. `ratchet audit`" if faults else None
         )
 
-    def of(self, made: Made) -> Made:
+    def verify(self, run: ArchivedRun) -> ArchivedRun:
         """Return the run with sealed values in place of MLflow's, and with each disagreement as a doubt."""
-        made = replace(made, releases=tuple(replace(one, aliases=self._aliases(one)) for one in made.releases))
+        run = replace(run, versions=tuple(replace(version, aliases=self._aliases(version)) for version in run.versions))
         if self.warning:
-            return replace(made, doubts=(*made.doubts, self.warning))
-        evidence, entry = self.evidence(made)
+            return _doubted(run, self.warning)
+        evidence, entry = self.evidence(run)
         if evidence is None:
-            if not made.releases and "ratchet.gate" not in made.tags:
-                return made
-            return replace(made, doubts=(*made.doubts, "the ledger seals nothing of this run: the values are MLflow's"))
-        doubts = list(made.doubts)
-        statement = self._file(made, SEALED, evidence, doubts, parse_statement)
-        record = self._file(made, _RECORD, evidence, doubts, parse_record)
-        if record is not None and record != made.record:
-            if made.record is not None:
+            if not run.versions and "ratchet.gate" not in run.tags:
+                return run
+            return _doubted(run, "the ledger seals nothing of this run: the values are MLflow's")
+        doubts: list[str] = []
+        statement = self._file(run, STATEMENT, evidence, doubts, parse_statement)
+        record = self._file(run, PROVENANCE_FILE, evidence, doubts, parse_record)
+        if record is not None and record != run.record:
+            if run.record is not None:
                 doubts.append("MLflow has another provenance record than the sealed one")
-            made = replace(made, record=record)
-        if statement is None and SEALED not in evidence:
-            doubts.append("registered before values were sealed: metrics, settings and data set are MLflow's")
-        elif statement is None:
-            made = replace(made, metrics={}, params={}, dataset={}, tags={})
+            run = replace(run, record=record)
+        if statement is not None:
+            run = _with_statement(run, statement, doubts)
+        elif STATEMENT not in evidence:
+            doubts.append("no statement was sealed: metrics, settings and data set are MLflow's")
         else:
-            made = _replaced(made, statement, doubts)
+            run = replace(run, metrics={}, params={}, dataset={}, tags={})
         if entry is not None and entry.what in ("register", "renew", "withdraw"):
             gate = "refused" if entry.what == "withdraw" else "passed"
-            made = replace(made, tags={**made.tags, "ratchet.gate": gate, "mlflow.note.content": entry.why})
-        return replace(made, doubts=tuple(doubts))
+            run = replace(run, tags={**run.tags, "ratchet.gate": gate, "mlflow.note.content": entry.why})
+        return _doubted(run, *doubts)
 
-    def file(self, made: Made, path: str, folder: Path) -> tuple[Path | None, str | None]:
-        """Copy a file of the run into a folder; None, and why, where it is not what was sealed."""
-        found = self._archive.file(made.run_id, path, folder)
-        sealed = None if self.warning else (self.evidence(made)[0] or {}).get(path)
-        if sealed is None or (found is not None and files.digest_file(found) == sealed):
-            return found, None
-        if found is None:
-            return None, f"{path} is gone"
-        return None, f"{path} was changed since it was registered: it is not read"
+    def file(self, run: ArchivedRun, path: str, folder: Path) -> tuple[Path | None, str | None]:
+        """Copy a file of the run into a folder; return None and a message if it is not what was sealed."""
+        copy = self._archive.file(run.run_id, path, folder)
+        sealed = None if self.warning else (self.evidence(run)[0] or {}).get(path)
+        if sealed is None or (copy is not None and files.digest_file(copy) == sealed):
+            return copy, None
+        state = "is gone" if copy is None else "was changed since it was registered: it is not read"
+        return None, f"{path} {state}"
 
-    def evidence(self, made: Made) -> tuple[Mapping[str, str] | None, Entry | None]:
-        """Return the digests by which a version of the run was judged last, and the entry; None for an unknown run."""
-        return self._by_run.get(made.run_id, (None, None))
+    def evidence(self, run: ArchivedRun) -> tuple[Mapping[str, str] | None, Entry | None]:
+        """Return the digests that the run's version was last judged by, and the entry; None for an unknown run."""
+        return self._by_run.get(run.run_id, (None, None))
 
     @cached_property
     def _by_run(self) -> dict[str, tuple[Mapping[str, str], Entry]]:
-        found = {}
+        by_run = {}
         for entry in self.chain.valid:
             content = entry.content
             if entry.what in ("adopt", "recover"):
                 states = content.get("models", {}).values() if entry.what == "recover" else [content]
                 for held in (held for state in states for held in state.get("held", {}).values()):
-                    found[str(held["run"])] = (held["evidence"], entry)
+                    by_run[str(held["run"])] = (held["evidence"], entry)
             elif "run" in content and "evidence" in content and entry.what != "approve":
-                found[str(content["run"])] = (content["evidence"], entry)
-        return found
+                by_run[str(content["run"])] = (content["evidence"], entry)
+        return by_run
 
-    def _aliases(self, release: Any) -> tuple[str, ...]:
-        entries = self.chain.of_model(release.name)
+    def _aliases(self, version: ArchivedVersion) -> tuple[str, ...]:
+        """Return the version's aliases: ratchet's own by the ledger, all others by MLflow."""
+        entries = self.chain.of_model(version.name)
         if self.warning or not entries:
-            return tuple(release.aliases)
-        ours = standing(entries, release.name).aliases
-        mine = {alias for alias, number in ours.items() if number == release.number}
-        return tuple(sorted(mine | {alias for alias in release.aliases if alias not in ours}))
+            return tuple(version.aliases)
+        ours = replay(entries, version.name).aliases
+        held = {alias for alias, number in ours.items() if number == version.number}
+        return tuple(sorted(held | {alias for alias in version.aliases if alias not in ours}))
 
     def _file(
         self,
-        made: Made,
+        run: ArchivedRun,
         path: str,
         evidence: Mapping[str, str],
         doubts: list[str],
-        parse: Callable[[bytes], dict[str, Any] | None],
-    ) -> dict[str, Any] | None:
-        """Return the content of a sealed file; None, and a doubt, where it is not what was sealed or unreadable."""
+        parse: Callable[[bytes], T],
+    ) -> T | None:
+        """Return the content of a sealed file; None, and a doubt, if it was changed or is damaged."""
         if path not in evidence:
             return None
         with tempfile.TemporaryDirectory() as folder:
-            found = self._archive.file(made.run_id, path, Path(folder))
-            if found is None:
+            copy = self._archive.file(run.run_id, path, Path(folder))
+            if copy is None:
                 doubts.append(f"{path} is gone, so its sealed values are unknown")
                 return None
-            digest = files.digest_file(found)
+            digest = files.digest_file(copy)
             if digest != evidence[path]:
                 doubts.append(
                     f"{path} was changed since it was registered: SHA-256 {digest}, sealed {evidence[path]}; its "
                     "values are not shown"
                 )
                 return None
-            content = parse(found.read_bytes())
-            if content is None:
-                doubts.append(f"{path} is damaged, and was when the ledger took its digest: its values are unknown")
-            return content
+            try:
+                return parse(copy.read_bytes())
+            except ValueError as error:
+                doubts.append(
+                    f"{path} is damaged ({error}), and was when the ledger took its digest: its values are unknown"
+                )
+                return None
 
 
-def _replaced(made: Made, statement: Mapping[str, Any], doubts: list[str]) -> Made:
-    metrics: dict[str, float] = statement["metrics"]
-    for name, value in metrics.items():
-        there = made.metrics.get(name)
-        if name.startswith("test") and there != value and not (there != there and value != value):
-            doubts.append(f"MLflow has metric {name} = {there}, and the sealed value is {value}")
-    dataset = dict(statement["dataset"])
+def _doubted(run: ArchivedRun, *doubts: str) -> ArchivedRun:
+    return replace(run, doubts=(*run.doubts, *doubts))
+
+
+def _with_statement(run: ArchivedRun, statement: Statement, doubts: list[str]) -> ArchivedRun:
+    for name, value in statement.metrics.items():
+        shown = run.metrics.get(name)
+        both_nan = shown != shown and value != value
+        if name.startswith("test") and shown != value and not both_nan:
+            doubts.append(f"MLflow has metric {name} = {shown}, and the sealed value is {value}")
+    dataset = dict(vars(statement.dataset)) if statement.dataset else {}
     if dataset:
         dataset["profile"] = parse_object(dataset["profile"] or "{}") or {}
     return replace(
-        made,
-        run_name=statement["tags"].get("mlflow.runName", made.run_name),
-        status=statement["about"]["status"],
-        metrics=metrics,
-        params=statement["params"],
-        tags=statement["tags"],
+        run,
+        run_name=statement.tags.get("mlflow.runName", run.run_name),
+        status=statement.status,
+        metrics=statement.metrics,
+        params=statement.params,
+        tags=statement.tags,
         dataset=dataset,
     )

@@ -1,4 +1,4 @@
-"""Who somebody is, and whether the settings let them do what they are about to."""
+"""The current user, and the check that the settings allow an act."""
 
 import os
 from typing import Literal
@@ -12,7 +12,7 @@ Role = Literal["runners", "approvers", "admins"]
 
 
 def user() -> str:
-    """This process's user by the system's own account, not by variables that anybody may set."""
+    """Return this process's user by the system account. Environment variables do not count: anyone can set them."""
     if not hasattr(os, "getuid"):
         import getpass
 
@@ -21,19 +21,20 @@ def user() -> str:
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run under a number that has no name
+    except KeyError:  # a container can run under a number that has no name
         return str(os.getuid())
 
 
 def require(access: AccessSettings, role: Role, who: str, act: str) -> None:
-    """Let `who` do `act` only if they have the role.
+    """Check that `who` has the role that an act needs.
 
     Raises:
-        NotAllowed: naming the setting and who has the role.
+        NotAllowed: `who` does not have it; the message names the setting and the users who do.
     """
     people: object = getattr(access, role)
     if people != "everyone" and who not in getattr(access, role):
-        allowed = ", ".join(getattr(access, role)) or "nobody"
+        allowed = ", ".join(getattr(access, role)) or "no user"
         raise NotAllowed(
-            f"{who} may not {act}: params.yaml: access.{role} allows {allowed}: ask them, or have {who} added"
+            f"{who} may not {act}: params.yaml: access.{role} allows {allowed}. Fix: ask one of them, or have {who} "
+            "added"
         )

@@ -1,89 +1,81 @@
-"""Which version is champion and which waits, as a model's entries in the ledger tell it: entries in, numbers out."""
+"""The aliases of a model, computed from its entries in the ledger."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ratchet.registry.ledger import Entry
 
-__all__ = ["ACTS", "AliasState", "standing"]
-
-ACTS: Mapping[str, str] = {
-    "adopt": "the aliases that stood when the ledger began",
-    "judge": "a candidate was compared with the champion, whatever the outcome: its try on these test rows",
-    "register": "passed the gate: it is challenger",
-    "renew": "what it is judged by was written anew",
-    "approve": "a person approves it, as it is",
-    "promote": "it is champion",
-    "rollback": "it is champion again",
-    "withdraw": "judged again, it did not pass: it is no challenger",
-    "repair": "what was found changed behind the ledger's back was put right",
-    "recover": "a broken ledger was set aside: the aliases are those that a person confirmed",
-}
-"""Every kind of entry, and what it means for the version that it names."""
+__all__ = ["AliasState", "replay"]
 
 
 @dataclass(frozen=True)
 class AliasState:
-    """What a model's entries come to.
+    """The state of a model after some entries.
 
     Attributes:
-        champion: the version with that alias; None without one.
-        challenger: the version that waits, if any.
-        line: the champions, each of which replaced the one before; a rollback takes off the end.
-        crowned: every version that ever was champion.
-        waiting: versions that are registered and not withdrawn.
+        champion: the version with that alias, if any.
+        challenger: the version with that alias, if any.
+        champions: the current champion and those before it, oldest first. A rollback removes entries from the end.
+        ever_champion: every version that has been champion.
+        registered: versions that passed the gate and were not withdrawn.
         seal: of the last entry.
     """
 
     champion: str | None = None
     challenger: str | None = None
-    line: tuple[str, ...] = ()
-    crowned: frozenset[str] = frozenset()
-    waiting: frozenset[str] = frozenset()
+    champions: tuple[str, ...] = ()
+    ever_champion: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
     seal: str | None = None
 
     @property
     def aliases(self) -> dict[str, str | None]:
-        """Alias -> version, None where there is to be none."""
+        """Alias -> version, None for an alias that no version has."""
         return {"champion": self.champion, "challenger": self.challenger}
 
 
-def standing(entries: Iterable[Entry], model: str = "") -> AliasState:
-    """Follow one model's entries, in their order. `model` is its name: a recovery speaks of all models."""
-    now = AliasState()
+def replay(entries: Iterable[Entry], model: str = "") -> AliasState:
+    """Apply one model's entries in order. `model` is its name, because a recovery concerns all models."""
+    state = AliasState()
     for entry in entries:
-        now = replace(_after(now, entry, model), seal=entry.seal)
-    return now
+        state = replace(_apply(state, entry, model), seal=entry.seal)
+    return state
 
 
-def _after(now: AliasState, entry: Entry, model: str) -> AliasState:
+def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
     version = entry.version
     if entry.what in ("adopt", "recover"):
         content = entry.content
         if entry.what == "recover":
             content = entry.content.get("models", {}).get(model, {})
         champion, challenger = content.get("champion"), content.get("challenger")
-        line: tuple[str, ...] = (champion,) if champion else ()
+        champions: tuple[str, ...] = (champion,) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
-        return AliasState(champion, challenger, line, now.crowned | frozenset(line), held)
+        return AliasState(champion, challenger, champions, state.ever_champion | frozenset(champions), held)
     if entry.what == "repair":
-        return _without(now, frozenset(entry.content.get("deleted", ())))
+        return _without(state, frozenset(entry.content.get("deleted", ())))
     if version is None or entry.what not in ("register", "promote", "rollback", "withdraw"):
-        return now
+        return state
     if entry.what == "register":
-        challenger = now.challenger if version in now.crowned else version
-        return replace(now, challenger=challenger, waiting=now.waiting | {version})
-    rest = None if now.challenger == version else now.challenger
+        challenger = state.challenger if version in state.ever_champion else version
+        return replace(state, challenger=challenger, registered=state.registered | {version})
+    challenger = None if state.challenger == version else state.challenger
     if entry.what == "withdraw":
-        return replace(now, challenger=rest, waiting=now.waiting - {version})
-    if entry.what == "rollback" and version in now.line:
-        line = now.line[: now.line.index(version) + 1]
+        return replace(state, challenger=challenger, registered=state.registered - {version})
+    if entry.what == "rollback" and version in state.champions:
+        champions = state.champions[: state.champions.index(version) + 1]
     else:
-        line = (*(one for one in now.line if one != version), version)
-    return replace(now, champion=version, challenger=rest, line=line, crowned=now.crowned | {version})
+        champions = (*(champion for champion in state.champions if champion != version), version)
+    return replace(
+        state,
+        champion=version,
+        challenger=challenger,
+        champions=champions,
+        ever_champion=state.ever_champion | {version},
+    )
 
 
-def _without(now: AliasState, deleted: frozenset[str]) -> AliasState:
-    champion, challenger = (None if one in deleted else one for one in (now.champion, now.challenger))
-    line = tuple(one for one in now.line if one not in deleted)
-    return AliasState(champion, challenger, line, now.crowned - deleted, now.waiting - deleted)
+def _without(state: AliasState, deleted: frozenset[str]) -> AliasState:
+    champion, challenger = (None if version in deleted else version for version in (state.champion, state.challenger))
+    champions = tuple(version for version in state.champions if version not in deleted)
+    return AliasState(champion, challenger, champions, state.ever_champion - deleted, state.registered - deleted)

@@ -1,8 +1,8 @@
-"""One registered model as the ledger keeps it: what it says, what MLflow has, and how MLflow is made to follow.
+"""Keep a model's aliases in MLflow as the ledger has them.
 
-An act is one entry in the ledger, and what it says is then done in MLflow: the aliases are moved, and last of all the
-entry's seal is noted with the model. Cut off anywhere, the next act finds another seal there than the ledger's last
-and finishes what was begun. The same seal and other aliases mean that somebody moved them by hand.
+An act is one entry in the ledger. Then the aliases are moved in MLflow, and last the entry's seal is stored with the
+model there: its anchor. If an act is cut off anywhere, the next one finds an older anchor and completes it. The current
+anchor together with other aliases means that somebody moved them by hand.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.errors import ChampionMoved, LedgerBroken, RegistryError
 from ratchet.registry.access import require, user
-from ratchet.registry.alias_state import AliasState, standing
-from ratchet.registry.fingerprints import evidence
+from ratchet.registry.alias_state import AliasState, replay
+from ratchet.registry.fingerprints import collect_evidence
 from ratchet.registry.ledger import RECOVER, Entry, Ledger
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
@@ -29,227 +29,234 @@ _JUDGED = ("register", "renew", "withdraw")
 
 
 class AliasSync:
-    """The entries of `name`, and MLflow beside them.
+    """One registered model: its entries in the ledger, and its aliases in MLflow.
 
     Raises (every method):
-        TrackingAway: MLflow does not answer.
-        RegistryError: the ledger does not; or what is asked cannot be, in words.
-        NotAllowed: this user may not.
+        TrackingUnavailable: MLflow does not answer.
+        RegistryError: the ledger does not answer, or the act is not possible.
+        NotAllowed: this user may not do that.
     """
 
     def __init__(self, workspace: Workspace, params: Params, name: str, *, ledger: Ledger | None = None) -> None:
-        """`ledger` is one that was read before, which need not be verified again."""
+        """Open a model. `ledger` is one that was read before, which need not be verified again."""
         self.name, self.params = name, params
         self.registry = ModelRegistry(workspace, params)
         self.ledger = ledger or Ledger.of(workspace, params)
 
     def entries(self) -> list[Entry]:
-        """What the ledger holds about this model."""
+        """Return the ledger's entries about this model."""
         return self.ledger.entries(model=self.name)
 
-    def standing(self) -> AliasState:
-        """What the ledger says, whatever MLflow does."""
-        return standing(self.entries(), self.name)
+    def state(self) -> AliasState:
+        """Return the state by the ledger, whatever MLflow has."""
+        return replay(self.entries(), self.name)
 
-    def settle(self) -> AliasState:
-        """Finish what a killed act began, and take over the aliases of a model that the ledger does not know yet.
+    def synchronize(self) -> AliasState:
+        """Complete an act that was cut off, and adopt the aliases of a model that the ledger does not know yet.
 
         Raises:
             LedgerBroken: the ledger is not what was written.
-            RegistryError: somebody moved an alias by hand, or the ledger is not the one that the model was kept in.
+            RegistryError: somebody moved an alias by hand, or the model belongs to another ledger.
         """
-        with self.ledger.turn():
-            self.ledger.require_whole()
+        with self.ledger.exclusive():
+            self.ledger.require_intact()
             fault = self.fault()
             if fault:
-                raise RegistryError(f"{fault}: {self.way_out}")
+                raise RegistryError(f"{fault}. Fix: {self.fix}")
             if not self.entries() and self._held():
                 if lost := self.ledger.lost():
                     raise LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
-                self._adopt("the ledger begins", only_if=_first)
-            return self._follow()
+                self._adopt("the ledger begins", only_if=_require_empty)
+            return self._update_mlflow()
 
     def adopt(self, *, why: str) -> AliasState:
-        """Take the aliases over as they stand in MLflow: for a model whose ledger is lost for good."""
+        """Take over the aliases from MLflow, for a model whose ledger is lost for good."""
         require(self.params.access, "admins", user(), f"take over {self.name}")
-        with self.ledger.turn():
+        with self.ledger.exclusive():
             self._adopt(why)
             self.ledger.publish()
-            return self._follow()
+            return self._update_mlflow()
 
-    def follow(self) -> AliasState:
-        """Do in MLflow what the ledger says, whatever MLflow's note of the last act is."""
-        with self.ledger.turn():
-            self.ledger.require_whole()
-            return self._follow()
+    def update_mlflow(self) -> AliasState:
+        """Set the aliases in MLflow as the ledger has them, whatever the anchor is."""
+        with self.ledger.exclusive():
+            self.ledger.require_intact()
+            return self._update_mlflow()
 
     def repair(self, *, why: str) -> AliasState:
-        """Put the aliases where the ledger has them, and note what was found."""
+        """Restore the aliases as the ledger has them, and record those that MLflow had."""
         who = user()
         require(self.params.access, "admins", who, f"repair {self.name}")
-        with self.ledger.turn():
-            self.ledger.require_whole()
-            if self.is_another:
-                raise RegistryError(f"{self.fault()}: {self.way_out}")
-            found, deleted = self.registry.aliases(self.name), sorted(self.deleted(), key=int)
-            self.ledger.append("repair", model=self.name, version=None, who=who, why=why, found=found, deleted=deleted)
+        with self.ledger.exclusive():
+            self.ledger.require_intact()
+            if self.is_other_ledger:
+                raise RegistryError(f"{self.fault()}. Fix: {self.fix}")
+            aliases, deleted = self.registry.aliases(self.name), sorted(self.deleted(), key=int)
+            self.ledger.append(
+                "repair", model=self.name, version=None, who=who, why=why, found=aliases, deleted=deleted
+            )
             self.ledger.publish()
-            return self._follow()
+            return self._update_mlflow()
 
     def fault(self) -> str | None:
-        """In what MLflow differs from the ledger, but for an act that was cut off; None where they agree."""
-        with self.ledger.turn():
-            anchor, now = self.registry.anchor(self.name), self.standing()
-            if self.is_another:
+        """Describe the first difference between MLflow and the ledger that no unfinished act explains."""
+        with self.ledger.exclusive():
+            anchor, state = self.registry.anchor(self.name), self.state()
+            if self.is_other_ledger:
                 return f"{self.name}: the ledger lacks the entry {str(anchor)[:12]}, which this model's aliases follow"
-            there, versions = self.registry.aliases(self.name), self._numbers()
-            if now.champion and not self.registry.is_there(self.name):
-                return f"{self.name}: was deleted in MLflow, and its champion was version {now.champion} by the ledger"
-            if anchor is None or anchor != now.seal:
+            aliases, versions = self.registry.aliases(self.name), self._numbers()
+            if state.champion and not self.registry.exists(self.name):
+                return (
+                    f"{self.name}: was deleted in MLflow, and its champion was version {state.champion} by the ledger"
+                )
+            if anchor is None or anchor != state.seal:
                 return None
-            for alias, number in now.aliases.items():
-                found = there.get(alias)
-                if found == number or (found is None and alias == "challenger" and number not in versions):
+            for alias, number in state.aliases.items():
+                current = aliases.get(alias)
+                if current == number or (current is None and alias == "challenger" and number not in versions):
                     continue
-                is_on, was_on = (f"on version {one}" if one else "on no version" for one in (found, number))
+                is_on, was_on = (f"on version {value}" if value else "on no version" for value in (current, number))
                 gone = ", which was deleted there," if number and number not in versions else ""
                 return f"{self.name}: the alias {alias} is {is_on} in MLflow, and {was_on}{gone} by the ledger"
             return None
 
     @property
-    def way_out(self) -> str:
-        """What to do about a fault."""
-        if self.is_another:
+    def fix(self) -> str:
+        """The fix for a fault."""
+        if self.is_other_ledger:
             return (
-                "set registry.ledger to the one it was kept in, or restore that; if it is lost for good, `ratchet "
+                "set registry.ledger to this model's ledger, or restore that; if it is lost for good, `ratchet "
                 "recover` begins again with the champions that you confirm"
             )
-        return "`ratchet audit` says all that is wrong, `ratchet audit --repair` moves the aliases back"
+        return "`ratchet audit` lists all that is wrong, `ratchet audit --repair` moves the aliases back"
 
     @property
-    def is_another(self) -> bool:
-        """Is this not the ledger that the model was kept in, or not all of it?"""
+    def is_other_ledger(self) -> bool:
+        """Whether the model's anchor is in no entry: it belongs to another ledger, or entries are missing."""
         anchor, entries = self.registry.anchor(self.name), self.entries()
         recovered = {recovered_state(entry, self.name).get("anchor") for entry in entries if entry.what == "recover"}
         return anchor is not None and anchor not in {entry.seal for entry in entries} | recovered
 
     @property
     def is_unfinished(self) -> bool:
-        """Do the aliases not follow the last entry yet?"""
-        seal = self.standing().seal
-        return self.registry.is_there(self.name) and self.registry.anchor(self.name) != seal
+        """Whether the aliases do not follow the last entry yet."""
+        seal = self.state().seal
+        return self.registry.exists(self.name) and self.registry.anchor(self.name) != seal
 
     def deleted(self) -> set[str]:
-        """Versions that the ledger knows and MLflow has no more, or has anew, of another run."""
-        now = self.standing()
-        return set(now.waiting | now.crowned) - self._numbers()
+        """Return versions that the ledger knows and MLflow does not have, or has with another run."""
+        state = self.state()
+        return set(state.registered | state.ever_champion) - self._numbers()
 
-    def noted(self, version: Version, *, up_to: int | None = None) -> dict[str, str] | None:
-        """The evidence by which the version was judged last, or adopted; None for one that the ledger does not know.
+    def recorded_evidence(self, version: Version, *, up_to: int | None = None) -> dict[str, str] | None:
+        """Return the evidence of the version's last judgement or adoption; None if the ledger does not know it.
 
-        `up_to` is the number of the last entry that is asked.
+        `up_to` is the number of the last entry to read.
         """
         entry = self._last(version, *_JUDGED, "adopt", "recover", up_to=up_to)
         if entry is None:
             return None
-        held = entry.content if entry.what in _JUDGED else _held_by(entry, self.name).get(version.number)
-        return dict((held or {}).get("evidence", {}))
+        content = entry.content if entry.what in _JUDGED else _held_by(entry, self.name).get(version.number)
+        return dict((content or {}).get("evidence", {}))
 
-    def judged(self, version: Version) -> Mapping[str, Any] | None:
-        """The last judgement of the version: `over`, the champion it was compared with, and `passed`; None: never."""
+    def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
+        """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""
         entry = self._last(version, *_JUDGED)
         return {**entry.content, "passed": entry.what != "withdraw"} if entry else None
 
-    def samples_of(self, version: Version, into: Path) -> "Samples | None":
-        """The samples that the version was trained and selected on; None where that was not recorded.
+    def training_samples(self, version: Version, into: Path) -> "Samples | None":
+        """Return the samples that the version was trained and selected on; None if they were not recorded.
 
         Raises:
             RegistryError: the record is not the one that was registered.
         """
-        from ratchet.registry.samples import SEEN, read_samples
+        from ratchet.registry.samples import TRAINING_SAMPLES, read_samples
 
-        path, noted = f"provenance/{SEEN}", self.noted(version) or {}
-        if path not in noted:
+        path, recorded = f"provenance/{TRAINING_SAMPLES}", self.recorded_evidence(version) or {}
+        if path not in recorded:
             return None
-        found = self.registry.artifact(version.run_id, path, into)
-        if files.digest_file(found) != noted[path]:
+        copy = self.registry.artifact(version.run_id, path, into)
+        if files.digest_file(copy) != recorded[path]:
             raise RegistryError(
                 f"{self.name} version {version.number}: {path} is not what was registered: nothing was compared. Fix: "
                 f"restore it from a backup, or `ratchet rollback {self.name}` to another version"
             )
-        return read_samples(found)
+        return read_samples(copy)
 
     def _last(self, version: Version, *what: str, up_to: int | None = None) -> Entry | None:
-        """The newest of these entries about the version, and not about one of its number that was deleted before it."""
+        """Return the last entry of these kinds about the version, and not about a deleted one of the same number."""
         entries = [entry for entry in self.entries() if up_to is None or entry.number <= up_to]
-        found = [entry for entry in entries if entry.what in what and _is_about(entry, version)]
-        return found[-1] if found else None
+        about = [entry for entry in entries if entry.what in what and _is_about(entry, version)]
+        return about[-1] if about else None
 
     def _held(self) -> dict[str, str]:
-        """Those of our aliases that versions have in MLflow."""
-        there = self.registry.aliases(self.name)
-        return {alias: there[alias] for alias in standing([]).aliases if alias in there}
+        """Return ratchet's own aliases as MLflow has them."""
+        aliases = self.registry.aliases(self.name)
+        return {alias: aliases[alias] for alias in AliasState().aliases if alias in aliases}
 
     def _adopt(self, why: str, *, only_if: Callable[[list[Entry]], None] = lambda entries: None) -> None:
-        there, lost = self._held(), self.registry.anchor(self.name)
-        versions = [one for one in self.registry.versions(self.name) if one.number in there.values()]
+        aliases, lost = self._held(), self.registry.anchor(self.name)
+        versions = [version for version in self.registry.versions(self.name) if version.number in aliases.values()]
         self.ledger.append(
             "adopt",
             model=self.name,
             version=None,
             why=why,
             only_if=only_if,
-            held={one.number: {"run": one.run_id, "evidence": evidence(self.registry, one)} for one in versions},
+            held={
+                version.number: {"run": version.run_id, "evidence": collect_evidence(self.registry, version)}
+                for version in versions
+            },
             lost=lost,
-            champion=there.get("champion"),
-            challenger=there.get("challenger"),
+            champion=aliases.get("champion"),
+            challenger=aliases.get("challenger"),
         )
 
-    def _follow(self) -> AliasState:
-        """Do in MLflow what the ledger says; in a turn, so that nobody follows an older entry meanwhile."""
-        now = self.standing()
-        if now.seal is None or not self.registry.is_there(self.name):
-            return now
-        there, versions = self.registry.aliases(self.name), self._numbers()
-        wanted = {alias: number if number in versions else None for alias, number in now.aliases.items()}
-        moved = {alias: number for alias, number in wanted.items() if there.get(alias) != number}
+    def _update_mlflow(self) -> AliasState:
+        """Move the aliases, then the anchor. The caller holds the ledger, so that no older entry is applied after."""
+        state = self.state()
+        if state.seal is None or not self.registry.exists(self.name):
+            return state
+        aliases, versions = self.registry.aliases(self.name), self._numbers()
+        wanted = {alias: number if number in versions else None for alias, number in state.aliases.items()}
+        moved = {alias: number for alias, number in wanted.items() if aliases.get(alias) != number}
         if moved:
             self.registry.set_aliases(self.name, moved)
-        if self.registry.anchor(self.name) != now.seal:
-            self.registry.set_anchor(self.name, now.seal)
-        return now
+        if self.registry.anchor(self.name) != state.seal:
+            self.registry.set_anchor(self.name, state.seal)
+        return state
 
     def _numbers(self) -> set[str]:
-        """Versions that MLflow has and that are those that the ledger means: of the same run."""
+        """Return the versions that MLflow has with the same run as the ledger."""
         runs = {}
         for entry in self.entries():
             if entry.version and "run" in entry.content:
                 runs[entry.version] = entry.content["run"]
             for number, held in _held_by(entry, self.name).items():
                 runs[number] = held.get("run")
-        there = self.registry.versions(self.name)
-        return {one.number for one in there if runs.get(one.number, one.run_id) == one.run_id}
+        stored = self.registry.versions(self.name)
+        return {version.number for version in stored if runs.get(version.number, version.run_id) == version.run_id}
 
 
 def _is_about(entry: Entry, version: Version) -> bool:
-    """Whether the entry holds evidence of this very version: by its number and its run."""
+    """Return whether the entry holds evidence of this version: its number and its run must match."""
     if entry.what in ("adopt", "recover"):
         return bool(_held_by(entry, version.name).get(version.number, {}).get("run") == version.run_id)
     return entry.version == version.number and entry.content.get("run") == version.run_id
 
 
 def recovered_state(recovery: Entry, model: str) -> Mapping[str, Any]:
-    """Return what a recovery says of one model: its aliases, and the evidence of the versions that have them."""
-    found: Mapping[str, Any] = recovery.content.get("models", {}).get(model, {})
-    return found
+    """Return what a recovery recorded about one model: its aliases, and the evidence of the versions with them."""
+    state: Mapping[str, Any] = recovery.content.get("models", {}).get(model, {})
+    return state
 
 
 def _held_by(entry: Entry, model: str) -> Mapping[str, Any]:
     content = recovered_state(entry, model) if entry.what == "recover" else entry.content
-    found: Mapping[str, Any] = content.get("held", {})
-    return found
+    held: Mapping[str, Any] = content.get("held", {})
+    return held
 
 
-def _first(entries: list[Entry]) -> None:
+def _require_empty(entries: list[Entry]) -> None:
     if entries:
-        raise ChampionMoved("the ledger began meanwhile: run the same again")
+        raise ChampionMoved("the ledger began meanwhile. Fix: run the same command again")

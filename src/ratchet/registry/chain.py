@@ -1,4 +1,4 @@
-"""Entries of the ledger and the chain that they form: each entry holds the seal of the one before it."""
+"""Entries of the ledger, and their chain: each entry contains the seal of the one before it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", 
 SIGNATURE = "signature"  # key in an entry's content
 
 Row = tuple[Any, ...]
-"""One row as the database has it, in the order of COLUMNS."""
+"""A row of the database, in the order of COLUMNS."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One act. `at` is UTC as ISO 8601; `content` is plain data: digests, figures, the state before."""
+    """One act. `at` is the time in UTC (ISO 8601); `content` is plain data: digests, numbers, the state before."""
 
     number: int
     at: str
@@ -35,12 +35,12 @@ class Entry:
 
     @classmethod
     def of(cls, row: Row) -> "Entry":
-        """Read a row. Damaged content is kept as text under a key of its own, which no seal fits."""
+        """Read a row. Damaged content is kept as text under the key `damaged`, so that the seal does not match."""
         named = dict(zip(COLUMNS, row, strict=True))
         return cls(**{**named, "content": _content(named["content"])})
 
     def row(self) -> dict[str, Any]:
-        """Return the values as they are stored, by column."""
+        """Return the stored values by column."""
         return {**vars(self), "content": json.dumps(self.content, sort_keys=True, ensure_ascii=False)}
 
     def sealed(self) -> str:
@@ -53,14 +53,14 @@ class Entry:
 
     def _written(self, content: Mapping[str, Any]) -> bytes:
         values = [self.number, self.at, self.who, self.what, self.model, self.version, self.why, content, self.before]
-        # `default`: a hostile edit can leave a BLOB where text belongs.
+        # `default`: after a hostile edit a column can hold a BLOB in place of text.
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
         return text.encode(errors="surrogatepass")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One place where a ledger is wrong: the number of the first entry that it concerns, and a sentence."""
+    """One fault of a ledger: the number of the first entry that it concerns, and a message."""
 
     number: int
     text: str
@@ -71,9 +71,9 @@ class Chain:
 
     Attributes:
         rows: as the database has them.
-        entries: all of them.
-        valid: the entries that count: all but those that a recovery set aside.
-        faults: each place where the chain breaks.
+        entries: one for each row.
+        valid: the entries that count: all except those that a recovery set aside.
+        faults: each place where the chain is broken.
     """
 
     def __init__(self, rows: Iterable[Row] = (), *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
@@ -85,7 +85,7 @@ class Chain:
         self._add(rows)
 
     def read_again(self, rows: list[Row]) -> "Chain":
-        """Return the chain of these rows. Rows that are equal to those verified before are not verified again."""
+        """Return the chain of these rows. Rows that did not change are not verified again."""
         count = len(self.rows)
         known = rows[:count] == self.rows
         if known and len(rows) == count:
@@ -106,16 +106,16 @@ class Chain:
             entry = Entry.of(row)
             previous = self.entries[-1] if self.entries else None
             if entry.what == "recover" and entry.seal == entry.sealed() and self._set_aside(entry):
-                self._signed(entry)
+                self._check_signature(entry)
             else:
-                self._linked(previous, entry)
-                self._signed(entry)
+                self._check_link(previous, entry)
+                self._check_signature(entry)
             self.rows.append(row)
             self.entries.append(entry)
             self.valid.append(entry)
 
     def _set_aside(self, recovery: Entry) -> bool:
-        """Leave out what a recovery set aside, if it still is what was found then."""
+        """Drop what a recovery set aside, if it is unchanged since; return whether it is."""
         intact = recovery.content.get("intact")
         if not isinstance(intact, int):
             return False
@@ -126,31 +126,28 @@ class Chain:
         self.valid = [entry for entry in self.valid if entry.number <= intact]
         return True
 
-    def _linked(self, previous: Entry | None, entry: Entry) -> None:
+    def _check_link(self, previous: Entry | None, entry: Entry) -> None:
         name = f"ledger entry {entry.number}"
         last, before = (previous.number, previous.seal) if previous else (0, FIRST)
         if entry.number != last + 1:
-            gone = (
-                f"entry {last + 1} was"
-                if entry.number == last + 2
-                else f"entries {last + 1} to {entry.number - 1} were"
-            )
+            is_one = entry.number == last + 2
+            gone = f"entry {last + 1} was" if is_one else f"entries {last + 1} to {entry.number - 1} were"
             self.faults.append(Fault(last + 1, f"ledger {gone} removed"))
         elif entry.before != before:
             text = f"{name} does not follow the one before it: one of the two was replaced"
-            # Which of the two is unknown, so neither counts.
+            # It is unknown which of the two, so neither counts.
             self.faults.append(Fault(max(entry.number - 1, 1), text))
         if entry.seal != entry.sealed():
-            called = f"{name} ({entry.what} {entry.model}, {entry.at})"
-            self.faults.append(Fault(entry.number, f"{called} was edited after it was written"))
+            label = f"{name} ({entry.what} {entry.model}, {entry.at})"
+            self.faults.append(Fault(entry.number, f"{label} was edited after it was written"))
 
-    def _signed(self, entry: Entry) -> None:
+    def _check_signature(self, entry: Entry) -> None:
         if not self._keys or entry.number < self._signed_from:
             return
-        wrong = signature_fault(entry.content.get(SIGNATURE), entry.unsigned(), self._keys)
-        if wrong:
-            called = f"ledger entry {entry.number} ({entry.what} {entry.model}, {entry.at})"
-            self.faults.append(Fault(entry.number, f"{called} {wrong}"))
+        fault = signature_fault(entry.content.get(SIGNATURE), entry.unsigned(), self._keys)
+        if fault:
+            label = f"ledger entry {entry.number} ({entry.what} {entry.model}, {entry.at})"
+            self.faults.append(Fault(entry.number, f"{label} {fault}"))
 
 
 def digest_rows(rows: Iterable[Row]) -> str:
@@ -161,23 +158,23 @@ def digest_rows(rows: Iterable[Row]) -> str:
 
 def _content(text: object) -> dict[str, Any]:
     try:
-        content = json.loads(text)  # type: ignore[arg-type]  # a hostile edit can leave anything
+        content = json.loads(text)  # type: ignore[arg-type]  # after a hostile edit it can be anything
     except (ValueError, TypeError, RecursionError):
         content = None
     return content if isinstance(content, dict) and _is_readable(content) else {"damaged": str(text)}
 
 
 def _is_readable(content: Mapping[str, Any]) -> bool:
-    """Whether the keys that other modules read have the types that they are written with."""
+    """Return whether the keys that other modules read have the types that they are written with."""
     models, lost, deleted = content.get("models", {}), content.get("lost"), content.get("deleted", [])
     if (
         not isinstance(models, dict)
         or not isinstance(deleted, list)
-        or not all(isinstance(one, str) for one in deleted)
+        or not all(isinstance(version, str) for version in deleted)
     ):
         return False
     if isinstance(lost, list):
-        if not all(isinstance(one, list) and list(map(type, one)) == [int, str] for one in lost):
+        if not all(isinstance(head, list) and list(map(type, head)) == [int, str] for head in lost):
             return False
     elif not isinstance(lost, str | None):
         return False
@@ -191,7 +188,7 @@ def _is_judgement(content: Mapping[str, Any]) -> bool:
     return (
         isinstance(before, dict)
         and before.keys() == {"count", "spent", "new_rows", "reserved"}
-        and all(isinstance(one, number) for one in before.values())
+        and all(isinstance(value, number) for value in before.values())
         and isinstance(content.get("p", ""), number | None)
         and isinstance(content.get("reserved"), number)
         and isinstance(content.get("won"), bool)
@@ -206,7 +203,9 @@ def _is_state(state: object) -> bool:
     held = state.get("held", {})
     return (
         isinstance(held, dict)
-        and all(isinstance(one, dict) and isinstance(one.get("evidence", {}), dict) for one in held.values())
+        and all(
+            isinstance(version, dict) and isinstance(version.get("evidence", {}), dict) for version in held.values()
+        )
         and isinstance(state.get("evidence", {}), dict | str)
         and all(isinstance(state.get(alias), str | None) for alias in ("champion", "challenger"))
     )

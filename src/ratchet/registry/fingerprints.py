@@ -1,32 +1,33 @@
-"""What a version is judged by, as digests: its files, report, data and verdict, as they lie in the registry."""
+"""Digests of everything that a version was judged by: its files, report, data and verdict. They are its evidence."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.registry.mlflow_store import active, files_of
-from ratchet.registry.provenance_tags import parse_record
+from ratchet.registry.mlflow_store import active, file_errors
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_FILE, parse_record
 
 if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
-__all__ = ["difference", "evidence", "unexpected_changes"]
+__all__ = ["collect_evidence", "evidence_changes", "listed", "unexpected_changes"]
 
 _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
-_REWRITTEN = ("report/", "card/", "verdict")  # by a register stage that runs again
-_OWN = "registered_model_meta"  # MLflow's note about a download
+_REGENERATED = ("report/", "card/", "verdict")  # by a register stage that runs again
+_MLFLOW_NOTE = "registered_model_meta"  # a file that MLflow adds to each download
 
 
-def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
-    """SHA-256 (hex) of each file of the version, of its run's report and provenance, and of its verdict.
+def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
+    """Return the SHA-256 (hex) of each file of the version, of its run's report and provenance, and of its verdict.
 
-    Under `data` stands the MD5 by which DVC knows the packed data.
+    `data` has the DVC hash (MD5) of the packed data.
 
     Raises:
         RegistryError: the version, its run or its files are gone.
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
     from mlflow.artifacts import download_artifacts
 
@@ -34,36 +35,48 @@ def evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
     with (
         tempfile.TemporaryDirectory() as name,
         active(registry.workspace, registry.params.tracking),
-        files_of(address, registry.uri),
+        file_errors(address, registry.uri),
     ):
         folder = Path(name)
         stored = registry.client.get_model_version(version.name, version.number)
-        there = {one.path for one in registry.client.list_artifacts(version.run_id)}
-        for one in there.intersection(_FOLDERS):
-            download_artifacts(run_id=version.run_id, artifact_path=one, dst_path=str(folder))
+        artifacts = {file.path for file in registry.client.list_artifacts(version.run_id)}
+        for path in artifacts.intersection(_FOLDERS):
+            download_artifacts(run_id=version.run_id, artifact_path=path, dst_path=str(folder))
         download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
-        found = {
+        digests = {
             path.relative_to(folder).as_posix(): files.digest_file(path)
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != _OWN
+            if path.is_file() and path.name != _MLFLOW_NOTE
         }
-        record = folder / "provenance" / "provenance.json"
-        # A damaged record has another digest: that is what is reported.
-        content = parse_record(record.read_bytes()) if record.exists() else None
-        data = ((content or {}).get("dvc") or {}).get("data/packed", "")
-    return {**found, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}
+        data = _data_hash(folder / PROVENANCE_FILE)
+    return {**digests, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}
 
 
-def difference(noted: dict[str, str], found: dict[str, str]) -> list[str]:
-    """What is not as it was noted, in words, one for each file."""
-    told = {
-        **dict.fromkeys(noted.keys() - found.keys(), "is gone"),
-        **dict.fromkeys(found.keys() - noted.keys(), "was added"),
-        **{name: "was replaced" for name in noted.keys() & found.keys() if noted[name] != found[name]},
+def _data_hash(record: Path) -> str:
+    if not record.exists():
+        return ""
+    try:
+        return parse_record(record.read_bytes()).dvc.get(PACKED, "")
+    except ValueError:  # the digest of the damaged file differs, which is reported
+        return ""
+
+
+def evidence_changes(recorded: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> "is gone", "was added" or "was replaced" for each digest that differs, by name."""
+    changes = {
+        **dict.fromkeys(recorded.keys() - current.keys(), "is gone"),
+        **dict.fromkeys(current.keys() - recorded.keys(), "was added"),
+        **{name: "was replaced" for name in recorded.keys() & current.keys() if recorded[name] != current[name]},
     }
-    return [f"{name} {words}" for name, words in sorted(told.items())]
+    return dict(sorted(changes.items()))
 
 
-def unexpected_changes(noted: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Of `difference`, what no stage of ours ever does to a version that is registered."""
-    return [told for told in difference(noted, found) if not told.startswith(_REWRITTEN)]
+def unexpected_changes(recorded: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `evidence_changes` that no stage makes to a registered version."""
+    changes = evidence_changes(recorded, current)
+    return {name: change for name, change in changes.items() if not name.startswith(_REGENERATED)}
+
+
+def listed(changes: Mapping[str, str]) -> str:
+    """Return changes as part of a message."""
+    return "; ".join(f"{name} {change}" for name, change in changes.items())

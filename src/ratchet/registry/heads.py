@@ -1,7 +1,7 @@
 """Heads of the ledger outside the databases: in files of the project, in Git's history and in DVC's cache.
 
-A head is the number and the seal of the last entry at some time. A ledger that was rewritten as a whole is valid in
-itself, but it does not contain the heads that were written down before.
+A head is the number and the seal of the last entry at some time. A ledger that was rewritten as a whole has a valid
+chain, but it does not contain the heads that were stored before.
 """
 
 import configparser
@@ -9,14 +9,15 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ratchet import git
 from ratchet.errors import RegistryError
 from ratchet.registry.chain import Entry, Fault
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 __all__ = ["FILE", "Head", "Heads", "head_faults", "lost_heads"]
@@ -24,21 +25,22 @@ __all__ = ["FILE", "Head", "Heads", "head_faults", "lost_heads"]
 FILE = "data/ledger.heads"
 _REGISTRATION = "data/registration.json"
 _LINE = re.compile(r"^([0-9a-f]{64}) ([0-9]{1,18}) ([0-9a-f]{64})( .*)?$")
-_CUT = re.compile(
-    r"^[0-9a-f]{1,64}( [0-9]{0,18}( [0-9a-f]{0,63})?)?$"
-)  # by a full disk or a kill: the act is in no file
+_CUT = re.compile(r"^[0-9a-f]{1,64}( [0-9]{0,18}( [0-9a-f]{0,63})?)?$")  # a line that a full disk or a kill cut off
 _IN_LOCK = re.compile(
     r"^\s*- path: data/registration\.json\n(?:\s+(?!- )\S.*\n)*?\s+md5: ([0-9a-f]{32})$", re.MULTILINE
 )
 _ABOUT = """\
 # Heads of the ledger: LEDGER NUMBER SEAL, then when, who and what. `ratchet audit` compares them with the ledger.
-# Every act of a person adds a line. Commit this file together with dvc.lock.
+# Every act of a user adds a line. Commit this file together with dvc.lock.
 """
 
 
 @dataclass(frozen=True)
 class Head:
-    """An entry of a ledger. `ledger` is the seal of the ledger's first entry, `where` names what holds the head."""
+    """The last entry of a ledger at some time.
+
+    `ledger` is the seal of the ledger's first entry, `where` names the place that holds the head.
+    """
 
     ledger: str
     number: int
@@ -51,23 +53,23 @@ class Head:
         return cls(entries[0].seal, entries[-1].number, entries[-1].seal) if entries else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the head as data/registration.json holds it."""
-        return {"ledger": self.ledger, "number": self.number, "seal": self.seal}
+        """Return the head as data/registration.json has it."""
+        return {name: value for name, value in to_plain(self).items() if name != "where"}
 
 
 class Heads:
     """The heads of one ledger that a project keeps.
 
-    `log` is of this machine: one line for each entry that was written here. `file` is for Git: one line for each act of
-    a person. What a stage does is in data/registration.json, whose hash dvc.lock holds.
+    `log` has a line for each entry that was written on this machine. `file` is for Git and has a line for each act of a
+    user. The acts of stages are in data/registration.json, whose hash dvc.lock holds.
     """
 
-    def __init__(self, workspace: Workspace, called: str) -> None:
-        """`called` is the ledger's address as params.yaml has it, without a password."""
+    def __init__(self, workspace: Workspace, address: str) -> None:
+        """Open the heads of the ledger at `address`, as params.yaml has it, without a password."""
         self._committed: tuple[list[Head], int] | None = None
         project = workspace.project
         self.root = project.root
-        self.log = project.state / f"ledger-{hashlib.sha256(called.encode()).hexdigest()[:12]}.heads"
+        self.log = project.state / f"ledger-{hashlib.sha256(address.encode()).hexdigest()[:12]}.heads"
         self.file = project.root / FILE
         self.registration = project.registration
 
@@ -77,7 +79,7 @@ class Heads:
         _append(self.log, f"{ledger} {entry.number} {entry.seal}\n")
 
     def publish(self, ledger: str, entry: Entry) -> None:
-        """Add an entry to the file that Git keeps, unless it is there."""
+        """Add an entry to the file for Git, unless it has it."""
         if any((head.number, head.seal) == (entry.number, entry.seal) for head in _read(self.file, FILE)):
             return
         version = f"/{entry.version}" if entry.version else ""
@@ -95,7 +97,7 @@ class Heads:
         return [*_read(self.file, FILE), *_registered(self.registration)]
 
     def committed(self) -> tuple[list[Head], int]:
-        """Return the heads in Git's history, and how many more DVC's cache lacks; Git is asked once."""
+        """Return the heads in Git's history, and the number of those that DVC's cache lacks. Git is read once."""
         if self._committed is None:
             self._committed = self._read_history()
         return self._committed
@@ -113,10 +115,10 @@ class Heads:
 
 
 def head_faults(entries: Sequence[Entry], logged: Sequence[Head], others: Iterable[Head]) -> list[Fault]:
-    """Compare a ledger with heads written down before. An empty ledger has no faults: it may be about to begin.
+    """Compare a ledger with heads that were stored before. An empty ledger has no faults: it may be about to begin.
 
-    `logged` were written on this machine: the last of them tells which ledger this is. `others` are from files that
-    clones share; heads there may be of another clone's ledger.
+    `logged` were written on this machine, so the last of them identifies the ledger. `others` are from files that
+    clones share, so they can be of another clone's ledger.
     """
     if not entries:
         return []
@@ -133,22 +135,22 @@ def head_faults(entries: Sequence[Entry], logged: Sequence[Head], others: Iterab
         ]
     lost = lost_heads(entries)
     by_number = {entry.number: entry.seal for entry in entries}
-    found_faults: dict[tuple[int, str], Fault] = {}
+    faults: dict[tuple[int, str], Fault] = {}
     for head in (*logged, *others):
         seal, key = by_number.get(head.number), (head.number, head.seal)
-        if head.ledger != ledger or seal == head.seal or key in lost or key in found_faults:
+        if head.ledger != ledger or seal == head.seal or key in lost or key in faults:
             continue
         if seal is None:
             text = f"ledger entry {head.number} is gone, which {head.where} has: the end was cut off"
         else:
             text = f"ledger entry {head.number} has the seal {seal[:12]}, and {head.where} has {head.seal[:12]}"
             text += ": the ledger was rewritten"
-        found_faults[key] = Fault(head.number, text)
-    return sorted(found_faults.values(), key=lambda fault: fault.number)
+        faults[key] = Fault(head.number, text)
+    return sorted(faults.values(), key=lambda fault: fault.number)
 
 
 def lost_heads(entries: Iterable[Entry]) -> set[tuple[int, str]]:
-    """Return (number, seal) of heads that recoveries recorded as lost."""
+    """Return (number, seal) of the heads that recoveries recorded as lost."""
     return {
         (int(number), str(seal))
         for entry in entries
@@ -158,7 +160,7 @@ def lost_heads(entries: Iterable[Entry]) -> set[tuple[int, str]]:
 
 
 def _append(path: Path, text: str) -> None:
-    """Add lines; after a last line without its end (a full disk, an editor) begin a new one."""
+    """Append text; begin a new line if the last one has no end (a full disk, an editor)."""
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -168,30 +170,30 @@ def _append(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path, called: str) -> list[Head]:
+def _read(path: Path, name: str) -> list[Head]:
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     heads = []
     for place, line in enumerate(text.split("\n"), start=1):
-        head = _head(line, f"{called} line {place}")
+        head = _head(line, f"{name} line {place}")
         if head:
             heads.append(head)
         elif line.strip() and not line.startswith("#") and not _CUT.match(line):
             raise RegistryError(
-                f"{called} line {place}: found {line[:60]!r}; allowed: LEDGER NUMBER SEAL, or a comment. Fix: keep the "
+                f"{name} line {place}: found {line[:60]!r}; allowed: LEDGER NUMBER SEAL, or a comment. Fix: keep the "
                 "lines of both sides of a merge, or restore the file with `git checkout`"
             )
     return heads
 
 
 def _head(line: str, where: str) -> Head | None:
-    found = _LINE.match(line)
-    return Head(found[1], int(found[2]), found[3], where) if found else None
+    match = _LINE.match(line)
+    return Head(match[1], int(match[2]), match[3], where) if match else None
 
 
 def _heads(content: bytes, where: str) -> list[Head]:
-    """Return the head in a registration; none in one that an earlier release wrote."""
+    """Return the head in a data/registration.json; none where it is damaged or has none."""
     try:
         head = json.loads(content).get("ledger")
         return [Head(str(head["ledger"]), int(head["number"]), str(head["seal"]), where)] if head else []
@@ -203,18 +205,17 @@ def _registered(path: Path) -> list[Head]:
     return _heads(path.read_bytes(), _REGISTRATION) if path.exists() else []
 
 
-def _git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """Return what git prints; nothing where there is no git, no repository or no commit."""
+def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """Return the output of git; nothing where there is no git, no repository or no commit."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], input=given, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        return git.run(root, *arguments, stdin=stdin)
+    except git.GitError:
         return b""
-    return done.stdout
 
 
 def _committed_lines(root: Path) -> Iterator[Head]:
     commit = ""
-    # Neither attributes (--text, --no-textconv) nor settings of the user may hide a line.
+    # Neither git attributes (--text, --no-textconv) nor the user's settings may hide a line.
     shown = ("--patch", "--unified=0", "--text", "--no-textconv", "--no-ext-diff", "--no-color")
     log = _git(root, "-c", "log.showRoot=true", "log", *shown, "--format=commit %H", "--", FILE)
     for line in log.decode(errors="replace").splitlines():
@@ -228,8 +229,8 @@ def _committed_hashes(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the first commit of each content of data/registration.json that dvc.lock names."""
     commits = _git(root, "log", "--reverse", "--format=%H", "--", "dvc.lock").decode().split()
     prefix = _git(root, "rev-parse", "--show-prefix").decode().strip()
-    asked = "".join(f"{commit}:{prefix}dvc.lock\n" for commit in commits)
-    answer = _git(root, "cat-file", "--batch", given=asked.encode()) if commits else b""
+    names = "".join(f"{commit}:{prefix}dvc.lock\n" for commit in commits)
+    answer = _git(root, "cat-file", "--batch", stdin=names.encode()) if commits else b""
     seen = set()
     for commit in commits:
         header, _, answer = answer.partition(b"\n")
@@ -244,7 +245,7 @@ def _committed_hashes(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _cached(root: Path, value: str) -> bytes | None:
-    """Return what DVC's cache has under a hash; None where it has nothing, or something else."""
+    """Return the content that DVC's cache has for a hash; None if it has none, or it does not have this hash."""
     path = _cache(root) / "files" / "md5" / value[:2] / value[2:]
     if not path.is_file():
         return None
@@ -253,7 +254,7 @@ def _cached(root: Path, value: str) -> bytes | None:
 
 
 def _cache(root: Path) -> Path:
-    """Return DVC's cache folder: `cache.dir` of its configuration, relative to that, or .dvc/cache."""
+    """Return DVC's cache folder: `cache.dir`, relative to the configuration file, or .dvc/cache."""
     folder = root / ".dvc"
     for name in ("config.local", "config"):
         config = configparser.ConfigParser(interpolation=None)

@@ -1,7 +1,7 @@
-"""What a run has to tell, on this disk first.
+"""The journal of a run: everything for MLflow, on this disk first.
 
-Training writes here and goes on; another thread, or `ratchet sync` later, sends it to MLflow. An entry is written once,
-with its time: MLflow's stores know a point by (key, time, step, value), so sending it again changes nothing.
+Training writes here and continues; another thread, or `ratchet sync` later, sends it to MLflow. An entry is written
+once with its time. MLflow identifies a point by (key, time, step, value), so sending it again changes nothing.
 """
 
 import errno
@@ -21,7 +21,7 @@ __all__ = ["Entry", "Journal"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: its kind, its content, when it was written (milliseconds since 1970) and where the next line starts."""
+    """One line: kind, content, time (milliseconds since 1970), and the byte at which the next line starts."""
 
     kind: str
     content: dict[str, Any]
@@ -30,10 +30,12 @@ class Entry:
 
 
 class Journal:
-    """An append-only file of JSON lines in `folder`, and how far it has been sent. Safe to use from several threads.
+    """An append-only file of JSON lines in `folder`, and how far it has been sent. Threads can share it.
 
     Args:
-        store: where it is sent to, None: where it always was. Another one is told all of it, from the beginning.
+        folder: created if it does not exist.
+        store: the address that it is sent to; another one than before gets everything from the beginning. None keeps
+            the one before.
     """
 
     def __init__(self, folder: Path, *, store: str | None = None) -> None:
@@ -45,43 +47,44 @@ class Journal:
         self._state: dict[str, Any] = files.read_json(self._state_path) if self._state_path.exists() else {}
         if "uid" not in self._state:
             self._remember(uid=uuid.uuid4().hex)
-        self._mend()
-        # What is already written: a resumed training repeats points, and a second `params` would be refused by MLflow.
+        self._truncate_partial_line()
+        # A resumed training repeats points, and MLflow refuses parameters that are set twice.
         self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0)}
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""  # what a full disk did not take
 
     def close(self) -> None:
-        """Write what still waits for room on the disk, and close.
+        """Write what a full disk did not take so far, and close.
 
         Raises:
-            OSError: there is none.
+            OSError: the disk is still full.
         """
         with self._file:
             self._write_out(must=True)
 
     @property
     def uid(self) -> str:
-        """This run's own name, tagged on the MLflow run: how it is found again."""
+        """The id by which the MLflow run is found again: it is a tag of the run."""
         return str(self._state["uid"])
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id of the run, when it is known."""
+        """MLflow's id of the run, if it is known."""
         return self._state.get("run_id") if self._known else None
 
     @property
     def sent(self) -> int:
-        """Bytes of the journal that MLflow has."""
+        """Number of bytes that MLflow has."""
         return int(self._state.get("sent", 0)) if self._known else 0
 
     @property
     def _known(self) -> bool:
-        """Whether what is noted of the sending is of this store."""
+        """Whether the stored state is about this store."""
         return self._store is None or bool(self._state.get("store", self._store) == self._store)
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing was written yet."""
         return not self._seen
 
     @property
@@ -90,7 +93,7 @@ class Journal:
         return self._path.stat().st_size <= self.sent
 
     def write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
-        """Append one entry; one with the same identity is dropped unless `again`, so that no point is told twice."""
+        """Append one entry. Without `again`, one with the identity of an earlier entry is dropped."""
         identity = self._identity(kind, content)
         with self._lock:
             if identity in self._seen and not again:
@@ -101,13 +104,13 @@ class Journal:
             self._write_out()
 
     def sync(self) -> None:
-        """Make what was written survive a power cut; others may write meanwhile."""
+        """Make what was written survive a power cut. Other threads can write meanwhile."""
         with self._lock:
             self._write_out()
         os.fsync(self._file.fileno())
 
     def _write_out(self, *, must: bool = False) -> None:
-        """Hand all to the system; what a full disk does not take waits for the next time, for training goes on."""
+        """Write everything. What a full disk does not take waits for the next call, so that training continues."""
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
@@ -116,7 +119,7 @@ class Journal:
                 raise
 
     def entries(self, start: int) -> list[Entry]:
-        """The entries from byte `start` on."""
+        """Return the entries from byte `start` on."""
         entries: list[Entry] = []
         if not self._path.exists():
             return entries
@@ -124,21 +127,22 @@ class Journal:
             file.seek(start)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # being written just now
+                    break  # another thread is writing it
                 start += len(line)
                 read = json.loads(line)
                 entries.append(Entry(read["kind"], read["content"], read["time"], start))
         return entries
 
     def mark_sent(self, run_id: str, end: int) -> None:
+        """Record that MLflow has everything up to byte `end`."""
         self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
     def _remember(self, **state: Any) -> None:
         self._state |= state
         files.write_json(self._state_path, self._state)
 
-    def _mend(self) -> None:
-        """Cut off the half line that a killed writer left."""
+    def _truncate_partial_line(self) -> None:
+        """Cut off the partial line of a killed writer."""
         if not self._path.exists():
             self._path.touch()
             return
@@ -150,8 +154,8 @@ class Journal:
     @staticmethod
     def _identity(kind: str, content: dict[str, Any]) -> str:
         if kind == "metrics":
-            # A step that was made again, after the run was sent back to a checkpoint, is told again.
+            # After a return to a checkpoint, another attempt logs the same steps again.
             return f"metrics {content['step']} {content.get('attempt', 0)} {' '.join(sorted(content['values']))}"
         if kind == "params":
-            return kind  # MLflow's parameters are immutable: the first word stands
+            return kind  # MLflow's parameters are immutable, so the first ones count
         return f"{kind} {json.dumps(content, sort_keys=True)}"

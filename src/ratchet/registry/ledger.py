@@ -1,12 +1,14 @@
-"""Who did what to which model, when and why: a table that only grows, each entry sealed together with the one before.
+"""The ledger: an append-only table of every act on a model, with user, time and reason.
 
-An entry that is edited, left out or put in between breaks the chain from there on. What no chain can show, that its end
-was cut off, shows where the last seal is written down elsewhere (the registry keeps it with each model).
+Each entry has a seal over its content and the entry before. An entry that is edited, removed or inserted breaks this
+chain. The chain cannot show that its end was cut off, so the last seal is also kept elsewhere: in MLflow with each
+model, and as heads in files (`heads`).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,32 +28,35 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "RECOVER", "Chain", "Entry", "Fault", "Ledger"]
 
 RECOVER = '`ratchet recover` keeps the evidence and begins again (docs/governance.md, "A broken ledger")'
-_TRIES = 50  # to write while others write
+_MAX_TRIES = 50  # to write while other processes write
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ledger (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, model TEXT NOT NULL,
     version TEXT, why TEXT NOT NULL, content TEXT NOT NULL, before TEXT NOT NULL, seal TEXT NOT NULL
 )
 """
-_MAKE = {
+_CREATE = {
     "sqlite": [
         _TABLE,
         *(
             f"CREATE TRIGGER IF NOT EXISTS ledger_no_{act} BEFORE {act} ON ledger "
-            "BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END"
+            "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
             for act in ("update", "delete")
         ),
     ],
     "postgresql": [
-        "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # those who come first at once would collide
+        "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # two processes can create it at once
         _TABLE,
         "CREATE OR REPLACE FUNCTION ledger_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'the ledger only grows'; END $$",
+        "$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",
         "CREATE OR REPLACE TRIGGER ledger_guard BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger "
         "FOR EACH STATEMENT EXECUTE FUNCTION ledger_only_grows()",
     ],
 }
-"""By kind of database: the table, and what keeps honest programs from changing it. The chain is for the others."""
+"""By kind of database: the statements that create the table, with triggers against changes by mistake.
+
+The chain detects changes by those who remove the triggers.
+"""
 
 
 class Ledger:
@@ -62,8 +67,8 @@ class Ledger:
     """
 
     def __init__(self, workspace: Workspace, uri: str, *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
-        """`keys` are the public keys that must have signed each entry from number `signed_from` on."""
-        self._turns = 0
+        """Open the ledger at `uri`. Each entry from number `signed_from` on must be signed with one of `keys`."""
+        self._depth = 0
         self.uri = workspace.database(uri)
         self.heads = Heads(workspace, urls.redacted(uri))
         self._keys = tuple(keys)
@@ -86,24 +91,24 @@ class Ledger:
         only_if: Callable[[list[Entry]], None] = lambda entries: None,
         **content: Any,
     ) -> Entry:
-        """Write down one act, done by `who` (this user by default); concurrent writers take turns.
+        """Write one act, done by `who` (this user by default), after verifying the whole ledger.
 
-        The whole ledger is verified first. `only_if` gets the model's entries and forbids the act by raising; no other
-        entry comes between its consent and this one.
+        `only_if` gets the model's entries and forbids the act by raising. No other entry is written between this check
+        and the new entry.
 
         Raises:
             LedgerBroken: the ledger is not what was written.
-            RegistryError: params.yaml demands a signature and there is no key for one.
+            RegistryError: params.yaml demands a signature and the environment has no key.
         """
 
         def checked(chain: Chain) -> dict[str, Any]:
             only_if(chain.of_model(model))
             return content
 
-        return self._write(what, model=model, version=version, who=who, why=why, content=checked, whole=True)
+        return self._write(what, model=model, version=version, who=who, why=why, content=checked, verify=True)
 
-    def begin_again(self, *, who: str, why: str, content: Callable[[Chain], dict[str, Any]]) -> Entry:
-        """Write a recovery of the whole ledger, broken or not; `content` is made of the chain as it is then."""
+    def append_recovery(self, *, who: str, why: str, content: Callable[[Chain], dict[str, Any]]) -> Entry:
+        """Write a recovery of the whole ledger, broken or not. `content` is called with the chain at that time."""
         return self._write("recover", model="*", version=None, who=who, why=why, content=content)
 
     def _write(
@@ -115,69 +120,78 @@ class Ledger:
         who: str,
         why: str,
         content: Callable[[Chain], dict[str, Any]],
-        whole: bool = False,
+        verify: bool = False,
     ) -> Entry:
+        """Add an entry after the last one, again and again while other processes are faster."""
+        for attempt in range(_MAX_TRIES):
+            if verify:
+                self.require_intact()
+            chain = self._chain if verify else self.read()  # exactly what was verified
+            last = chain.entries[-1] if chain.entries else None
+            number, before = (last.number + 1, last.seal) if last else (1, FIRST)
+            values = content(chain)
+            at = datetime.now(UTC).isoformat(timespec="microseconds")
+            entry = self._sealed(Entry(number, at, who or user(), what, model, version, why, values, before, ""))
+            if self._insert(entry):
+                self.heads.write(chain.entries[0].seal if chain.entries else entry.seal, entry)
+                return entry
+            time.sleep(0.002 * attempt)
+        raise RegistryError(f"{self._name}: other processes write to it all the time. Fix: run the same command again")
+
+    def _sealed(self, entry: Entry) -> Entry:
+        """Return the entry with the signature of the environment's key, if there is one, and with its seal."""
+        from ratchet.registry.signatures import sign
+
+        signature = sign(entry.unsigned(), self._keys)
+        if signature:
+            entry = replace(entry, content={**entry.content, SIGNATURE: signature})
+        return replace(entry, seal=entry.sealed())
+
+    def _insert(self, entry: Entry) -> bool:
+        """Write a row; return False if another process has written this number or holds the database."""
         from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError, IntegrityError
 
-        from ratchet.registry.signatures import sign
-
         insert = text(f"INSERT INTO ledger ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
-        for tried in range(_TRIES):
-            if whole:
-                self.require_whole()
-            chain = self._chain if whole else self.read()  # as it was verified
-            values = content(chain)
-            at = datetime.now(UTC).isoformat(timespec="microseconds")
-            last = chain.entries[-1] if chain.entries else None
-            number, before = (last.number + 1, last.seal) if last else (1, FIRST)
-            entry = Entry(number, at, who or user(), what, model, version, why, values, before, "")
-            signature = sign(entry.unsigned(), self._keys)
-            if signature:
-                entry = Entry(**{**vars(entry), "content": {**values, SIGNATURE: signature}})
-            entry = Entry(**{**vars(entry), "seal": entry.sealed()})
-            try:
-                with self._engine.begin() as connection:
-                    connection.execute(insert, entry.row())
-            except IntegrityError:  # another was faster and has the number
-                time.sleep(0.002 * tried)
-            except DBAPIError as error:
-                if "locked" not in str(error):
-                    raise self._away(error) from error
-                time.sleep(0.002 * tried)
-            else:
-                self.heads.write(chain.entries[0].seal if chain.entries else entry.seal, entry)
-                return entry
-        raise RegistryError(f"{self._name}: others write to it without a pause: run the same again")
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(insert, entry.row())
+        except IntegrityError:
+            return False
+        except DBAPIError as error:
+            if "locked" not in str(error):
+                raise self._database_error(error) from error
+            return False
+        return True
 
     def read(self) -> Chain:
-        """Read and verify all of it. Rows that are equal to those verified before are not verified again."""
+        """Read and verify the whole ledger. Rows that did not change since the last time are not verified again."""
         self._chain = self._chain.read_again(self._rows())
         return self._chain
 
     def faults(self) -> list[Fault]:
-        """Return where the ledger is not what was written: the chain itself, and the heads kept outside of it."""
-        # Heads first: another process can add an entry and its head at any time, in this order.
+        """Return the faults of the chain, and its disagreements with the heads kept outside of it."""
+        # Heads are read first: another process can add an entry and then its head at any time.
         logged, others = self.heads.logged(), [*self.heads.here(), *self.heads.committed()[0]]
         chain = self.read()
         return [*chain.faults, *head_faults(chain.entries, logged, others)]
 
-    def require_whole(self) -> None:
-        """Read all of it, and refuse to go on with a fault.
+    def require_intact(self) -> None:
+        """Read and verify the whole ledger.
 
         Raises:
-            LedgerBroken: names the first fault, and the command that recovers.
+            LedgerBroken: it has a fault; the message names the first one and the command that recovers.
         """
-        found = self.faults()
-        if found:
-            more = f" (and {len(found) - 1} more: `ratchet audit` lists them)" if found[1:] else ""
+        faults = self.faults()
+        if faults:
+            more = f" (and {len(faults) - 1} more: `ratchet audit` lists them)" if faults[1:] else ""
             raise LedgerBroken(
-                f"{self._name} is broken: {found[0].text}{more}. Nothing was changed. Fix: restore the ledger from a "
+                f"{self._name} is broken: {faults[0].text}{more}. Nothing was changed. Fix: restore the ledger from a "
                 f"backup; without one, {RECOVER}"
             )
 
     def lost(self) -> str | None:
-        """Return a sentence if the ledger is empty and this project wrote to it; None otherwise."""
+        """Return a message if the ledger is empty although this project has written to it; None otherwise."""
         logged = self.heads.logged()
         if not logged or self.read().entries:
             return None
@@ -195,20 +209,20 @@ class Ledger:
             self.heads.publish(entries[0].seal, entries[-1])
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Be the only one, on whatever machine, who reads this ledger to act by it; dies with the process.
+    def exclusive(self) -> Iterator[None]:
+        """Hold the ledger, so that no other process on any machine acts meanwhile; released when the process ends.
 
-        Within a turn another of the same object's is none of its own.
+        The same object can enter it again within.
         """
-        if self._turns:
+        if self._depth:
             yield
             return
         with self._lock():
-            self._turns += 1
+            self._depth += 1
             try:
                 yield
             finally:
-                self._turns -= 1
+                self._depth -= 1
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -223,9 +237,9 @@ class Ledger:
             return
         try:
             connection = self._engine.connect()
-            connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.turn'))"))
+            connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.exclusive'))"))
         except DBAPIError as error:
-            raise self._away(error) from error
+            raise self._database_error(error) from error
         try:
             yield
         finally:
@@ -233,9 +247,9 @@ class Ledger:
             connection.close()
 
     def entries(self, *, model: str | None = None) -> list[Entry]:
-        """Return the entries that count, or a model's, from the first on: all but those that a recovery set aside.
+        """Return the valid entries, or those of a model: all except the ones that a recovery set aside.
 
-        A ledger that is broken gives them, too: acts refuse it by `require_whole`.
+        A broken ledger returns them too. Acts check it with `require_intact` first.
         """
         chain = self.read()
         return chain.valid[:] if model is None else chain.of_model(model)
@@ -243,8 +257,8 @@ class Ledger:
     def set_aside(self, *, model: str) -> list[Entry]:
         """Return a model's entries that recoveries set aside."""
         chain = self.read()
-        counted = {entry.number for entry in chain.valid}
-        return [entry for entry in chain.entries if entry.model == model and entry.number not in counted]
+        valid = {entry.number for entry in chain.valid}
+        return [entry for entry in chain.entries if entry.model == model and entry.number not in valid]
 
     def _rows(self) -> list[Row]:
         from sqlalchemy import text
@@ -255,39 +269,41 @@ class Ledger:
             with self._engine.connect() as connection:
                 return [tuple(row) for row in connection.execute(query)]
         except DBAPIError as error:
-            raise self._away(error) from error
+            raise self._database_error(error) from error
 
     @cached_property
     def _engine(self) -> "Engine":
-        """The database, with the table in it."""
+        """The database, with the table created in it."""
         from sqlalchemy import create_engine, inspect, text
         from sqlalchemy.exc import ArgumentError, DBAPIError
 
         try:
             engine = create_engine(self.uri)
-            if engine.dialect.name not in _MAKE:
+            if engine.dialect.name not in _CREATE:
                 raise ArgumentError(f"{engine.dialect.name} is not supported")
         except (ArgumentError, ImportError) as error:
             raise RegistryError(
-                f"params.yaml: registry.ledger: found {self._name}: no address of a database ({error}); allowed: "
-                "sqlite:///mlruns/ledger.db, or postgresql://HOST/DATABASE"
+                f"params.yaml: registry.ledger: found {self._name}: not the address of a supported database ({error}); "
+                "allowed: sqlite:///mlruns/ledger.db, or postgresql://HOST/DATABASE"
             ) from error
         if engine.dialect.name == "sqlite" and engine.url.database:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         try:
             if engine.dialect.name == "sqlite" or not inspect(engine).has_table("ledger"):
                 with engine.begin() as connection:
-                    for statement in _MAKE[engine.dialect.name]:
+                    for statement in _CREATE[engine.dialect.name]:
                         connection.execute(text(statement))
         except DBAPIError as error:
-            raise self._away(error) from error
+            raise self._database_error(error) from error
         return engine
 
-    def _away(self, error: Exception) -> RegistryError:
+    def _database_error(self, error: Exception) -> RegistryError:
         cause = getattr(error, "orig", None) or error
-        return RegistryError(f"{self._name}: cannot be used ({str(cause).strip().splitlines()[0]}): start or mend it")
+        return RegistryError(
+            f"{self._name}: cannot be used ({str(cause).strip().splitlines()[0]}). Fix: start or repair it"
+        )
 
     @property
     def _name(self) -> str:
-        """The address, without a secret."""
+        """The address without secrets, for messages."""
         return f"the ledger {urls.redacted(self.uri)}"

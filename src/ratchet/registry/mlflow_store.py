@@ -1,4 +1,4 @@
-"""The MLflow server or database: its address, its experiment, and how long we wait for it."""
+"""The connection to MLflow: address, timeouts, errors and the experiment."""
 
 import json
 import logging
@@ -24,28 +24,32 @@ __all__ = [
     "artifacts",
     "connect",
     "experiment_id",
-    "files_of",
+    "file_errors",
     "make_database",
     "or_none",
     "reachable",
 ]
 
 T = TypeVar("T")
-GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")  # what MLflow says of what is not there
+GONE = (
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_PARAMETER_VALUE",
+    "NOT_FOUND",
+)  # MLflow's error codes for a thing that does not exist
 _SQLITE = "sqlite:///"
 VIEW = "accuracy"
-"""Id of the saved view of the runs page that shows accuracy first: `viewStateShareKey` in the page's address."""
+"""Id of the saved view of the runs page with accuracy first: `viewStateShareKey` in the page's address."""
 _VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _VIEW_METRICS = ("test/accuracy", "test/log_loss", "validation/accuracy")
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:
-    """The tracking address, from every folder the same."""
+    """Return the tracking address, which is the same from every folder."""
     return workspace.database(settings.uri)
 
 
 def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
-    """Where the files of a new experiment go, as an address: a folder's is absolute."""
+    """Return the address of the artifacts of a new experiment; that of a folder is absolute."""
     if settings.artifacts == "auto":
         return (workspace.mlruns / "artifacts").as_uri()
     place = settings.artifacts
@@ -53,15 +57,15 @@ def artifacts(workspace: Workspace, settings: TrackingSettings) -> str:
 
 
 def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
-    """A client that gives up in seconds: the journal keeps what a server that is away does not take.
+    """Return a client with short timeouts: the journal keeps what a server does not accept now.
 
     Raises:
-        TrackingAway: the address is none that MLflow knows, or the database cannot be opened.
+        TrackingUnavailable: MLflow does not support the address, or the database cannot be opened.
     """
-    _be_brief()
+    _shorten_timeouts()
     from mlflow import MlflowClient
 
-    _be_quiet()
+    _reduce_logging()
     uri = address(workspace, settings)
     with reachable(uri):
         make_database(uri)
@@ -69,7 +73,7 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
 
 
 def make_database(uri: str) -> None:
-    """Let a new SQLite database appear whole: one cut off while its tables were made, MLflow refuses for ever."""
+    """Create a new SQLite database atomically: MLflow never opens one whose tables were not all created."""
     path = Path(uri.removeprefix(_SQLITE))
     if not uri.startswith(_SQLITE) or path.exists():
         return
@@ -79,10 +83,10 @@ def make_database(uri: str) -> None:
     database: Any = utils
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        if path.exists():  # another process was faster
+        if path.exists():  # another process has created it
             return
         draft = path.with_name(f".draft-{path.name}")
-        draft.unlink(missing_ok=True)  # a killed one's
+        draft.unlink(missing_ok=True)  # of a killed process
         engine = database.create_sqlalchemy_engine(f"{_SQLITE}{draft}")
         try:
             database._initialize_tables(engine)
@@ -93,10 +97,10 @@ def make_database(uri: str) -> None:
 
 @contextmanager
 def active(workspace: Workspace, settings: TrackingSettings) -> Iterator[None]:
-    """MLflow's own module-level address set to ours inside: its model functions know no other way."""
+    """Set MLflow's global address within the context. Its model functions take no other."""
     import mlflow
 
-    # MLflow notes an address that was set in the environment, too, and asking for one that was not gives a default.
+    # Setting an address also sets an environment variable. Reading one that is not set returns a default.
     before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     uri = address(workspace, settings)
     mlflow.set_tracking_uri(uri)
@@ -113,10 +117,10 @@ def active(workspace: Workspace, settings: TrackingSettings) -> Iterator[None]:
 
 @contextmanager
 def reachable(uri: str) -> Iterator[None]:
-    """MLflow's many ways of not answering, as one error.
+    """Turn the errors of a server or database that does not answer into one.
 
     Raises:
-        TrackingAway: naming the address and the way out, and of a server that asks for a password, the variables.
+        TrackingUnavailable: names the address and the fix, and for a server with users, the environment variables.
     """
     from mlflow.exceptions import MlflowException
     from requests import RequestException
@@ -128,44 +132,44 @@ def reachable(uri: str) -> Iterator[None]:
         known = isinstance(error, (MlflowException, RequestException, SQLAlchemyError, OSError))
         if not known and not _of_s3(error):
             raise
-        what, way_out = _barred(error) or (
-            f"does not take what it is sent ({first_line(error)[:200]})",
-            "start the server or mend the address, then `ratchet sync`",
+        problem, fix = _refusal(error) or (
+            f"does not accept requests ({first_line(error)[:200]})",
+            "start the server or correct the address, then `ratchet sync`",
         )
         raise TrackingUnavailable(
-            f"tracking.uri: MLflow at {uri} {what}: nothing is lost, it waits in mlruns/journal; {way_out}"
+            f"tracking.uri: MLflow at {uri} {problem}. Nothing is lost: it waits in mlruns/journal. Fix: {fix}"
         ) from error
 
 
-def _barred(error: Exception) -> tuple[str, str] | None:
-    """What a server says that asks who we are, and the way out; None where the error is something else."""
-    answer = getattr(error, "response", None)  # of an error of requests: what the server's files are read with
+def _refusal(error: Exception) -> tuple[str, str] | None:
+    """Return the problem and the fix if a server with users refuses this one; None for another error."""
+    answer = getattr(error, "response", None)  # of an error of requests, which reads the server's files
     code = getattr(error, "error_code", None) or getattr(answer, "status_code", None)
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", 401):
         if not user or not os.environ.get("MLFLOW_TRACKING_PASSWORD"):
-            return f"asks who you are, and {names} are not both set", "export them, then run the same again"
-        return f"does not know {user} with this password", f"export the right {names}, then run the same again"
+            return f"asks for a login, and {names} are not both set", "export them, then run the same command again"
+        return f"does not know {user} with this password", f"export the right {names}, then run the same command again"
     if code in ("PERMISSION_DENIED", 403):
-        who = f"{user} (MLFLOW_TRACKING_USERNAME)" if user else "one who gives no name"
-        way_out = "have its administrator give the permission, EDIT of the experiment and of the registered model"
-        return f"does not permit this to {who}", f"{way_out}, then run the same again"
+        who = f"{user} (MLFLOW_TRACKING_USERNAME)" if user else "a user without a name"
+        fix = "have its administrator give the permission EDIT of the experiment and of the registered model"
+        return f"does not allow this to {who}", f"{fix}, then run the same command again"
     return None
 
 
 def _of_s3(error: Exception) -> bool:
-    """Is it an error of S3's client? That is not imported for the question."""
+    """Return whether it is an error of S3's client, without importing that."""
     return type(error).__module__.partition(".")[0] in ("boto3", "botocore")
 
 
 @contextmanager
-def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[None]:
-    """The reading of files that MLflow keeps, told apart: they are damaged or gone, or the server does not answer.
+def file_errors(name: str, uri: str, fix: str = "restore them") -> Iterator[None]:
+    """Distinguish errors while MLflow's files are read: they are damaged or gone, or the server does not answer.
 
     Raises:
-        RegistryError: naming `thing`, as what cannot be read.
-        TrackingAway: as `reachable` does.
+        RegistryError: the files of `name` cannot be read.
+        TrackingUnavailable: the server does not answer.
     """
     try:
         yield
@@ -176,11 +180,11 @@ def files_of(thing: str, uri: str, way_out: str = "restore them") -> Iterator[No
         if not gone:
             with reachable(uri):
                 raise
-        raise RegistryError(f"{thing}: its files cannot be read ({error}): {way_out}") from error
+        raise RegistryError(f"{name}: its files cannot be read ({error}). Fix: {fix}") from error
 
 
 def _gone(error: Exception) -> bool | None:
-    """Does it say that there is no such file, or that nobody answers? None: it is no error of MLflow's or a store's."""
+    """Return True if the file does not exist, False if the server does not answer, None for any other error."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 
@@ -191,12 +195,12 @@ def _gone(error: Exception) -> bool | None:
     return not isinstance(error, RequestException) if isinstance(error, OSError) else None
 
 
-def or_none(ask: Callable[[], T]) -> T | None:
-    """What MLflow answers; None where it says that there is no such thing."""
+def or_none(query: Callable[[], T]) -> T | None:
+    """Return the result of a query; None if MLflow has no such thing."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return ask()
+        return query()
     except MlflowException as error:
         if error.error_code not in GONE:
             raise
@@ -204,43 +208,46 @@ def or_none(ask: Callable[[], T]) -> T | None:
 
 
 def all_pages(search: Callable[..., Any]) -> list[Any]:
-    """Everything that one of the client's searches finds, page after page."""
+    """Return all results of one of the client's searches."""
     page = search()
-    found = list(page)
+    results = list(page)
     while page.token:
         page = search(page_token=page.token)
-        found += page
-    return found
+        results += page
+    return results
 
 
 def experiment_id(client: "MlflowClient", workspace: Workspace, settings: TrackingSettings) -> str:
-    """The experiment's id; if missing it is made. Where its files go, a server says, unless tracking.artifacts does."""
+    """Return the experiment's id; create it if it does not exist.
+
+    A server decides where its files go, unless tracking.artifacts does.
+    """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(settings.experiment)
-    if found is not None:
-        if _VIEW_TAG not in found.tags:
-            client.set_experiment_tag(found.experiment_id, _VIEW_TAG, _view())
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(settings.experiment)
+    if experiment is not None:
+        if _VIEW_TAG not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, _view())
+        return str(experiment.experiment_id)
     is_server = settings.uri.startswith(("http://", "https://"))
     place = None if is_server and settings.artifacts == "auto" else artifacts(workspace, settings)
     try:
         return str(client.create_experiment(settings.experiment, place, tags={_VIEW_TAG: _view()}))
     except MlflowException:
-        found = client.get_experiment_by_name(settings.experiment)  # another run was faster
-        if found is None:
+        experiment = client.get_experiment_by_name(settings.experiment)  # another run has created it
+        if experiment is None:
             raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
 
 def _view() -> str:
-    """A saved view of MLflow's runs page, as the page itself writes one."""
+    """Return a saved view of MLflow's runs page in the page's own format."""
     columns = [f"metrics.`{name}`" for name in _VIEW_METRICS]
     state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": columns}
     return json.dumps({"name": VIEW.capitalize(), "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 
-def _be_brief() -> None:
+def _shorten_timeouts() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -249,7 +256,7 @@ def _be_brief() -> None:
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 
-def _be_quiet() -> None:
-    """MLflow sets its loggers as it is imported, so this comes after."""
-    for name in ("mlflow", "alembic"):  # the making of tables is no news
+def _reduce_logging() -> None:
+    """Hide messages about tables that are created. MLflow sets its loggers at import, so this comes after."""
+    for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

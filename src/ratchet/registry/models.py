@@ -1,7 +1,6 @@
-"""Models among MLflow's runs and versions: stored with their checksums, and really loaded."""
+"""Models in MLflow: stored with checksums, and verified when they are loaded."""
 
 import importlib.metadata
-import logging
 import platform
 import shutil
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
-from ratchet.registry.mlflow_store import active, files_of, reachable
+from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.versions import Version, Versions
 
 if TYPE_CHECKING:
@@ -26,33 +25,31 @@ if TYPE_CHECKING:
 __all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
 
 CHAMPION = "champion"
-CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, apart from the files themselves
-_EXPORT_TAG = "ratchet.model_export"  # of the run: what registry.export was as its model was stored
+CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, stored apart from the files
+_EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export when its model was stored
 _ARTIFACT = "model"
 _NOT_STORED = shutil.ignore_patterns("__pycache__")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The model to beat: its version and where its files were put."""
+    """The current champion: its version, and the folder with a copy of its files."""
 
     version: Version
     folder: Path
 
 
 class ModelRegistry(Versions):
-    """MLflow's model registry, spoken to in whole steps.
+    """MLflow's model registry with the models' files.
 
     Raises (every method):
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
 
     def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
-        """Put the model in `folder`, with its program and the checksums of all, among the run's; its address.
+        """Store the model in `folder` with its checksums, and its exported program, in the run; return its address.
 
-        It is stored once: again only while it is no version, and if registry.export was another then.
+        A stored model is replaced only if registry.export changed and the model is not a version yet.
         """
         import mlflow.pyfunc
         import numpy as np
@@ -67,10 +64,10 @@ class ModelRegistry(Versions):
             inputs=Schema([TensorSpec(np.dtype(spec.raw_dtype), (-1, spec.height, spec.width, spec.channels))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
         )
-        environment = _environment()  # before the exporter imports its own
+        environment = _environment()  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
-            checksums = self._sealed(folder, sealed)
+            checksums = self._seal(folder, sealed)
             with (
                 reachable(self.uri),
                 active(self.workspace, self.params.tracking),
@@ -91,8 +88,8 @@ class ModelRegistry(Versions):
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
         return str(logged.model_uri)
 
-    def _sealed(self, folder: Path, place: Path) -> dict[str, str]:
-        """Copy a model's files to `place` as they are stored: with the program that is asked for; their checksums."""
+    def _seal(self, folder: Path, place: Path) -> dict[str, str]:
+        """Copy a model's files to `place`, add the program that registry.export asks for, and return the checksums."""
         from ratchet.serving.export import export
         from ratchet.training import load_model, seal
 
@@ -102,36 +99,36 @@ class ModelRegistry(Versions):
         return seal(place)
 
     def _logged(self, run_id: str) -> str | None:
-        """The address of the run's model, unless it is to be stored (again)."""
+        """Return the address of the run's model; None if it must be stored (again)."""
         tags = self.client.get_run(run_id).data.tags
-        known: str | None = tags.get("ratchet.model_uri")
-        as_set = tags.get(_EXPORT_TAG, "none") == self.params.registry.export
-        return known if as_set or self.client.search_model_versions(f"run_id='{run_id}'") else None
+        address: str | None = tags.get("ratchet.model_uri")
+        is_current = tags.get(_EXPORT_TAG, "none") == self.params.registry.export
+        return address if is_current or self.client.search_model_versions(f"run_id='{run_id}'") else None
 
     @contextmanager
     def opened(self, model_uri: str) -> "Iterator[tuple[PyFuncModel, Path]]":
-        """Load a model the way any MLflow user does; with the folder of its files, which is there until the end.
+        """Load a model as any MLflow user does; yield it with the folder of its files, which exists within the context.
 
         Raises:
-            RegistryError: its files cannot be had, or are not those that were stored.
+            RegistryError: its files cannot be read, or are not those that were stored.
         """
         import mlflow.pyfunc
         from mlflow.artifacts import download_artifacts
 
         with tempfile.TemporaryDirectory() as place:
-            with active(self.workspace, self.params.tracking), files_of(model_uri, self.uri):
+            with active(self.workspace, self.params.tracking), file_errors(model_uri, self.uri):
                 folder = download_artifacts(artifact_uri=model_uri, dst_path=place)
                 try:
                     loaded = mlflow.pyfunc.load_model(folder)
-                except TrainingError as error:  # of our loader's: files that are not those that were stored
+                except TrainingError as error:  # of `pyfunc`: files that are not those that were stored
                     raise RegistryError(f"{model_uri}: {error}") from error
             yield loaded, Path(folder, "data", _ARTIFACT)
 
     def champion(self, name: str, into: Path) -> Champion | None:
-        """The version that has the alias, its files copied to `into`; None when there is none yet.
+        """Copy the champion's files to `into`; return None if there is no champion yet.
 
         Raises:
-            RegistryError: its files cannot be had, or are not those that were stored.
+            RegistryError: its files cannot be read, or are not those that were stored.
         """
         from mlflow.artifacts import download_artifacts
 
@@ -143,77 +140,78 @@ class ModelRegistry(Versions):
             if version is None:
                 return None
             address = f"models:/{name}/{version.number}"
-            way_out = f"restore them, or `ratchet rollback {name}` to a version that has its files"
-            with files_of(f"{address}, the champion", self.uri, way_out):
+            fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
+            with file_errors(f"{address}, the champion", self.uri, fix):
                 folder = Path(download_artifacts(artifact_uri=address, dst_path=str(into)))
-        found = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
-        if found is None:
+        path = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
+        if path is None:
             raise RegistryError(
-                f"models:/{name}/{version.number}, the champion, was not made by ratchet (it holds no model.json): "
+                f"models:/{name}/{version.number}, the champion, was not made by ratchet (it has no model.json). Fix: "
                 "set registry.model to another name"
             )
-        self._require_untouched(version, found.parent)
-        return Champion(version, found.parent)
+        self._verify_files(version, path.parent)
+        return Champion(version, path.parent)
 
-    def _require_untouched(self, version: Version, folder: Path) -> None:
-        """Hold a version's files against their checksums, and these against what the run was told of them."""
+    def _verify_files(self, version: Version, folder: Path) -> None:
+        """Compare a version's files with their checksums, and these with their digest in the run's tag."""
         from ratchet.training.models.checksums import CHECKSUMS, verify
 
-        called = f"models:/{version.name}/{version.number}"
+        name = f"models:/{version.name}/{version.number}"
         with reachable(self.uri):
-            noted = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
+            recorded = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
         try:
             checksums = verify(folder)
         except TrainingError as error:
-            raise RegistryError(f"{called}: {error}") from error
-        if noted is None and checksums is None:
-            log.warning("%s was stored without checksums, by an earlier version: its files are not checked", called)
-        elif noted is not None and (checksums is None or files.digest_json(checksums) != noted):
+            raise RegistryError(f"{name}: {error}") from error
+        if recorded is None or checksums is None or files.digest_json(checksums) != recorded:
+            problem = (
+                f"its run has no tag {CHECKSUMS_TAG}"
+                if recorded is None
+                else f"its {CHECKSUMS} is {'missing' if checksums is None else 'not the one that was stored'}, by the "
+                f"run's tag {CHECKSUMS_TAG}"
+            )
             raise RegistryError(
-                f"{called}: its {CHECKSUMS} is {'missing' if checksums is None else 'not the one that was stored'}, "
-                f"as the run's tag {CHECKSUMS_TAG} tells: nothing was loaded; restore the model's files from a backup, "
-                f"or `ratchet rollback {version.name}` to another version"
+                f"{name}: {problem}: nothing was loaded. Fix: restore the model's files from a backup, or `ratchet "
+                f"rollback {version.name}` to another version"
             )
 
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
-        """Put files among the run's artifacts, each in the folder given."""
+        """Store files among the run's artifacts; `wanted` is file -> folder there."""
         with reachable(self.uri):
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
 
     def artifact(self, run_id: str, path: str, into: Path) -> Path:
-        """Copy one of a run's artifacts into the folder `into`.
+        """Copy one of a run's artifacts to the folder `into`.
 
         Raises:
             RegistryError: it cannot be read.
         """
         from mlflow.artifacts import download_artifacts
 
-        with active(self.workspace, self.params.tracking), files_of(f"run {run_id}: {path}", self.uri):
+        with active(self.workspace, self.params.tracking), file_errors(f"run {run_id}: {path}", self.uri):
             return Path(download_artifacts(run_id=run_id, artifact_path=path, dst_path=str(into)))
 
     def checksums(self, version: Version) -> dict[str, str]:
-        """SHA-256 (hex) of each of a version's files, by its path in the model's folder; of older versions none."""
+        """Return the SHA-256 (hex) of each of a version's files, by its path in the model's folder."""
         from mlflow.artifacts import download_artifacts
 
         from ratchet.training.models.checksums import CHECKSUMS
 
         with reachable(self.uri), active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
-            if CHECKSUMS_TAG not in self.client.get_run(version.run_id).data.tags:
-                return {}
             place = f"models:/{version.name}/{version.number}/data/{_ARTIFACT}/{CHECKSUMS}"
-            found: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
-            return found
+            digests: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
+            return digests
 
 
 def _environment() -> dict[str, Any]:
-    """What the model needs, said outright: MLflow's own guess imports everything and takes eighteen seconds."""
-    # Whoever builds one of torchvision's models, or one of the user's that needs it, has imported it.
+    """Return the model's conda environment. MLflow's own detection imports everything and takes eighteen seconds."""
+    # A process that built a model with torchvision has imported it.
     vision = ["torchvision"] if "torchvision" in sys.modules else []
     packages = ["mlflow", "numpy", "safetensors", "torch", *vision]
-    needs = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
+    requirements = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
     return {
         "name": "ratchet",
         "channels": ["conda-forge"],
-        "dependencies": [f"python={platform.python_version()}", "pip", {"pip": needs}],
+        "dependencies": [f"python={platform.python_version()}", "pip", {"pip": requirements}],
     }

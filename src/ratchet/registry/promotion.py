@@ -1,6 +1,6 @@
-"""The line of champions of one registered model. Every alias moves here and nowhere else, and the ledger is told first.
+"""Acts on a registered model: register, approve, promote, roll back. Only these move aliases.
 
-See kept.py for how MLflow follows the ledger. One act at a time: each has its turn, whoever else is at work.
+Each act is written to the ledger first, then MLflow follows (`alias_sync`). Acts exclude each other on all machines.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.registry.access import Role, require, user
-from ratchet.registry.alias_state import AliasState, standing
+from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import difference, evidence, unexpected_changes
+from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed, unexpected_changes
 from ratchet.registry.ledger import Entry
 from ratchet.registry.versions import Version
 
@@ -28,9 +28,9 @@ __all__ = ["Promotions"]
 
 
 class Promotions(AliasSync):
-    """Who is champion of `name`, who was, and how that changes.
+    """The champions of one model, and the acts that change them.
 
-    Raises (every method): as those of `Kept` do, and RegistryError where ledger and MLflow do not agree (`settle`).
+    Raises (every method): as those of `AliasSync`, and RegistryError if ledger and MLflow disagree (`synchronize`).
     """
 
     def register(self, version: Version, *, why: str, over: str | None, rules: str = "") -> AliasState:
@@ -41,7 +41,7 @@ class Promotions(AliasSync):
         return self._judge("register", version, why=why, over=over, rules=rules)
 
     def withdraw(self, version: Version, *, why: str, over: str | None, rules: str = "") -> AliasState:
-        """Note that a version was judged again and refused: it is challenger no longer."""
+        """Record that a version was judged again and refused, so that it is no longer challenger."""
         return self._judge("withdraw", version, why=why, over=over, rules=rules)
 
     def decide(
@@ -52,21 +52,21 @@ class Promotions(AliasSync):
         *,
         reserved: float,
     ) -> "Verdict":
-        """Judge a candidate at the level that is left, and enter the try in the ledger, passed or not.
+        """Judge a candidate at the significance level that is left, and record the try, passed or not.
 
-        The same question is asked once: again it is the try that it was. `compared` says which test rows count.
+        The same question again is the same try. `compared` says which test samples count.
 
         Raises:
-            ChampionMoved: it was compared with a champion that is champion no longer.
+            ChampionMoved: the candidate was compared with a version that is no longer champion.
         """
         from ratchet.gate.text import message
         from ratchet.registry.tries import judgement, known_try, tries_before
 
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
-        with self._turn():  # two candidates at once would take the same try
-            if self.standing().champion != question.over:
-                raise ChampionMoved(f"{self.name}: version {self.standing().champion} became champion meanwhile")
+        with self._exclusive():  # two candidates at once would use the same try
+            if self.state().champion != question.over:
+                raise ChampionMoved(f"{self.name}: version {self.state().champion} became champion meanwhile")
             entries = self.entries()
             known = known_try(entries, question)
             aside = self.ledger.set_aside(model=self.name)
@@ -75,183 +75,198 @@ class Promotions(AliasSync):
             if known is None:
                 content = judgement(entries, question, before, verdict, reserved=reserved)
                 self.ledger.append("judge", model=self.name, version=None, who=who, why=message(verdict), **content)
-                self._follow()
+                self._update_mlflow()
             return verdict
 
     def _judge(self, what: str, version: Version, *, why: str, over: str | None, rules: str) -> AliasState:
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
-        with self._turn():
-            found, before, noted = evidence(self.registry, version), self.judged(version), self.noted(version)
-            if noted is not None and (changed := unexpected_changes(noted, found)):
+        with self._exclusive():
+            evidence = collect_evidence(self.registry, version)
+            before, recorded = self.last_judgement(version), self.recorded_evidence(version)
+            if recorded is not None and (changed := unexpected_changes(recorded, evidence)):
                 raise RegistryError(
-                    f"{self._called(version)} is not what was registered: {'; '.join(changed)}: restore it"
+                    f"{self._label(version)} is not what was registered: {listed(changed)}. Fix: restore it"
                 )
-            if before and version.number == self.standing().champion:
-                over = before["over"]  # nobody is compared with themselves
-            now: dict[str, Any] = {"run": version.run_id, "over": over, "rules": rules, "evidence": found}
-            waits = before is not None and before["passed"]
-            if before is None or waits != (what == "register") or any(before.get(key) != now[key] for key in now):
-                act = "renew" if what == "register" and waits else what
-                self.ledger.append(act, model=self.name, version=version.number, who=who, why=why, **now)
-            return self._follow()
+            if before and version.number == self.state().champion:
+                over = before["over"]  # a champion is not compared with itself
+            content: dict[str, Any] = {"run": version.run_id, "over": over, "rules": rules, "evidence": evidence}
+            is_registered = before is not None and before["passed"]
+            is_changed = before is None or any(before.get(key) != content[key] for key in content)
+            if is_changed or is_registered != (what == "register"):
+                act = "renew" if what == "register" and is_registered else what
+                self.ledger.append(act, model=self.name, version=version.number, who=who, why=why, **content)
+            return self._update_mlflow()
 
-    def crown(self, version: Version, *, over: str | None) -> AliasState:
-        """Promote a version that the gate let in, unless it already was champion once.
+    def promote_automatically(self, version: Version, *, over: str | None) -> AliasState:
+        """Make a version that passed the gate champion, unless it has been champion before.
 
         Raises:
-            ChampionMoved: it was compared with `over`, which is champion no longer.
+            ChampionMoved: it was compared with `over`, which is no longer champion.
         """
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
-        with self._turn():
-            now = self.standing()
-            if version.number in now.crowned:
-                return self._follow()  # it is champion; or a rollback took it off, and only a person may bring it back
-            if now.champion != over:
-                raise ChampionMoved(f"{self.name}: version {now.champion} became champion meanwhile")
+        with self._exclusive():
+            state = self.state()
+            if version.number in state.ever_champion:
+                return self._update_mlflow()  # after a rollback only a user may promote it again
+            if state.champion != over:
+                raise ChampionMoved(f"{self.name}: version {state.champion} became champion meanwhile")
             self._append("promote", version, who=who, why="passed the gate", over=over)
-            return self._follow()
+            return self._update_mlflow()
 
     def approve(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> Entry:
-        """Note that a person approves the version as it is; void as soon as anything that it is judged by changes."""
+        """Record that a user approves the version. Any change of its evidence makes the approval void."""
         who = who or user()
         require(self.params.access, "approvers", who, f"approve {self.name}")
-        with self._turn():
-            found = self._fit(version)
-            if self.params.access.four_eyes and who in self._ran(version):
+        with self._exclusive():
+            evidence = self._promotable_evidence(version)
+            if self.params.access.four_eyes and who in self._makers(version):
                 raise NotAllowed(
-                    f"{self._called(version)}: {who} ran it and cannot approve it while access.four_eyes is true: "
-                    "another of access.approvers must"
+                    f"{self._label(version)}: {who} ran it and cannot approve it while access.four_eyes is true. Fix: "
+                    "have another of access.approvers approve it"
                 )
-            entry = self._append("approve", version, who=who, why=why, via=via, evidence=found)
+            entry = self._append("approve", version, who=who, why=why, via=via, evidence=evidence)
             self.ledger.publish()
-            self._follow()
+            self._update_mlflow()
             return entry
 
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
-        """Make a version champion by hand; where promotion is manual it must be approved as it is now."""
+        """Make a version champion. With manual promotion it must be approved in its current state."""
         who = who or user()
-        with self._turn():
-            given = self._last(version, "approve")
-            if given is None:
+        with self._exclusive():
+            approval = self._last(version, "approve")
+            if approval is None:
                 require(self.params.access, "admins", who, f"promote {self.name}")
-            found = self._fit(version)
-            valid = given is not None and given.content["evidence"] == found and not self._is_used(given, version)
-            if given is not None:  # whoever approves may promote what they approved
-                role: Role = "approvers" if valid and who == given.who else "admins"
+            evidence = self._promotable_evidence(version)
+            is_valid = (
+                approval is not None
+                and approval.content["evidence"] == evidence
+                and not self._is_used(approval, version)
+            )
+            if approval is not None:  # approvers may promote what they approved
+                role: Role = "approvers" if is_valid and who == approval.who else "admins"
                 require(self.params.access, role, who, f"promote {self.name}")
-            if self.params.registry.promotion == "manual" and not valid:
-                void = " any more: it changed, or was promoted, since it was approved" if given else ""
+            if self.params.registry.promotion == "manual" and not is_valid:
+                void = " any more: it changed, or was promoted, since it was approved" if approval else ""
                 raise RegistryError(
-                    f"{self._called(version)} is not approved{void}: registry.promotion is manual, so first `ratchet "
+                    f"{self._label(version)} is not approved{void}. registry.promotion is manual. Fix: first `ratchet "
                     f"approve {self.name}/{version.number} --why ...`"
                 )
-            over = self.standing().champion
+            over = self.state().champion
             if over != version.number:
                 self._append("promote", version, who=who, why=why, via=via, over=over)
                 self.ledger.publish()
-            return self._follow()
+            return self._update_mlflow()
 
     def rollback(self, to: str | None, *, why: str, who: str = "", via: str = "command line") -> AliasState:
-        """Give the alias champion back: to a version, to whatever it was at a time (ISO 8601), or to the last good one.
+        """Make an earlier champion champion again.
 
-        The last good one is the champion before this one that no rollback took off.
+        `to` is a version, or a time (ISO 8601) whose champion is meant. None means the champion before this one that no
+        rollback removed.
         """
         who = who or user()
         require(self.params.access, "admins", who, f"roll back {self.name}")
-        with self._turn():
-            now = self.standing()
-            if now.seal is None:
+        with self._exclusive():
+            state = self.state()
+            if state.seal is None:
                 known = sorted({entry.model for entry in self.ledger.entries()})
                 raise RegistryError(
                     f"{self.name}: the ledger knows no such model; it knows {', '.join(known) or 'none'}"
                 )
-            number = self._target(to, now)
+            number = self._rollback_target(to, state)
             version = self.registry.find(f"{self.name}/{number}")
-            if number != now.champion:
-                self._intact(version)
-                self._append("rollback", version, who=who, why=why, via=via, over=now.champion)
+            if number != state.champion:
+                self._verified_evidence(version)
+                self._append("rollback", version, who=who, why=why, via=via, over=state.champion)
                 self.ledger.publish()
-            return self._follow()
+            return self._update_mlflow()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Act while nobody else does, on a ledger and an MLflow that agree."""
-        with self.ledger.turn():
-            self.settle()
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude all other acts, and begin with a ledger and an MLflow that agree."""
+        with self.ledger.exclusive():
+            self.synchronize()
             yield
 
     def _append(self, what: str, version: Version, *, who: str, why: str, **content: Any) -> Entry:
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
 
-    def _called(self, version: Version) -> str:
+    def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
 
-    def _ran(self, version: Version) -> set[str]:
-        """Whoever had a hand in making the version: who registered it, and whom MLflow has for its run."""
-        acts = (entry for entry in self.entries() if entry.what in ("register", "renew"))
-        return {one.who for one in acts if one.content.get("run") == version.run_id} | self.registry.users(version)
+    def _makers(self, version: Version) -> set[str]:
+        """Return the users who made the version: those who registered it, and its run's user in MLflow."""
+        entries = (entry for entry in self.entries() if entry.what in ("register", "renew"))
+        registered = {entry.who for entry in entries if entry.content.get("run") == version.run_id}
+        return registered | self.registry.users(version)
 
-    def _is_used(self, given: Entry, version: Version) -> bool:
-        """Was the version promoted since this approval? What a rollback took off needs another."""
-        promoted = self._last(version, "promote")
-        return promoted is not None and promoted.number > given.number and self.standing().champion != version.number
+    def _is_used(self, approval: Entry, version: Version) -> bool:
+        """Return whether the version was promoted since and then rolled back: it needs a new approval."""
+        promotion = self._last(version, "promote")
+        is_promoted = promotion is not None and promotion.number > approval.number
+        return is_promoted and self.state().champion != version.number
 
-    def _target(self, to: str | None, now: AliasState) -> str:
+    def _rollback_target(self, to: str | None, state: AliasState) -> str:
         if to is None:
-            good = [number for number in now.line if number != now.champion and number in self._numbers()]
-            if not good and now.champion is None:
-                raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
-            if not good:
-                raise RegistryError(f"{self.name}: no champion before version {now.champion}: nothing to go back to")
-            return good[-1]
+            return self._previous_champion(state)
         if to.isdecimal() and len(to) < 5:
-            if to not in now.crowned:
-                allowed = ", ".join(now.line) or "none"
+            if to not in state.ever_champion:
+                allowed = ", ".join(state.champions) or "none"
                 raise RegistryError(
-                    f"{self.name} version {to} never was champion: allowed are {allowed}; `ratchet promote` makes "
-                    "another one champion"
+                    f"{self.name} version {to} never was champion; allowed: {allowed}. `ratchet promote` makes another "
+                    "version champion"
                 )
             return to
-        at = _moment(to)
+        at = _parse_time(to)
         before = (entry for entry in self.entries() if datetime.fromisoformat(entry.at) <= at)
-        champion = standing(before, self.name).champion
+        champion = replay(before, self.name).champion
         if champion is None:
-            raise RegistryError(f"{self.name}: had no champion at {at.isoformat()}: name a version or a later time")
+            raise RegistryError(
+                f"{self.name}: had no champion at {at.isoformat()}. Fix: name a version or a later time"
+            )
         return champion
 
-    def _fit(self, version: Version) -> dict[str, str]:
-        """The evidence of a version that may become champion: it is what was judged last, and passed."""
-        found, judged = self._intact(version), self.judged(version)
-        if judged is not None and not judged["passed"] and version.number not in self.standing().crowned:
-            raise RegistryError(f"{self._called(version)} was refused when it was judged again: train a better one")
-        return found
+    def _previous_champion(self, state: AliasState) -> str:
+        versions = self._numbers()
+        stored = [number for number in state.champions if number != state.champion and number in versions]
+        if stored:
+            return stored[-1]
+        if state.champion is None:
+            raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
+        raise RegistryError(f"{self.name}: no champion before version {state.champion}: nothing to go back to")
 
-    def _intact(self, version: Version) -> dict[str, str]:
-        """The version's evidence, which is what it was judged by."""
-        noted = self.noted(version)
-        if noted is None:
+    def _promotable_evidence(self, version: Version) -> dict[str, str]:
+        """Return the evidence of a version that may become champion: unchanged, and passed when last judged."""
+        evidence, judged = self._verified_evidence(version), self.last_judgement(version)
+        if judged is not None and not judged["passed"] and version.number not in self.state().ever_champion:
+            raise RegistryError(f"{self._label(version)} was refused when it was judged again. Fix: train a better one")
+        return evidence
+
+    def _verified_evidence(self, version: Version) -> dict[str, str]:
+        """Return the version's evidence after comparing it with the ledger."""
+        recorded = self.recorded_evidence(version)
+        if recorded is None:
             raise RegistryError(
-                f"{self._called(version)}: the ledger does not know it: the gate did not let it in, or it was "
+                f"{self._label(version)}: the ledger does not know it: the gate did not let it in, or it was "
                 "registered by other means; `ratchet train` registers what may become champion"
             )
-        found = evidence(self.registry, version)
-        changed = difference(noted, found)
+        evidence = collect_evidence(self.registry, version)
+        changed = evidence_changes(recorded, evidence)
         if changed:
             raise RegistryError(
-                f"{self._called(version)} is not what was registered: {'; '.join(changed)}: restore it; or, if its "
+                f"{self._label(version)} is not what was registered: {listed(changed)}. Fix: restore it; or, if its "
                 "register stage was cut off, run that again"
             )
-        return found
+        return evidence
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise RegistryError(
-            f"{text}: neither a version nor a time: write 3, 2026-11-20 or 2026-11-20T14:30 for example"
+            f"{text}: neither a version nor a time; allowed: 3, 2026-11-20 or 2026-11-20T14:30 for example"
         ) from None
     return at.astimezone(UTC) if at.tzinfo else at.astimezone().astimezone(UTC)

@@ -1,9 +1,8 @@
-"""How MLflow loads a registered model: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here.
+"""Loader of registered models: `mlflow.pyfunc.load_model` calls `_load_pyfunc` here.
 
-No pickle is involved, and no file is read or run before all were held against their checksums.
+No pickle is used. All files are compared with their checksums before one is read or run.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.data.depth import eight_bits
+from ratchet.errors import TrainingError
 from ratchet.training.models import Classifier, ModelSpec, load_model, verify
+from ratchet.training.models.checksums import CHECKSUMS
 
 __all__ = ["ServedClassifier"]
-
-log = logging.getLogger(__name__)
 
 
 class ServedClassifier:
@@ -26,13 +25,13 @@ class ServedClassifier:
         self.model, self.spec = model, spec
 
     def predict(self, images: NDArray[Any], params: dict[str, object] | None = None) -> NDArray[np.float32]:
-        """Raw values (n, height, width, channels) -> class probabilities float32 (n, classes).
+        """Return the class probabilities, float32 (n, classes), of raw images (n, height, width, channels).
 
-        They are of the model's `raw_dtype`: uint16 where it learned from images of more than 8 bits, which are scaled
-        here as ingest scaled them. Integers of another type must lie in the range of that type.
+        Images have the model's `raw_dtype`. It is uint16 if the training images have more than 8 bits; they are scaled
+        here as ingest scaled those. Integers of another type must be in the range of that type.
 
         Raises:
-            ValueError: a value does not.
+            ValueError: a value is out of range.
         """
         values = np.asarray(images)
         limits = np.iinfo(self.spec.raw_dtype) if self.spec.dtype == "uint8" else None
@@ -51,5 +50,5 @@ class ServedClassifier:
 
 def _load_pyfunc(path: str) -> ServedClassifier:
     if verify(Path(path)) is None:
-        log.warning("%s was stored without checksums, by an earlier version: its files are not checked", path)
+        raise TrainingError(f"{path}: has no {CHECKSUMS}: nothing was loaded. Fix: restore the model's files")
     return ServedClassifier(*load_model(Path(path)))

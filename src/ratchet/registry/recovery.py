@@ -1,7 +1,7 @@
-"""Recovery of a broken ledger: what cannot be trusted is set aside, and a person confirms the champions.
+"""Recovery of a broken ledger: entries that cannot be trusted are set aside, and a user confirms the champions.
 
-Nothing is removed. The recovery is one entry: it holds the digest of all rows that it sets aside, so that a later
-change of that evidence is found, too. Entries before the first fault still count.
+Nothing is removed. The recovery is one entry with the digest of all rows that it sets aside, so that a later change of
+this evidence is detected. Entries before the first fault stay valid.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any
 
 from ratchet.errors import RegistryError
 from ratchet.registry.access import require, user
-from ratchet.registry.alias_state import standing
+from ratchet.registry.alias_state import replay
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.chain import digest_rows
-from ratchet.registry.fingerprints import difference, evidence
+from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed
 from ratchet.registry.heads import Head, head_faults, lost_heads
 from ratchet.registry.ledger import Chain, Entry, Ledger
 from ratchet.registry.models import ModelRegistry
@@ -22,12 +22,12 @@ from ratchet.workspace import Workspace
 
 __all__ = ["Damage", "ModelState", "examine", "recover"]
 
-_LISTED = 20  # faults that the entry names
+_MAX_FAULTS = 20  # that the entry names
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """One model: its aliases by the entries that can be trusted, and in MLflow."""
+    """The aliases of one model by the entries that can be trusted, and in MLflow."""
 
     name: str
     by_ledger: Mapping[str, str | None]
@@ -36,7 +36,7 @@ class ModelState:
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with a ledger. `intact` is the number of the last entry that can be trusted; 0: none."""
+    """The faults of a ledger. `intact` is the number of the last entry that can be trusted, 0 for none."""
 
     faults: tuple[str, ...]
     intact: int
@@ -45,30 +45,31 @@ class Damage:
 
 
 def examine(workspace: Workspace, params: Params) -> Damage:
-    """Find what is wrong with the ledger, and what is known of each model; nothing is written.
+    """Return the faults of the ledger, and the known state of each model. Nothing is written.
 
     Raises:
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
         RegistryError: the ledger's database does not answer.
     """
     ledger = Ledger.of(workspace, params)
     chain = ledger.read()
-    found, intact = _damage(ledger, chain, _known_heads(ledger))
+    faults, intact = _damage(ledger, chain, _known_heads(ledger))
     models = _models(workspace, params, ledger)
-    found += [str(kept.fault()) for kept in models if not found and kept.is_another]
+    if not faults:
+        faults = [str(model.fault()) for model in models if model.is_other_ledger]
     states = []
-    for kept in models:
-        trusted = standing((entry for entry in chain.of_model(kept.name) if entry.number <= intact), kept.name)
-        states.append(ModelState(kept.name, trusted.aliases, kept.registry.aliases(kept.name)))
-    return Damage(tuple(found), intact, len(chain.entries), tuple(states))
+    for model in models:
+        trusted = replay((entry for entry in chain.of_model(model.name) if entry.number <= intact), model.name)
+        states.append(ModelState(model.name, trusted.aliases, model.registry.aliases(model.name)))
+    return Damage(tuple(faults), intact, len(chain.entries), tuple(states))
 
 
 def recover(
     workspace: Workspace, params: Params, confirmed: Mapping[str, Mapping[str, str | None]], *, why: str
 ) -> Entry:
-    """Set the broken part of the ledger aside and begin again with the aliases that a person confirms.
+    """Set the broken part of the ledger aside and begin again with the aliases that a user confirms.
 
-    `confirmed` is model -> alias -> version, None for no version; it names every model.
+    `confirmed` is model -> alias -> version, None for no version. It names every model.
 
     Raises:
         NotAllowed: this user is not in access.admins.
@@ -77,36 +78,40 @@ def recover(
     who = user()
     require(params.access, "admins", who, "recover the ledger")
     ledger = Ledger.of(workspace, params)
-    with ledger.turn():
+    with ledger.exclusive():
         damage, heads = examine(workspace, params), _known_heads(ledger)
         if not damage.faults:
             raise RegistryError("the ledger has no fault: there is nothing to recover")
         models = _models(workspace, params, ledger)
-        names = {kept.name for kept in models}
+        names = {model.name for model in models}
         if confirmed.keys() != names:
             raise RegistryError(
                 f"--champion: found {', '.join(sorted(confirmed)) or 'none'}; allowed: one for each of "
                 f"{', '.join(sorted(names))}, NAME/VERSION or NAME/none"
             )
-        states = {kept.name: _confirmed(kept, confirmed[kept.name], damage.intact) for kept in models}
+        states = {model.name: _confirmed(model, confirmed[model.name], damage.intact) for model in models}
 
         def content(chain: Chain) -> dict[str, Any]:
-            found, intact = _damage(ledger, chain, heads)
-            aside = [row for row, entry in zip(chain.rows, chain.entries, strict=True) if entry.number > intact]
-            return {
-                "intact": intact,
-                "evidence": digest_rows(aside),
-                "aside": len(aside),
-                "faults": (found or list(damage.faults))[:_LISTED],
-                "lost": _lost(chain, heads),
-                "models": states,
-            }
+            return {**_set_aside(ledger, chain, heads, damage), "models": states}
 
-        entry = ledger.begin_again(who=who, why=why, content=content)
+        entry = ledger.append_recovery(who=who, why=why, content=content)
         ledger.publish()
-        for kept in models:
-            kept.follow()
+        for model in models:
+            model.update_mlflow()
         return entry
+
+
+def _set_aside(ledger: Ledger, chain: Chain, heads: tuple[list[Head], list[Head]], damage: Damage) -> dict[str, Any]:
+    """Return what the recovery's entry records about the entries that it sets aside."""
+    faults, intact = _damage(ledger, chain, heads)
+    aside = [row for row, entry in zip(chain.rows, chain.entries, strict=True) if entry.number > intact]
+    return {
+        "intact": intact,
+        "evidence": digest_rows(aside),
+        "aside": len(aside),
+        "faults": (faults or list(damage.faults))[:_MAX_FAULTS],
+        "lost": _lost(chain, heads),
+    }
 
 
 def _known_heads(ledger: Ledger) -> tuple[list[Head], list[Head]]:
@@ -114,7 +119,7 @@ def _known_heads(ledger: Ledger) -> tuple[list[Head], list[Head]]:
 
 
 def _damage(ledger: Ledger, chain: Chain, heads: tuple[list[Head], list[Head]]) -> tuple[list[str], int]:
-    """Return the faults, and the number of the last entry before them; if heads disagree, of one that they confirm."""
+    """Return the faults, and the number of the last entry before them. If heads disagree, they confirm this entry."""
     by_heads = head_faults(chain.entries, *heads)
     faults = [*chain.faults, *by_heads]
     if not chain.entries:
@@ -133,7 +138,7 @@ def _damage(ledger: Ledger, chain: Chain, heads: tuple[list[Head], list[Head]]) 
 
 
 def _lost(chain: Chain, heads: tuple[list[Head], list[Head]]) -> list[list[Any]]:
-    """[number, seal] of each head that the ledger does not contain, now or since an earlier recovery."""
+    """Return [number, seal] of each head that the ledger does not contain, now or since an earlier recovery."""
     seals = {entry.number: entry.seal for entry in chain.entries}
     ledger = chain.entries[0].seal if chain.entries else ""
     lost = {
@@ -141,34 +146,36 @@ def _lost(chain: Chain, heads: tuple[list[Head], list[Head]]) -> list[list[Any]]
         for head in (*heads[0], *heads[1])
         if head.ledger == ledger and seals.get(head.number) != head.seal
     }
-    return [list(one) for one in sorted(lost | lost_heads(chain.entries))]
+    return [list(head) for head in sorted(lost | lost_heads(chain.entries))]
 
 
 def _models(workspace: Workspace, params: Params, ledger: Ledger) -> list[AliasSync]:
-    """Every model that an entry names, be it set aside or not, or that MLflow knows to be kept in a ledger."""
+    """Return every model that has an anchor in MLflow, or that an entry names, set aside or not."""
     registry = ModelRegistry(workspace, params)
-    kept = {name for name in registry.names() if registry.anchor(name) is not None}
+    anchored = {name for name in registry.names() if registry.anchor(name) is not None}
     named = {entry.model for entry in ledger.read().entries if entry.what != "recover"}
-    # An entry may name a model that is nowhere: a forged one, or one that was deleted.
-    there = {name for name in named - kept if registry.is_there(name)}
-    return [AliasSync(workspace, params, name, ledger=ledger) for name in sorted(kept | there)]
+    # A forged entry, or one about a deleted model, names a model that does not exist.
+    existing = {name for name in named - anchored if registry.exists(name)}
+    return [AliasSync(workspace, params, name, ledger=ledger) for name in sorted(anchored | existing)]
 
 
-def _confirmed(kept: AliasSync, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:
+def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:
+    """Return what the recovery's entry records about one model, after checking the files of its versions."""
     held = {}
     for number in filter(None, aliases.values()):
-        version = kept.registry.find(f"{kept.name}/{number}")
-        found, noted = evidence(kept.registry, version), kept.noted(version, up_to=intact)
-        if noted is not None and (changed := difference(noted, found)):
+        version = model.registry.find(f"{model.name}/{number}")
+        evidence = collect_evidence(model.registry, version)
+        recorded = model.recorded_evidence(version, up_to=intact)
+        if recorded is not None and (changed := evidence_changes(recorded, evidence)):
             raise RegistryError(
-                f"{kept.name} version {number} is not what was registered: {'; '.join(changed)}. Fix: restore its "
-                "files, or confirm another version"
+                f"{model.name} version {number} is not what was registered: {listed(changed)}. Fix: restore its files, "
+                "or confirm another version"
             )
-        held[number] = {"run": version.run_id, "evidence": found}
+        held[number] = {"run": version.run_id, "evidence": evidence}
     return {
         "champion": aliases.get("champion"),
         "challenger": aliases.get("challenger"),
         "held": held,
-        "found": kept.registry.aliases(kept.name),
-        "anchor": kept.registry.anchor(kept.name),
+        "found": model.registry.aliases(model.name),
+        "anchor": model.registry.anchor(model.name),
     }

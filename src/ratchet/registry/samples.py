@@ -1,8 +1,8 @@
-"""Which samples a model saw, by their content: names change, and the same image may have two.
+"""The samples that a model was trained on, by their content: names change, and the same image can have two.
 
-A version keeps the digests of the samples that it was trained and selected on (`provenance/training_rows.parquet`), so
-that later models are compared with it on rows that neither saw. Digests are cut to 64 bits: among a million samples
-two differing ones are confused with a probability below one in a million.
+A version keeps the digests of the samples that it was trained and selected on (`provenance/training_rows.parquet`).
+Later models are compared with it on samples that neither was trained on. Digests are cut to 64 bits: among a million
+samples, two different ones have the same digest with a probability below one in a million.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ratchet import files
 
-__all__ = ["SEEN", "Samples", "read_samples", "split_samples", "write_samples"]
+__all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "write_samples"]
 
-SEEN = "training_rows.parquet"  # among a version's provenance
+TRAINING_SAMPLES = "training_rows.parquet"  # in the folder provenance of a version's run
 Digests = NDArray[np.uint64]
 
 _NO_GROUP = 0
@@ -30,31 +30,31 @@ class Samples:
     """Digests of samples, uint64 (samples,) each; `groups` is 0 where a sample has none."""
 
     content: Digests  # of the source's bytes
-    pixels: Digests  # of the packed image, so the same image in another file has the same
+    pixels: Digests  # of the packed image, so that copies in other files are equal
     groups: Digests
 
     def __len__(self) -> int:
         return len(self.content)
 
     def are_in(self, others: "Samples") -> NDArray[np.bool_]:
-        """Return for each sample whether `others` has it, the same image in another file, or one of its group."""
+        """Return for each sample whether `others` has it, a copy of its image, or a sample of its group."""
         same = np.isin(self.content, others.content) | np.isin(self.pixels, others.pixels)
-        found: NDArray[np.bool_] = same | ((self.groups != _NO_GROUP) & np.isin(self.groups, others.groups))
-        return found
+        related: NDArray[np.bool_] = same | ((self.groups != _NO_GROUP) & np.isin(self.groups, others.groups))
+        return related
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the contents, whatever their order."""
+        """SHA-256 (hex) of the contents in any order."""
         return sha256(np.sort(self.content).astype("<u8").tobytes()).hexdigest()
 
     @property
     def uniform(self) -> NDArray[np.float64]:
-        """A number in [0, 1) for each sample that depends on its content alone."""
+        """A number in [0, 1) for each sample, which depends on its content alone."""
         return self.content.astype(np.float64) / 2.0**64
 
 
 def split_samples(packed: Path, *splits: str) -> Samples:
-    """Return the samples of these splits of a packed set, each split in the order of its rows."""
+    """Return the samples of these splits of a packed data set, each split in the order of its rows."""
     import polars
 
     index = polars.read_parquet(packed / "index.parquet").filter(polars.col("split").is_in(splits))
@@ -69,7 +69,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
 
 
 def write_samples(path: Path, samples: Samples) -> None:
-    """Write a Parquet file; the same samples give the same bytes, whatever their order."""
+    """Write a Parquet file. The same samples in any order give the same bytes."""
     import polars
 
     columns = {name: getattr(samples, name) for name in ("content", "pixels", "groups")}
@@ -80,7 +80,7 @@ def write_samples(path: Path, samples: Samples) -> None:
 
 
 def read_samples(path: Path) -> Samples:
-    """Read the file that `write_samples` wrote."""
+    """Read a file of `write_samples`."""
     import polars
 
     table = polars.read_parquet(path)
@@ -88,5 +88,5 @@ def read_samples(path: Path) -> Samples:
 
 
 def _cut(digests: Sequence[str | None]) -> Digests:
-    """The last 64 bits: the first ones may have decided the split, so among test rows they are not uniform."""
-    return np.array([_NO_GROUP if one is None else int(one[-16:], 16) for one in digests], np.uint64)
+    """Return the last 64 bits: the first ones can have decided the split, so those of test samples are not uniform."""
+    return np.array([_NO_GROUP if digest is None else int(digest[-16:], 16) for digest in digests], np.uint64)

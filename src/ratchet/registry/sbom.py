@@ -1,6 +1,6 @@
-"""The bill of materials of a model version: CycloneDX 1.6 (https://cyclonedx.org/specification/overview), as JSON.
+"""The SBOM of a model version: CycloneDX 1.6 (https://cyclonedx.org/specification/overview) as JSON.
 
-The model itself, the data it learned from, Python and every installed distribution, and which of them needs which.
+It lists the model, its training data, Python, and every installed distribution with its dependencies.
 """
 
 import importlib.metadata
@@ -8,101 +8,105 @@ import json
 import platform
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
 from ratchet import files
+from ratchet.registry.provenance_record import Provenance
+from ratchet.typed_json import to_plain
 
 if TYPE_CHECKING:
-    from importlib.metadata import PackageMetadata
-
     from cyclonedx.model import ExternalReference
     from cyclonedx.model.component import Component
     from cyclonedx.model.license import License
 
-__all__ = ["Made", "bill"]
+__all__ = ["SbomSubject", "build_sbom"]
 
-_SPECIES = uuid.UUID("5d2ff3a1-6c0e-4d3b-9a52-3f0f1d2f8c11")  # ours, for serial numbers
+_NAMESPACE = uuid.UUID("5d2ff3a1-6c0e-4d3b-9a52-3f0f1d2f8c11")  # of the serial numbers
 _PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_LONGEST = 100  # letters of a licence's name: some put the whole licence there
+_MAX_LICENCE = 100  # characters of a licence's name: some distributions put the whole text there
 
 
 @dataclass(frozen=True)
-class Made:
-    """A version, and what is known of its making."""
+class SbomSubject:
+    """The version that an SBOM is about."""
 
     name: str
     number: str
-    weights: str | None  # SHA-256 (hex) of model.safetensors; None: stored before there were checksums
+    weights: str | None  # SHA-256 (hex) of model.safetensors
     data: str  # the data set's name
-    data_version: str | None  # DVC's hash of it
-    at: datetime  # when its run began
-    record: Mapping[str, Any]  # of provenance
+    data_version: str | None  # its DVC hash
+    at: datetime  # start of its run
+    record: Provenance
 
 
-def bill(made: Made, lock: Path) -> str:
-    """The document; the same for the same version in the same environment.
+def build_sbom(subject: SbomSubject, lock: Path) -> str:
+    """Return the SBOM as JSON. The same version in the same environment gives the same bytes.
 
-    `lock` is the file of pinned requirements with hashes: they stand with each distribution that it pins.
+    `lock` is the file of pinned requirements; each distribution that it pins is listed with its hashes.
     """
     from cyclonedx.model.bom import Bom
     from cyclonedx.output.json import JsonV1Dot6
 
-    bom = Bom(serial_number=uuid.uuid5(_SPECIES, files.digest_json(made.record)))
-    bom.metadata.timestamp = made.at
-    bom.metadata.component = model = _model(made)
-    python, data = _python(), _data(made)
-    found = _installed()
-    pinned = _pinned(lock)
-    parts = {name: _distribution(one, pinned) for name, one in found.items()}
-    for part in (python, data, *parts.values()):
-        bom.components.add(part)
-    needs = {name: _needs(one, found) for name, one in found.items()}
-    for name, part in parts.items():
-        bom.register_dependency(part, [python, *(parts[needed] for needed in sorted(needs[name]))])
-    # What nothing else needs is what the environment was made for.
-    roots = parts.keys() - set().union(*(needed - {name} for name, needed in needs.items()))
-    bom.register_dependency(model, [python, data, *(parts[name] for name in sorted(roots))])
+    bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, files.digest_json(to_plain(subject.record))))
+    bom.metadata.timestamp = subject.at
+    bom.metadata.component = model = _model(subject)
+    python, data = _python(), _data(subject)
+    distributions, pinned = _installed(), _pinned(lock)
+    components = {name: distribution.component(pinned) for name, distribution in distributions.items()}
+    for component in (python, data, *components.values()):
+        bom.components.add(component)
+    needs = {name: _dependencies(distribution, distributions) for name, distribution in distributions.items()}
+    for name, component in components.items():
+        bom.register_dependency(component, [python, *(components[needed] for needed in sorted(needs[name]))])
+    # The model depends on the distributions that no other one needs.
+    roots = components.keys() - set().union(*(needed - {name} for name, needed in needs.items()))
+    bom.register_dependency(model, [python, data, *(components[name] for name in sorted(roots))])
     content = json.loads(JsonV1Dot6(bom).output_as_string())
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _model(made: Made) -> "Component":
+def _model(subject: SbomSubject) -> "Component":
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model.component import Component, ComponentType
 
+    record = subject.record
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=made.name,
-        version=made.number,
+        name=subject.name,
+        version=subject.number,
         bom_ref="model",
         description="model.safetensors of this version",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=made.weights)] if made.weights else [],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=subject.weights)] if subject.weights else [],
         properties=_properties(
             {
-                "ratchet:provenance": made.record.get("id"),
-                "ratchet:git_commit": made.record.get("git_commit"),
-                "ratchet:settings": made.record.get("settings"),
-                "ratchet:lock": made.record.get("lock"),
-                "ratchet:mlflow_run": made.record.get("mlflow_run"),
+                "ratchet:provenance": record.id,
+                "ratchet:git_commit": record.git_commit,
+                "ratchet:settings": record.settings,
+                "ratchet:lock": record.lock,
+                "ratchet:mlflow_run": record.mlflow_run,
             }
         ),
     )
 
 
-def _data(made: Made) -> "Component":
+def _data(subject: SbomSubject) -> "Component":
     from cyclonedx.model.component import Component, ComponentType
 
     return Component(
         type=ComponentType.DATA,
-        name=made.data,
-        version=made.data_version,
+        name=subject.data,
+        version=subject.data_version,
         bom_ref="data",
-        properties=_properties({"dvc:md5": made.data_version}),  # of DVC's listing of the folder, not of one file
+        properties=_properties({"dvc:md5": subject.data_version}),  # of DVC's listing of the folder
     )
 
 
@@ -123,123 +127,107 @@ def _properties(values: dict[str, str | None]) -> list[Any]:
     return [Property(name=name, value=value) for name, value in values.items() if value]
 
 
-@dataclass(frozen=True)
-class _Package:
-    """An installed distribution, read once: importlib parses its metadata, README and all, at each question."""
+class _Distribution:
+    """An installed distribution. importlib parses its metadata at each access, so they are read once."""
 
-    name: str  # as it is written
-    version: str
-    metadata: "PackageMetadata"
-    requires: tuple[str, ...]
-    is_indexed: bool  # else it was installed from a folder or an address (PEP 610)
+    def __init__(self, distribution: importlib.metadata.Distribution) -> None:
+        self.metadata = distribution.metadata
+        self.name, self.version = self.metadata["Name"], self.metadata["Version"]
+        # One from a folder or another address (PEP 610) is not the index's distribution of the same name.
+        self.is_indexed = not distribution.read_text("direct_url.json")
+        self._requires = self.metadata.get_all("Requires-Dist") or distribution.requires or ()
 
-    @classmethod
-    def of(cls, one: importlib.metadata.Distribution) -> "_Package":
-        known = one.metadata
-        requires = known.get_all("Requires-Dist") or one.requires or ()
-        return cls(known["Name"], known["Version"], known, tuple(requires), not one.read_text("direct_url.json"))
+    @cached_property
+    def requirements(self) -> list[Requirement]:
+        return [Requirement(line) for line in self._requires]
+
+    def component(self, pinned: Mapping[str, list[str]]) -> "Component":
+        from cyclonedx.model.component import Component, ComponentType
+        from packageurl import PackageURL
+
+        name = canonicalize_name(self.name)
+        purl = PackageURL("pypi" if self.is_indexed else "generic", name=name, version=self.version)
+        return Component(
+            type=ComponentType.LIBRARY,
+            name=self.name,
+            version=self.version,
+            bom_ref=f"{name}=={self.version}",
+            purl=purl,
+            licenses=_licences(self.metadata),
+            external_references=_pinned_files(purl.to_string(), pinned.get(f"{name}=={self.version}", [])),
+        )
 
 
-def _installed() -> dict[str, _Package]:
-    """Every installed distribution, by its normalised name; the first on the path is the one that is imported."""
-    found: dict[str, _Package] = {}
-    for one in map(_Package.of, importlib.metadata.distributions()):
-        if one.name:  # what an uninstall left half behind has none
-            found.setdefault(_normalised(one.name), one)
-    return dict(sorted(found.items()))
+def _installed() -> dict[str, _Distribution]:
+    """Return canonical name -> distribution. The first one on the path is the one that Python imports."""
+    installed: dict[str, _Distribution] = {}
+    for distribution in map(_Distribution, importlib.metadata.distributions()):
+        if distribution.name:  # an incomplete uninstall leaves one without a name
+            installed.setdefault(canonicalize_name(distribution.name), distribution)
+    return dict(sorted(installed.items()))
 
 
-def _distribution(one: _Package, pinned: Mapping[str, list[str]]) -> "Component":
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
+def _dependencies(distribution: _Distribution, installed: Mapping[str, _Distribution]) -> set[str]:
+    """Return the installed distributions that one requires, including those of the extras that it asks for."""
+    names: set[NormalizedName] = set()
+    for requirement in distribution.requirements:
+        name = canonicalize_name(requirement.name)
+        if name in installed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            names.add(name)
+            names.update(_of_extras(installed[name], requirement.extras))
+    return {str(name) for name in names & installed.keys()}
 
-    name = _normalised(one.name)
-    # What did not come from an index is not the index's of that name.
-    purl = PackageURL("pypi" if one.is_indexed else "generic", name=name, version=one.version)
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=one.name,
-        version=one.version,
-        bom_ref=f"{name}=={one.version}",
-        purl=purl,
-        licenses=_licences(one.metadata),
-        external_references=_admitted(purl.to_string(), pinned.get(f"{name}=={one.version}", [])),
-    )
+
+def _of_extras(distribution: _Distribution, extras: set[str]) -> Iterator[NormalizedName]:
+    for requirement in distribution.requirements if extras else ():
+        marker = requirement.marker
+        if marker is not None and any(marker.evaluate({"extra": extra}) for extra in extras):
+            yield canonicalize_name(requirement.name)
 
 
 def _licences(metadata: Any) -> "list[License]":
-    """The licence as the distribution states it: its SPDX expression, else its classifiers, else its name."""
+    """Return the stated licences: the SPDX expression, else the classifiers, else the name."""
     from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.exception.factory import InvalidLicenseExpressionException
     from cyclonedx.model.license import DisjunctiveLicense
 
-    factory = LicenseFactory()
     expression = metadata.get("License-Expression")
     if expression:
         try:
-            return [factory.make_with_expression(expression)]
+            return [LicenseFactory().make_with_expression(expression)]
         except InvalidLicenseExpressionException:
             return [DisjunctiveLicense(name=expression)]
-    classifiers = [one for one in metadata.get_all("Classifier") or () if one.startswith("License :: ")]
-    stated = [name for one in classifiers if (name := one.rpartition(" :: ")[2]) != "OSI Approved"]
-    said = (metadata.get("License") or "").strip()
-    if said and said != "UNKNOWN" and len(said) <= _LONGEST and "\n" not in said and not stated:
-        stated = [said]
-    return [DisjunctiveLicense(name=name) for name in stated]
+    classifiers = [line for line in metadata.get_all("Classifier") or () if line.startswith("License :: ")]
+    names = [name for line in classifiers if (name := line.rpartition(" :: ")[2]) != "OSI Approved"]
+    field = (metadata.get("License") or "").strip()
+    if field and field != "UNKNOWN" and len(field) <= _MAX_LICENCE and "\n" not in field and not names:
+        names = [field]
+    return [DisjunctiveLicense(name=name) for name in names]
 
 
-def _admitted(place: str, hashes: list[str]) -> "list[ExternalReference]":
-    """The files of a distribution that the lock lets in, each by its hash: which of them, the machine decided."""
+def _pinned_files(address: str, hashes: list[str]) -> "list[ExternalReference]":
+    """Return the files that the lock allows, by their hashes. Which one was installed depends on the machine."""
     from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
 
     if not hashes:
         return []
-    admitted = [HashType(alg=HashAlgorithm.SHA_256, content=one) for one in hashes]
     return [
         ExternalReference(
-            type=ExternalReferenceType.DISTRIBUTION, url=XsUri(place), comment="the files requirements.txt lets in",
-            hashes=admitted,
+            type=ExternalReferenceType.DISTRIBUTION,
+            url=XsUri(address),
+            comment="the files that requirements.txt allows",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=value) for value in hashes],
         )
-    ]  # fmt: skip
-
-
-def _needs(one: _Package, found: Mapping[str, _Package]) -> set[str]:
-    """The installed distributions that it requires here; those of an extra are required by whoever asks for it."""
-    from packaging.requirements import Requirement
-
-    needed = set()
-    for line in one.requires:
-        requirement = Requirement(line)
-        name = _normalised(requirement.name)
-        if name in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            needed.add(name)
-            needed |= _of_extras(found[name], requirement.extras)
-    return needed & found.keys()
-
-
-def _of_extras(one: _Package, extras: set[str]) -> set[str]:
-    from packaging.requirements import Requirement
-
-    wanted = map(Requirement, one.requires if extras else ())
-    return {
-        _normalised(one.name)
-        for one in wanted
-        if one.marker is not None and any(one.marker.evaluate({"extra": extra}) for extra in extras)
-    }
+    ]
 
 
 def _pinned(lock: Path) -> dict[str, list[str]]:
-    """The hashes that a lock states, by "name==version"; none where there is no lock."""
+    """Return "name==version" -> the hashes in the lock file; empty without one."""
     hashes: dict[str, list[str]] = {}
     pinned = ""
     for line in lock.read_text(encoding="utf-8").splitlines() if lock.exists() else ():
-        if begins := _PINNED.match(line):
-            pinned = f"{_normalised(begins[1])}=={begins[2]}"
+        if match := _PINNED.match(line):
+            pinned = f"{canonicalize_name(match[1])}=={match[2]}"
         if pinned:
             hashes.setdefault(pinned, []).extend(_HASH.findall(line))
     return hashes
-
-
-def _normalised(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()

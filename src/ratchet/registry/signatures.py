@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["KEY_VARIABLE", "public_key", "sign", "signature_fault"]
 
 KEY_VARIABLE = "RATCHET_LEDGER_KEY"
-_PREFIX = b"ratchet ledger entry\n"  # so that no signature made for something else fits
+_PREFIX = b"ratchet ledger entry\n"  # so that no signature over other data is valid here
 
 
 def sign(message: bytes, keys: Sequence[str]) -> dict[str, str] | None:
-    """Sign with the key of the environment; None without one. `keys` are those that params.yaml pins.
+    """Sign with the environment's private key; return None without one. `keys` are the public keys in params.yaml.
 
     Raises:
-        RegistryError: keys are pinned and the environment has none of theirs.
+        RegistryError: params.yaml lists keys, and the environment has none of them.
         SettingsError: the variable does not hold an Ed25519 private key.
     """
     private = _private_key()
@@ -53,7 +53,7 @@ def signature_fault(signature: object, message: bytes, keys: Sequence[str]) -> s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if not isinstance(signature, Mapping):
-        return "has no signature, and registry.ledger_keys demands one"
+        return "has no signature, and registry.ledger_keys requires one"
     key, value = str(signature.get("key")), str(signature.get("value"))
     if key not in keys:
         return f"is signed with the key {key}, which registry.ledger_keys does not list"
@@ -61,7 +61,7 @@ def signature_fault(signature: object, message: bytes, keys: Sequence[str]) -> s
         public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key, validate=True))
         public.verify(base64.b64decode(value, validate=True), _PREFIX + message)
     except (InvalidSignature, binascii.Error, ValueError):
-        return "has a signature that does not fit it"
+        return "has a signature that does not match it"
     return None
 
 
@@ -74,15 +74,15 @@ def _private_key() -> "Ed25519PrivateKey | None":
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        found: Any = load_pem_private_key(text.strip().encode(), password=None)
+        key: Any = load_pem_private_key(text.strip().encode(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        found = None
-    if not isinstance(found, Ed25519PrivateKey):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(
-            f"{KEY_VARIABLE}: holds no Ed25519 private key; allowed: the text of a PEM file without a password. Fix: "
+            f"{KEY_VARIABLE}: found no Ed25519 private key; allowed: the text of a PEM file without a password. Fix: "
             f'openssl genpkey -algorithm ed25519 -out key.pem, then export {KEY_VARIABLE}="$(cat key.pem)"'
         )
-    return found
+    return key
 
 
 def _public(private: "Ed25519PrivateKey") -> str:

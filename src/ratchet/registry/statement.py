@@ -1,148 +1,184 @@
-"""What MLflow says of a registered run, as a file that the ledger's evidence covers.
+"""MLflow's values of a registered run, as a file that the ledger's evidence covers.
 
-Metrics, tags, settings and descriptions in MLflow can be edited by anyone who can write to its database. The statement
-is a copy from the time of registering: audit compares MLflow with it, and compare and trace read it.
+Anyone who can write to MLflow's database can edit metrics, tags, settings and descriptions there. The statement is a
+copy from the time of registration. `ratchet audit` compares MLflow with it, and compare and trace read it.
 """
 
 import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from ratchet import files
 from ratchet.registry.mlflow_store import reachable
-from ratchet.registry.provenance_tags import parse_object
+from ratchet.typed_json import STRICT, parse, to_plain
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from pydantic import ConfigDict
 
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
-__all__ = ["SEALED", "edits", "figure_metrics", "parse_statement", "write_statement"]
+__all__ = [
+    "STATEMENT",
+    "Statement",
+    "StatementDataset",
+    "edits",
+    "evaluation_metrics",
+    "parse_statement",
+    "write_statement",
+]
 
-SEALED = "report/statement.json"
+STATEMENT = "report/statement.json"
 """Path of the statement among a run's artifacts, and in the ledger's evidence."""
 
 _TAGS = ("mlflow.note.content", "mlflow.runName", "mlflow.source.name", "mlflow.source.type", "mlflow.user")
-_VERDICT = "ratchet.verdict"  # a version's tag; the evidence has its digest
+_VERDICT = "ratchet.verdict"  # a tag of the version; the evidence has its digest
 
 
-def figure_metrics(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the measured numbers by the names of MLflow's metrics.
+@dataclass(frozen=True)
+class StatementDataset:
+    """The run's data set; `profile` is JSON."""
 
-    The bounds of intervals have a group of their own: among the figures they would triple the charts.
+    __pydantic_config__: ClassVar["ConfigDict"] = STRICT
+
+    name: str | None
+    digest: str | None
+    profile: str | None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """MLflow's values of a run and its version; `description` is the version's."""
+
+    __pydantic_config__: ClassVar["ConfigDict"] = STRICT
+
+    metrics: dict[str, float]
+    params: dict[str, str]
+    tags: dict[str, str]
+    dataset: StatementDataset | None
+    version_tags: dict[str, str]
+    description: str
+    status: str
+
+    def values(self) -> dict[tuple[str, str], object]:
+        """Return every value by its kind and name."""
+        groups: dict[str, Mapping[str, object]] = {
+            "metric": self.metrics,
+            "setting": self.params,
+            "tag": self.tags,
+            "data set": vars(self.dataset) if self.dataset else {},
+            "tag of the version": self.version_tags,
+            "text": {"description of the version": self.description, "status": self.status},
+        }
+        return {(kind, name): group[name] for kind, group in groups.items() for name in sorted(group)}
+
+
+def evaluation_metrics(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers that evaluation measured by the names of MLflow's metrics.
+
+    The bounds of confidence intervals have a group of their own, so that they do not triple the charts.
     """
     bounds = {name for name in numbers if name.endswith(("_low", "_high"))}
     return {f"{'test interval' if name in bounds else 'test'}/{name}": value for name, value in numbers.items()}
 
 
 def write_statement(registry: "ModelRegistry", version: "Version", numbers: Mapping[str, float]) -> None:
-    """Store the statement with the run of a version, before the ledger takes its evidence.
+    """Store the statement among the run's artifacts, before the ledger takes its evidence.
 
-    `numbers` are what evaluation measured: these are sealed whatever MLflow has.
+    `numbers` are what evaluation measured. These are sealed even if MLflow has other values.
 
     Raises:
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
     with reachable(registry.uri):
-        content = _current(registry.client, version)
-    content["metrics"] |= {name: float(value) for name, value in figure_metrics(numbers).items()}
+        current = _current(registry.client, version)
+    measured = {name: float(value) for name, value in evaluation_metrics(numbers).items()}
+    statement = replace(current, metrics=current.metrics | measured)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, Path(SEALED).name)
-        files.write_text(path, json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-        registry.log_files(version.run_id, {path: str(Path(SEALED).parent)})
+        path = Path(folder, Path(STATEMENT).name)
+        text = json.dumps(to_plain(statement), indent=1, sort_keys=True, ensure_ascii=False)
+        files.write_text(path, f"{text}\n")
+        registry.log_files(version.run_id, {path: str(Path(STATEMENT).parent)})
+
+
+def parse_statement(content: bytes) -> Statement:
+    """Read a statement.
+
+    Raises:
+        ValueError: the content is not a statement; the message names the first wrong field.
+    """
+    return parse(Statement, content)
 
 
 def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
-    """Yield what MLflow says of a version now and did not say when it was registered.
+    """Yield each value of a version that MLflow changed since registration, as a message.
 
     The caller has compared the statement with the ledger's evidence. A version without a statement yields nothing.
 
     Raises:
-        TrackingAway: MLflow does not answer.
+        TrackingUnavailable: MLflow does not answer.
     """
     with reachable(registry.uri), tempfile.TemporaryDirectory() as folder:
-        there = {one.path for one in registry.client.list_artifacts(version.run_id, str(Path(SEALED).parent))}
-        if SEALED not in there:
+        stored = registry.client.list_artifacts(version.run_id, str(Path(STATEMENT).parent))
+        if STATEMENT not in {file.path for file in stored}:
             return
-        content = Path(registry.client.download_artifacts(version.run_id, SEALED, folder)).read_bytes()
-        sealed = parse_statement(content)
-        if sealed is None:
-            yield f"{SEALED} is damaged, and was when the ledger took its digest: MLflow's values were not compared"
+        content = Path(registry.client.download_artifacts(version.run_id, STATEMENT, folder)).read_bytes()
+        try:
+            sealed = parse_statement(content)
+        except ValueError as error:
+            # A recovery can seal a damaged file: the person who confirms a version does not see its content.
+            yield (
+                f"{STATEMENT} is damaged ({error}), and was when the ledger took its digest: MLflow's values were not "
+                "compared"
+            )
             return
-        now = _current(registry.client, version)
-        for name, point in _last_points(registry.client, version.run_id, sealed["metrics"]).items():
-            if _same(now["metrics"].get(name), sealed["metrics"][name]):
-                now["metrics"][name] = point  # the chart draws the points, not the metric's last value
-    for kind, caption in _CAPTIONS.items():
-        for name in sorted({*sealed[kind], *now[kind]}):
-            before, after = sealed[kind].get(name), now[kind].get(name)
-            if not _same(before, after):
-                yield f"MLflow has {caption} {name} = {_shown(after)}, and the sealed value is {_shown(before)}"
+        current = _current(registry.client, version)
+        metrics = dict(current.metrics)
+        for name, point in _last_points(registry.client, version.run_id, sealed.metrics).items():
+            if _same(metrics.get(name), sealed.metrics[name]):
+                metrics[name] = point  # MLflow's charts show the points, not the metric's last value
+    before, after = sealed.values(), replace(current, metrics=metrics).values()
+    for kind, name in dict.fromkeys((*before, *after)):
+        expected, value = before.get((kind, name)), after.get((kind, name))
+        if not _same(expected, value):
+            yield f"MLflow has {kind} {name} = {_shown(value)}, and the sealed value is {_shown(expected)}"
 
 
-_CAPTIONS = {
-    "metrics": "metric",
-    "params": "setting",
-    "tags": "tag",
-    "dataset": "data set",
-    "version_tags": "tag of the version",
-    "about": "text",
-}
-
-
-def parse_statement(content: bytes) -> dict[str, Any] | None:
-    """Return a statement; None where the content is none.
-
-    A recovery can seal a damaged file: the person who confirms a version sees no content.
-    """
-    found = parse_object(content)
-    if found is None or not all(isinstance(found.get(kind), dict) for kind in _CAPTIONS):
-        return None
-    dataset, metrics = found["dataset"], found["metrics"]
-    texts = [*found["params"].values(), *found["tags"].values(), *found["version_tags"].values()]
-    readable = (
-        all(isinstance(value, int | float) for value in metrics.values())
-        and all(isinstance(value, str) for value in [*texts, found["about"].get("status")])
-        and (not dataset or dataset.keys() == {"name", "digest", "profile"})
-        and all(isinstance(value, str | None) for value in dataset.values())
-    )
-    return found if readable else None
-
-
-def _current(client: "MlflowClient", version: "Version") -> dict[str, Any]:
+def _current(client: "MlflowClient", version: "Version") -> Statement:
     run, stored = client.get_run(version.run_id), client.get_model_version(version.name, version.number)
     inputs = run.inputs.dataset_inputs if run.inputs else []
     dataset = inputs[-1].dataset if inputs else None
-    tags = {name: value for name, value in run.data.tags.items() if name.startswith("ratchet.") or name in _TAGS}
-    return {
-        "metrics": dict(run.data.metrics),
-        "params": dict(run.data.params),
-        "tags": tags,
-        "dataset": {name: getattr(dataset, name) for name in ("name", "digest", "profile")} if dataset else {},
-        "version_tags": {name: value for name, value in stored.tags.items() if name != _VERDICT},
-        "about": {"description of the version": stored.description or "", "status": run.info.status},
-    }
+    return Statement(
+        metrics=dict(run.data.metrics),
+        params=dict(run.data.params),
+        tags={name: value for name, value in run.data.tags.items() if name.startswith("ratchet.") or name in _TAGS},
+        dataset=StatementDataset(dataset.name, dataset.digest, dataset.profile) if dataset else None,
+        version_tags={name: value for name, value in stored.tags.items() if name != _VERDICT},
+        description=stored.description or "",
+        status=run.info.status,
+    )
 
 
 def _last_points(client: "MlflowClient", run_id: str, names: Mapping[str, float]) -> dict[str, float]:
-    """Return the last point of each test metric: what MLflow's chart shows."""
-    found = {}
+    """Return the last point of each test metric, which MLflow's charts show."""
+    last = {}
     for name in names:
         if name.startswith("test"):
             points = client.get_metric_history(run_id, name)
             if points:
-                found[name] = max(points, key=lambda one: (one.step, one.timestamp)).value
-    return found
+                last[name] = max(points, key=lambda point: (point.step, point.timestamp)).value
+    return last
 
 
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
-    return one == other
+    return a == b
 
 
 def _shown(value: object) -> str:

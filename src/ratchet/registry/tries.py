@@ -1,8 +1,8 @@
-"""How often this champion's test rows were used before: the ledger's `judge` entries in, the gate's `Tries` out.
+"""The number of earlier comparisons with this champion on the same test samples, from the ledger's `judge` entries.
 
-An entry holds a fingerprint of the test rows and, where no earlier entry has it, a sample of their digests: those that
-a power of two divides. So the samples of two sets contain the same rows where the sets do, and an entry takes at most
-some 40 KiB.
+An entry has a fingerprint of the test samples. Where no earlier entry has this fingerprint it also has a subset of
+their digests: those that a power of two divides. Two sets that share samples therefore share them in these subsets too,
+and an entry takes at most about 40 KiB.
 """
 
 import base64
@@ -21,27 +21,30 @@ from ratchet.registry.samples import Samples
 
 __all__ = ["Question", "judgement", "known_try", "tries_before"]
 
-_KEPT = 1024  # digests in a sample, about, and at most twice as many
+_KEPT = 1024  # digests in a subset, at most twice as many
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the gate is asked: asked again it is the same try. `settings` are those of the comparison."""
+    """One comparison of a candidate with the champion. A repeated one is the same try.
+
+    `settings` are those that decide the comparison.
+    """
 
     run: str
     over: str | None
-    answers: str  # digest of the rows that the candidate answers rightly
-    rows: Samples  # the test rows
+    answers: str  # digest of the test samples that the candidate classifies correctly
+    rows: Samples  # the test samples
     settings: Mapping[str, Any]
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of all of it."""
+        """SHA-256 (hex) over all fields."""
         return files.digest_json([self.run, self.over, self.answers, self.rows.fingerprint, dict(self.settings)])
 
 
 def known_try(entries: Iterable[Entry], question: Question) -> Tries | None:
-    """Return the tries before the same question was first asked; None if it was not."""
+    """Return the tries before this question was first asked; None if it is new."""
     for content in _judged(entries):
         if content["question"] == question.digest:
             return Tries(**content["before"])
@@ -56,24 +59,26 @@ def tries_before(
     model: str = "",
     aside: Sequence[Entry] = (),
 ) -> Tries:
-    """Return what the entries of one model, in their order, have spent before these test rows are compared.
+    """Return the tries that were used up before these test samples are compared.
 
-    A promotion of a version that won its comparison restores all. A rollback takes that back, and what the tries since
-    then spent remains spent. Rows that no earlier candidate was judged on restore their share.
+    A promotion of a version that won its comparison restores all tries. A rollback reverts that, and the tries since
+    then stay used. Samples that no earlier candidate was judged on restore their share.
 
     Args:
-        entries: that count; all of `model`, and each recovery.
-        rows: the test rows.
-        compared: which of them are compared.
+        entries: the valid entries of `model` and each recovery, in order.
+        rows: the test samples.
+        compared: bool (samples,), which of them are compared.
         model: its name, because a recovery concerns all models.
-        aside: the model's entries that a recovery set aside. Their tries were made, so they remain spent.
+        aside: the model's entries that a recovery set aside. Their tries were made, so they stay used.
     """
-    now, reserved = _spent(entries, aside, model), 1.0
+    now, reserved = _used(entries, aside, model), 1.0
     judged = _judged([*aside, *entries])
     for content in judged:
         if content["p"] is not None:
             reserved = min(reserved, content["reserved"])
-    unknown = any(entry.what == "judge" for entry in aside) and not judged  # tries on rows that cannot be read any more
+    unknown = (
+        any(entry.what == "judge" for entry in aside) and not judged
+    )  # tries on samples that cannot be read any more
     new = 0.0 if unknown else _share_new(judged, rows, compared)
     count = now.count if new < 1.0 else 0
     return replace(now, count=count, spent=now.spent * (1.0 - new), new_rows=new, reserved=reserved)
@@ -82,8 +87,8 @@ def tries_before(
 def judgement(
     entries: Iterable[Entry], question: Question, before: Tries, verdict: Verdict, *, reserved: float
 ) -> dict[str, Any]:
-    """Return the content of a `judge` entry; p and level are None where there was nothing to compare with."""
-    found = verdict.comparison
+    """Return the content of a `judge` entry; p and level are None without a champion to compare with."""
+    comparison = verdict.comparison
     fingerprint = question.rows.fingerprint
     known = any(content["rows"] == fingerprint for content in _judged(entries))
     return {
@@ -92,31 +97,31 @@ def judgement(
         "over": question.over,
         "rows": fingerprint,
         "before": vars(before),
-        "try": found.number if found else None,
-        "compared": found.rows if found else 0,
-        "p": found.p if found else None,
-        "level": found.level if found else None,
-        "won": found.won if found else False,
+        "try": comparison.number if comparison else None,
+        "compared": comparison.rows if comparison else 0,
+        "p": comparison.p if comparison else None,
+        "level": comparison.level if comparison else None,
+        "won": comparison.won if comparison else False,
         "passed": verdict.passed,
-        "reserved": reserved if found else 1.0,
+        "reserved": reserved if comparison else 1.0,
         **({} if known else {"sample": _sample(question.rows)}),
     }
 
 
 def _judged(entries: Iterable[Entry]) -> list[Mapping[str, Any]]:
-    """The contents of the `judge` entries that can be read; the chain reports the others."""
+    """Return the contents of the readable `judge` entries. The chain reports the others."""
     return [entry.content for entry in entries if entry.what == "judge" and "question" in entry.content]
 
 
-def _spent(entries: Iterable[Entry], aside: Sequence[Entry], model: str) -> Tries:
+def _used(entries: Iterable[Entry], aside: Sequence[Entry], model: str) -> Tries:
     now = Tries(new_rows=0.0)
-    won: set[str] = set()  # runs whose comparison was won and not yet used by a promotion
-    line: list[tuple[str | None, Tries | None]] = []  # champions, and the tries that their promotion restored
+    won: set[str] = set()  # runs that won their comparison and were not promoted yet
+    champions: list[tuple[str | None, Tries | None]] = []  # and the tries that their promotion restored
     untrusted = {entry.number for entry in aside}
     for entry in sorted((*entries, *aside), key=lambda entry: entry.number):
         run, to = str(entry.content.get("run")), entry.version
         if entry.what == "judge" and entry.number in untrusted:
-            now = Tries(count=now.count + 1, spent=now.spent + 1)  # whatever it says was spent before it
+            now = Tries(count=now.count + 1, spent=now.spent + 1)  # its content is not trusted
             if entry.content.get("won") is True:
                 won.add(run)
         elif entry.what == "judge" and entry.content.get("p") is not None:
@@ -125,21 +130,24 @@ def _spent(entries: Iterable[Entry], aside: Sequence[Entry], model: str) -> Trie
             if entry.content["won"]:
                 won.add(run)
         elif entry.what == "promote":
-            line.append((entry.version, now if run in won else None))
+            champions.append((entry.version, now if run in won else None))
             if run in won:
                 won.discard(run)
                 now = Tries()
         elif entry.what in ("rollback", "recover"):
             if entry.what == "recover":
                 to = entry.content.get("models", {}).get(model, {}).get("champion")
-            while line and line[-1][0] != to:
-                undone = line.pop()[1] or Tries()
+            while champions and champions[-1][0] != to:
+                undone = champions.pop()[1] or Tries()
                 now = Tries(count=now.count + undone.count, spent=now.spent + undone.spent)
     return now
 
 
 def _share_new(judged: Sequence[Mapping[str, Any]], rows: Samples, compared: NDArray[np.bool_]) -> float:
-    """The share of the compared rows that no earlier candidate was judged on, by content and by pixels: the smaller."""
+    """Return the share of compared samples that no earlier candidate was judged on, by content or by pixels.
+
+    The smaller of the two counts.
+    """
     if not judged:
         return 1.0
     fingerprint = rows.fingerprint
@@ -148,10 +156,10 @@ def _share_new(judged: Sequence[Mapping[str, Any]], rows: Samples, compared: NDA
     samples = [content["sample"] for content in judged if "sample" in content]
     shares = []
     for name in ("content", "pixels"):
-        mine, one_in = getattr(rows, name)[compared], max(sample["one_in"] for sample in samples)
-        asked = mine[mine % np.uint64(one_in) == 0]
+        digests, one_in = getattr(rows, name)[compared], max(sample["one_in"] for sample in samples)
+        subset = digests[digests % np.uint64(one_in) == 0]
         known = np.concatenate([_unpacked(sample[name]) for sample in samples])
-        shares.append(float(np.mean(~np.isin(asked, known))) if len(asked) else 0.0)
+        shares.append(float(np.mean(~np.isin(subset, known))) if len(subset) else 0.0)
     return min(shares)
 
 

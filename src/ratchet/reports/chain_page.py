@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratchet.provenance.chain import Link
+from ratchet.provenance.lineage import Link
 from ratchet.reports.templating import render_html
 
 __all__ = ["render"]
@@ -24,4 +24,4 @@ def render(name: str, summary: Sequence[str], chains: Sequence[Link]) -> str:
 
 
 def _node(link: Link) -> Node:
-    return Node(link.title, link.lines, [_node(child) for child in link.made])
+    return Node(link.title, link.lines, [_node(child) for child in link.children])

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratchet.data.difference import Difference
-from ratchet.provenance.changes import Change
-from ratchet.provenance.comparison import Comparison, Flip
+from ratchet.provenance.comparison import Change, Comparison, Flip
 from ratchet.reports.numbers import measured, setting
 from ratchet.reports.templating import render_html
 
@@ -37,7 +36,7 @@ class SampleTable:
 
 def page(comparison: Comparison) -> str:
     """Return the page as HTML; the same comparison gives the same text."""
-    rows, samples = comparison.rows, comparison.samples
+    rows, samples = comparison.answers, comparison.samples
     return render_html(
         "comparison.html.j2",
         names=comparison.names,
@@ -45,7 +44,7 @@ def page(comparison: Comparison) -> str:
         warnings=comparison.doubts,
         metrics=[
             (metric.name.replace("_", " "), measured(metric.before), measured(metric.after))
-            for metric in comparison.figures
+            for metric in comparison.metrics
         ],
         commits=comparison.code.commits,
         code_stat="\n".join(comparison.code.stat),
@@ -72,14 +71,14 @@ def sample_tables(difference: Difference, most: int) -> list[SampleTable]:
 
 
 def _head(comparison: Comparison) -> Head:
-    rows = comparison.rows
+    rows = comparison.answers
     if rows is None:
         return Head(None, "", "The predictions on the test samples could not be compared.")
     accuracy = rows.accuracy
     if accuracy is None:
-        return Head(None, "", rows.words)
+        return Head(None, "", rows.summary)
     verdict = "good" if accuracy.low > 0 else "bad" if accuracy.high < 0 else ""
-    return Head(100 * accuracy.value, verdict, rows.words)
+    return Head(100 * accuracy.value, verdict, rows.summary)
 
 
 def _changes(changes: Sequence[Change] | None) -> Rows | None:

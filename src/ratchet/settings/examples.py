@@ -1,12 +1,11 @@
 """Ready-made settings: a file in examples/ holds the settings that differ from the defaults."""
 
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet import files, settings
+from ratchet import files, git, settings
 from ratchet.errors import SettingsError
 from ratchet.settings.model import Params
 
@@ -114,8 +113,7 @@ def _is_reproducible(params: Path, examples: list[Example], kept: Mapping[str, o
 
 def _committed(params: Path) -> str | None:
     """Return params.yaml of the last commit; None without git, or if it was never committed."""
-    command = ["git", "-C", str(params.parent), "show", "HEAD:./params.yaml"]
     try:
-        return subprocess.run(command, capture_output=True, check=True).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):
+        return git.run(params.parent, "show", "HEAD:./params.yaml").decode()
+    except git.GitError:
         return None

@@ -209,7 +209,7 @@ class _Training:
         """What the doctor finds, where it is asked for, before the first step."""
         if self.plan.doctor == "never" or (self.plan.doctor == "auto" and self.total_steps < _LONG):
             return
-        from ratchet.training.doctor import examine
+        from ratchet.training.doctor import describe_finding, examine
 
         findings = examine(
             self.train,
@@ -223,7 +223,7 @@ class _Training:
             checkpoints=self.store.folder,
         )
         for finding in findings:
-            yield Notice(f"doctor: {finding.words}")
+            yield Notice(f"doctor: {describe_finding(finding)}")
 
     def _epoch(self) -> Iterator[Event]:
         try:

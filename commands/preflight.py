@@ -130,7 +130,7 @@ class Preflight:
             raise
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
-        """Run the doctor on the few samples, with the real settings."""
+        """The doctor, on the sample, with the real settings."""
         from ratchet.training import open_split
         from ratchet.training.device import choose_device, reproducible
         from ratchet.training.doctor import examine
@@ -138,8 +138,8 @@ class Preflight:
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
-        course = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
-        plan, spec, pretrained = course.plan, course.spec, course.pretrained
+        job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
+        plan, spec, pretrained = job.plan, job.spec, job.pretrained
         train, validation = (
             open_split(scratch.packed, name, sample_timeout=plan.sample_timeout) for name in ("train", "validation")
         )

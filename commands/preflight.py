@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Preflight", "preflight"]
 
 _STEPS = 2
+_REMOVALS = 50  # attempts to remove the temporary folder, over five seconds
 _TINY = {
     "data.max_bad_fraction": 1.0,  # one bad sample is a large share of a few
     "data.download": False,
@@ -226,8 +227,8 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     )
     begun = time.perf_counter()
     flight = Preflight(workspace, console)
-    with tempfile.TemporaryDirectory(prefix="ratchet-preflight-") as folder, _temporary_files_in(Path(folder)):
-        works = flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
+    with _temporary_folder() as folder, _temporary_files_in(folder):
+        works = flight.run(params, Scratch(workspace.root, folder))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
         problem, fix = describe_finding(finding)
@@ -242,6 +243,23 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     result = "Preflight passed with warnings, see above" if flight.findings else "Preflight passed"
     console.print(f"[green]{result}[/] ({took}). Next: [bold]ratchet train[/]")
     return 0
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Create a folder and remove it afterwards, even if a thread of an interrupted run still writes into it."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve()
+    try:
+        yield folder
+    finally:
+        for _ in range(_REMOVALS):
+            with contextlib.suppress(OSError):  # a file that was written meanwhile
+                shutil.rmtree(folder)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+        else:
+            shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

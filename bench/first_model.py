@@ -1,11 +1,11 @@
-"""What the first model costs over the bare script, and where the difference goes.
+"""Compare the first `ratchet train` with a bare script, and break down the difference.
 
     python -m bench.first_model [--rounds 5]
 
-Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository
-(what is committed; set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. Told
-are medians and the ratio, how long each stage of the pipeline took, as Prefect recorded it, and when the first logged
-optimizer step (the tenth) was made, as the run's journal recorded it.
+Each round trains the digits model twice, one after the other: `ratchet train` in a fresh clone of this repository (last
+commit; set-up done, no cache), and bench/bare_digits.py on the same packed rows for the same epochs. The table has
+medians and the ratio, the time of each stage from Prefect's records, and the time of the first logged optimizer step
+(the tenth) from the run's journal.
 """
 
 import json
@@ -22,7 +22,7 @@ __all__ = ["measure"]
 
 
 def measure(rounds: int) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     pipeline, bare, first, splits = [], [], [], []
     for number in range(rounds):
         with scratch() as folder:
@@ -34,9 +34,9 @@ def measure(rounds: int) -> list[Row]:
             splits.append(_stages(clone.folder, began, began + pipeline[-1]))
             first.append(_first_step(clone.folder) - began)
             began = time.time()
-            said = clone.python("bench/bare_digits.py", "data/packed", str(folder / "bare.pt")).strip()
+            result = clone.python("bench/bare_digits.py", "data/packed", str(folder / "bare.pt")).strip()
             bare.append(time.time() - began)
-        print(f"round {number + 1}: pipeline {pipeline[-1]:.1f} s, bare script {bare[-1]:.1f} s ({said})")
+        print(f"round {number + 1}: pipeline {pipeline[-1]:.1f} s, bare script {bare[-1]:.1f} s ({result})")
     condition = f"digits, 30 epochs, median of {rounds} rounds"
     return [
         Row("s: ratchet train, fresh clone", condition, spread(pipeline, form=".1f")),
@@ -53,7 +53,7 @@ def measure(rounds: int) -> list[Row]:
 def _first_step(clone: Path) -> float:
     (journal,) = (clone / "mlruns" / "journal").glob("*/events.jsonl")
     entries = map(json.loads, journal.read_text().splitlines())
-    return float(next(one["time"] for one in entries if one["kind"] == "metrics")) / 1000
+    return float(next(entry["time"] for entry in entries if entry["kind"] == "metrics")) / 1000
 
 
 def _stages(clone: Path, began: float, ended: float) -> dict[str, float]:
@@ -73,4 +73,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    alone(options(__doc__), lambda asked: measure(asked.rounds))
+    alone(options(__doc__), lambda arguments: measure(arguments.rounds))

@@ -1,12 +1,12 @@
-"""What Prefect, DVC and MLflow add to the work: a flow with nothing to do, and one that trains a tiny model.
+"""Cost of Prefect, DVC and MLflow: a flow without work, and one that trains a tiny model.
 
     python -m bench.flow [--rounds 5]
 
-Everything runs against servers that `ratchet up` started in a fresh clone (what is committed; set-up done). Each round
-runs, one after the other: the flow on unchanged data, and a bare Prefect flow of as many empty tasks and `dvc status`
-on the same tree; then the flow with another share held out, digits for one epoch, and the same stages in one script
-with none of the three tools (bench/bare_stages.py). CPU is of all processes that a command starts, and of the servers
-meanwhile, less what they spend when nothing is asked of them.
+Everything uses servers that `ratchet up` started in a fresh clone (last commit; set-up done). Each round runs, one
+after the other: the flow on unchanged data; a bare Prefect flow with as many empty tasks; `dvc status` on the same
+tree; the flow with another share held out, digits for one epoch; and the same stages in one script without the three
+tools (bench/bare_stages.py). CPU time is that of all processes that a command starts and of the servers meanwhile,
+without the time that idle servers use.
 """
 
 import os
@@ -55,14 +55,14 @@ _TINY = {
     "gate.minimum_accuracy": 0.0, "gate.latency_factor": 0.0, "gate.size_factor": 0.0,  # the script has no champion
 }  # fmt: skip
 _MOST_TIMES, _MOST_SECONDS = 1.5, 6.0
-_WAITING = 30.0  # seconds in which the servers are watched having nothing to do
-_ITSELF = "the command"  # and what it starts; beside it, the servers
+_WAITING = 30.0  # seconds in which the idle servers are measured
+_ITSELF = "the command"  # and the processes that it starts, without the servers
 
 
 @dataclass(frozen=True)
 class _Cost:
     wall: float  # seconds
-    spent: dict[str, float]  # CPU seconds, by who spent them
+    spent: dict[str, float]  # CPU seconds, by process
 
     @property
     def cpu(self) -> float:
@@ -70,7 +70,7 @@ class _Cost:
 
 
 class _Served:
-    """A clone with its servers."""
+    """Clone with its running servers."""
 
     def __init__(self, folder: Path) -> None:
         self.clone = Clone(folder)
@@ -80,7 +80,7 @@ class _Served:
         self.clone.python("-m", "commands", "up")
         api = f"http://127.0.0.1:{ports['platform.prefect_port']}/api"
         self.clone.environment |= client_environment(self.workspace, api)
-        self.clone.python("-c", _FLOW)  # the first of all, which every server has something to set up for
+        self.clone.python("-c", _FLOW)  # the first flow, for which each server does set-up work
         time.sleep(_WAITING)
         before = self._spent()
         time.sleep(_WAITING)
@@ -90,7 +90,7 @@ class _Served:
         self.clone.python("-m", "commands", "down")
 
     def run(self, *arguments: str) -> _Cost:
-        """What Python took with these arguments, and the servers for it."""
+        """Run Python with these arguments. Return the cost, with that of the servers."""
         before, began = self._spent(), time.monotonic()
         self.clone.python(*arguments)
         wall = time.monotonic() - began
@@ -98,17 +98,17 @@ class _Served:
         return _Cost(wall, {who: spent[who] - before[who] - self.waiting[who] * wall for who in spent})
 
     def _spent(self) -> dict[str, float]:
-        """CPU seconds so far, of everything that was waited for and of each server."""
+        """Return the CPU seconds so far, of all finished child processes and of each server."""
         times = os.times()
         spent = {_ITSELF: times.children_user + times.children_system}
         for part in files.read_json(self.workspace.state / "servers.json")["services"]:
             used = [process.cpu_times() for process in psutil.Process(part["pid"]).children(recursive=True)]
-            spent[part["name"]] = sum(one.user + one.system + one.children_user + one.children_system for one in used)
+            spent[part["name"]] = sum(t.user + t.system + t.children_user + t.children_system for t in used)
         return spent
 
 
 def measure(rounds: int) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     unchanged, empty, status, tiny, bare = [], [], [], [], []
     with scratch() as folder:
         served = _Served(folder / "clone")
@@ -119,48 +119,49 @@ def measure(rounds: int) -> list[Row]:
                 empty.append(served.run("-c", _BARE))
                 status.append(served.run("-m", "dvc", "status"))
                 settings.override(served.workspace.params, {"data.test_fraction": 0.15 + 0.001 * (number + 1)})
-                for made in outputs:  # both have to make all of it
-                    shutil.rmtree(made)
+                for output in outputs:  # both must produce all of it
+                    shutil.rmtree(output)
                 tiny.append(served.run("-c", _FLOW))
-                for made in outputs:
-                    shutil.move(made, folder)
+                for output in outputs:
+                    shutil.move(output, folder)
                 bare.append(served.run("bench/bare_stages.py", str(folder / f"run-{number}")))
-                for made in outputs:
-                    shutil.rmtree(made)
-                    shutil.move(folder / made.name, made)
+                for output in outputs:
+                    shutil.rmtree(output)
+                    shutil.move(folder / output.name, output)
         finally:
             served.down()
     idle = [
-        _Cost(one.wall + other.wall, {_ITSELF: one.cpu + other.cpu}) for one, other in zip(empty, status, strict=True)
+        _Cost(first.wall + second.wall, {_ITSELF: first.cpu + second.cpu})
+        for first, second in zip(empty, status, strict=True)
     ]
     return _nothing_to_do(unchanged, idle) + _trained(tiny, bare)
 
 
 def _nothing_to_do(flow: Sequence[_Cost], idle: Sequence[_Cost]) -> list[Row]:
-    condition = f"nothing to do, median of {len(flow)} rounds"
-    times = ratio([one.wall for one in flow], [one.wall for one in idle])
+    condition = f"unchanged data, median of {len(flow)} rounds"
+    times = ratio([cost.wall for cost in flow], [cost.wall for cost in idle])
     return [
-        Row("s: the flow", condition, spread([one.wall for one in flow], form=".1f")),
-        Row("s: five empty tasks + dvc status", condition, spread([one.wall for one in idle], form=".1f")),
+        Row("s: the flow", condition, spread([cost.wall for cost in flow], form=".1f")),
+        Row("s: five empty tasks + dvc status", condition, spread([cost.wall for cost in idle], form=".1f")),
         Row("the flow / those", condition, f"{times:.2f}", f"<= {_MOST_TIMES}", times <= _MOST_TIMES),
-        Row("the flow / those, CPU", condition, f"{ratio([o.cpu for o in flow], [o.cpu for o in idle]):.2f}"),
+        Row("the flow / those, CPU", condition, f"{ratio([c.cpu for c in flow], [c.cpu for c in idle]):.2f}"),
     ]
 
 
 def _trained(flow: Sequence[_Cost], bare: Sequence[_Cost]) -> list[Row]:
     condition = f"digits, 1 epoch, median of {len(flow)} rounds"
-    added = [one.cpu - other.cpu for one, other in zip(flow, bare, strict=True)]
+    added = [ours.cpu - theirs.cpu for ours, theirs in zip(flow, bare, strict=True)]
     met = statistics.median(added) <= _MOST_SECONDS
     return [
-        Row("CPU-s: the flow", condition, spread([one.cpu for one in flow], form=".1f")),
+        Row("CPU-s: the flow", condition, spread([cost.cpu for cost in flow], form=".1f")),
         *(
-            Row(f"CPU-s: {who}", f"of the flow, {condition}", spread([one.spent[who] for one in flow], form=".1f"))
+            Row(f"CPU-s: {who}", f"of the flow, {condition}", spread([cost.spent[who] for cost in flow], form=".1f"))
             for who in flow[0].spent
         ),
-        Row("CPU-s: the stages in one script", condition, spread([one.cpu for one in bare], form=".1f")),
+        Row("CPU-s: the stages in one script", condition, spread([cost.cpu for cost in bare], form=".1f")),
         Row("CPU-s added", condition, spread(added, form=".1f"), f"<= {_MOST_SECONDS:.0f}", met),
     ]
 
 
 if __name__ == "__main__":
-    alone(options(__doc__), lambda asked: measure(asked.rounds))
+    alone(options(__doc__), lambda arguments: measure(arguments.rounds))

@@ -1,10 +1,10 @@
-"""How often the gate's latency rule is wrong on a machine that does other work at the same time.
+"""Error rates of the gate's latency rule on a busy machine.
 
     python -m bench.latency [--rounds 1000] [--load 4]
 
-Each round compares two models as the register stage does, with the shipped `gate.latency_factor`. Counted are refusals
-of a model that is identical to the champion, and of one that is really six times slower. `--load` busy processes run
-beside it, and each of them rests and works for random times.
+Each round compares two models as the register stage does, with the shipped `gate.latency_factor`. It counts how often a
+model identical to the champion is refused, and how often one that is six times slower. `--load` other processes run at
+the same time; each works and sleeps for random times.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ _SLOWER = 6
 
 
 def measure(rounds: int, *, load: int, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     import torch
 
     from ratchet.training import ModelSpec, build
@@ -41,12 +41,13 @@ def measure(rounds: int, *, load: int, quick: bool) -> list[Row]:
                 model(images[:rows])
 
         rows = []
-        for name, times, least in (
+        for name, times, slower in (
             ("identical model refused", 1, False),
             ("model six times slower refused", _SLOWER, True),
         ):
             refused, largest = 0, 0.0
-            for _ in range(rounds if not least else max(1, rounds // 10)):
+            comparisons = max(1, rounds // 10) if slower else rounds
+            for _ in range(comparisons):
                 factors = [
                     mine / other
                     for mine, other in (
@@ -56,19 +57,19 @@ def measure(rounds: int, *, load: int, quick: bool) -> list[Row]:
                 ]
                 refused += max(factors) > limit
                 largest = max(largest, *factors)
-            asked = rounds if not least else max(1, rounds // 10)
-            met = refused == (asked if least else 0)
-            figure = f"{refused:,} of {asked:,}, largest factor {largest:.2f}"
+            expected = comparisons if slower else 0
+            figure = f"{refused:,} of {comparisons:,}, largest factor {largest:.2f}"
             condition = f"{load} busy processes on {os.cpu_count()} cores"
-            rows.append(Row(name, condition, figure, f"{asked if least else 0:,} of {asked:,}", met))
+            claim = f"{expected:,} of {comparisons:,}"
+            rows.append(Row(name, condition, figure, claim, refused == expected))
             print(rows[-1], flush=True)
     return rows
 
 
 @contextmanager
 def _busy(load: int) -> Iterator[None]:
-    """Let so many processes use the machine in bursts."""
-    processes = [multiprocessing.get_context("spawn").Process(target=_work, args=(one,)) for one in range(load)]
+    """Run `load` processes that use the machine in bursts."""
+    processes = [multiprocessing.get_context("spawn").Process(target=_work, args=(seed,)) for seed in range(load)]
     for process in processes:
         process.start()
     try:
@@ -90,5 +91,5 @@ def _work(seed: int) -> None:
 
 if __name__ == "__main__":
     parser = options(__doc__, rounds=1000)
-    parser.add_argument("--load", type=int, default=4, help="busy processes beside it (default: 4)")
-    alone(parser, lambda asked: measure(asked.rounds, load=asked.load, quick=asked.quick))
+    parser.add_argument("--load", type=int, default=4, help="busy processes (default: 4)")
+    alone(parser, lambda arguments: measure(arguments.rounds, load=arguments.load, quick=arguments.quick))

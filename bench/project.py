@@ -1,4 +1,4 @@
-"""Scratch projects: a packed set, and the shipped stages run on it as a person runs them, in processes of their own."""
+"""Temporary projects: a packed set, and the stages run on it as on the command line, in their own processes."""
 
 import json
 import os
@@ -33,15 +33,15 @@ _MEAN, _STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)  # CIFAR-10's training p
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """Create a temporary folder and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-") as folder:
         yield Path(folder)
 
 
 def source() -> tuple[NDArray[np.uint8], NDArray[np.int64], str]:
-    """50,000 images (n, 32, 32, 3), labels and their name: CIFAR-10's from $RATCHET_DATASETS, else noise of that shape.
+    """Return 50,000 images (n, 32, 32, 3), labels and a name: CIFAR-10 from $RATCHET_DATASETS, else noise.
 
-    What the pixels show changes no figure of speed or memory.
+    The values of the pixels do not affect speed and memory.
     """
     folder = Path(os.environ.get("RATCHET_DATASETS", "")) / "cifar-10-batches-py"
     if folder.is_dir():
@@ -55,7 +55,7 @@ def source() -> tuple[NDArray[np.uint8], NDArray[np.int64], str]:
 
 
 def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
-    """Write a packed set with `rows` training rows, the source's over and over; the source's name comes back."""
+    """Write a packed set with `rows` training rows, repeated from the source. Return the source's name."""
     images, labels, name = source()
     splits = {}
     for split, count in (("train", rows), ("validation", held_out), ("test", held_out)):
@@ -63,9 +63,9 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
         chosen = np.arange(count) % len(images)
         shards = []
         for number, start in enumerate(range(0, count, _SHARD_ROWS)):
-            part = images[chosen[start : start + _SHARD_ROWS]]
-            packed = write_array(folder / split, f"images-{number:05d}", part)
-            shards.append(Shard(packed.file, len(part), packed.sha256))
+            images_of_shard = images[chosen[start : start + _SHARD_ROWS]]
+            packed = write_array(folder / split, f"images-{number:05d}", images_of_shard)
+            shards.append(Shard(packed.file, len(images_of_shard), packed.sha256))
         splits[split] = SplitFiles(
             rows=count,
             shards=tuple(shards),
@@ -82,7 +82,7 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
 
 
 class Clone:
-    """This repository as it is committed, in the folder `folder`, and commands that work there."""
+    """Clone of the last commit of this repository in `folder`, and commands that run there."""
 
     def __init__(self, folder: Path) -> None:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
@@ -90,7 +90,7 @@ class Clone:
         self.environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}"}
 
     def python(self, *arguments: str) -> str:
-        """Run Python with these arguments to its end; what it printed comes back."""
+        """Run Python with these arguments, and return its output."""
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -103,35 +103,35 @@ class Clone:
 
 @dataclass(frozen=True)
 class StageRun:
-    """A finished `python -m tasks.train`, as its own journal tells it."""
+    """Finished `python -m tasks.train`, read from its journal."""
 
-    began: float  # when the command was given, seconds since 1970
+    began: float  # start of the command, seconds since 1970
     entries: list[dict[str, Any]]
 
     def when(self, kind: str, key: str) -> float:
-        """Seconds from the command to the first entry of a kind that has a value called `key`."""
-        found = (one for one in self.entries if one["kind"] == kind and key in one["content"]["values"])
-        return float(next(found)["time"]) / 1000 - self.began
+        """Return the seconds from the command to the first entry of a kind that has a value named `key`."""
+        entries = (each for each in self.entries if each["kind"] == kind and key in each["content"]["values"])
+        return float(next(entries)["time"]) / 1000 - self.began
 
     def rate(self, *, after: int, until: int | None = None, batch: int) -> float:
-        """Samples per second from logged step `after` to `until`, or to the last one, by the time stamps."""
+        """Return samples per second from logged step `after` to `until` or to the last one, by the time stamps."""
         times = {
-            one["content"]["step"]: one["time"] / 1000
-            for one in self.entries
-            if one["kind"] == "metrics" and "step/loss" in one["content"]["values"]
+            entry["content"]["step"]: entry["time"] / 1000
+            for entry in self.entries
+            if entry["kind"] == "metrics" and "step/loss" in entry["content"]["values"]
         }
         last = max(times) if until is None else until
         rate: float = batch * (last - after) / (times[last] - times[after])
         return rate
 
     def values(self, name: str, *, after: int = 0) -> list[float]:
-        """Every value of a metric told later than step `after`."""
-        told = [one["content"] for one in self.entries if one["kind"] == "metrics"]
-        return [one["values"][name] for one in told if name in one["values"] and one["step"] > after]
+        """Return every value of a metric logged after step `after`."""
+        metrics = [entry["content"] for entry in self.entries if entry["kind"] == "metrics"]
+        return [each["values"][name] for each in metrics if name in each["values"] and each["step"] > after]
 
 
 class Project:
-    """A project folder with nothing in it but settings and, where given, packed data."""
+    """Project folder with settings and, if given, packed data only."""
 
     def __init__(self, folder: Path, changes: dict[str, object], *, packed: Path | None = None) -> None:
         self.folder = folder
@@ -146,7 +146,7 @@ class Project:
         settings.override(self.folder / "params.yaml", changes)
 
     def stage(self, name: str, *, python: tuple[str, ...] = (), sample: Callable[[int], None] | None = None) -> str:
-        """Run one stage to its end, on a terminal, so that its progress bar is drawn; what it wrote there comes back.
+        """Run one stage on a terminal, so that it draws its progress bar. Return its output.
 
         Args:
             python: options of the interpreter.
@@ -167,24 +167,24 @@ class Project:
                 if select.select([ours], [], [], 0.02 if sample else None)[0]:
                     try:
                         chunk = os.read(ours, 1 << 16)
-                    except OSError:  # how Linux says that the other end is closed
+                    except OSError:  # on Linux: the other end is closed
                         chunk = b""
                     if not chunk:
                         break
                     written.append(chunk)
         os.close(ours)
-        said = b"".join(written).decode(errors="replace")
+        output = b"".join(written).decode(errors="replace")
         if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{said}")
-        return said
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output}")
+        return output
 
-    def train(self, *, seed: int, **how: Any) -> StageRun:
-        """Train; each `seed` is a run of its own."""
+    def train(self, *, seed: int, **options: Any) -> StageRun:
+        """Train; each `seed` is a separate run."""
         self.set({"seed": seed})
         journals = self.folder / "mlruns" / "journal"
         before = set(journals.glob("*"))
         began = time.time()
-        self.stage("train", **how)
+        self.stage("train", **options)
         (journal,) = set(journals.glob("*")) - before
         lines = (journal / "events.jsonl").read_text().splitlines()
         return StageRun(began, [json.loads(line) for line in lines])

@@ -1,4 +1,4 @@
-"""What a measurement says: rows of one table, and the machine they hold for."""
+"""Results of the benchmarks: rows of one table, and a description of the machine."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "numpy", "mlflow", "prefect", "dvc")
 
 @dataclass(frozen=True)
 class Row:
-    """One figure; `met` says whether it keeps what is claimed, None where nothing is."""
+    """One result. `met` is whether it meets the claim; None without a claim."""
 
     measured: str
     condition: str
@@ -28,17 +28,17 @@ class Row:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios: the two of a round ran one after the other, so the machine's moods cancel."""
+    """Return the median of the rounds' ratios. Both runs of a round are consecutive, so slow phases cancel out."""
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
 def spread(values: Sequence[float], *, form: str = ",.0f") -> str:
-    """Median, least and greatest."""
+    """Return median, minimum and maximum as text."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def machine() -> str:
-    """What the figures hold for: processor, threads, how busy it is, versions."""
+    """Return processor, threads, load, device and versions as text."""
     import torch
 
     from ratchet.training.device import choose_device, describe
@@ -56,24 +56,24 @@ def machine() -> str:
 
 
 def options(about: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
-    """A command line with what every measurement takes."""
+    """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only checks that it runs")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     return parser
 
 
 def alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Sequence[Row]]) -> None:
-    """What a measurement is as a command: read the command line, measure, print."""
-    asked = parser.parse_args()
+    """Run a benchmark as a command: parse the command line, measure, print."""
+    arguments = parser.parse_args()
     described = machine()
-    show(measure(asked), described=described, asked=asked)
+    show(measure(arguments), described=described, arguments=arguments)
 
 
-def show(rows: Sequence[Row], *, described: str, asked: argparse.Namespace) -> None:
-    """Print the table, and write it with the machine to the file that `asked` names, if any."""
-    if asked.quick:
+def show(rows: Sequence[Row], *, described: str, arguments: argparse.Namespace) -> None:
+    """Print the table, and write it with the machine to the file of `--json`, if any."""
+    if arguments.quick:
         described = f"NOT A MEASUREMENT: --quick only shows that it runs. {described}"
         rows = [replace(row, met=None) for row in rows]
     table = [("measured", "condition", "figure", "claim", "met"), *(_cells(row) for row in rows)]
@@ -82,9 +82,9 @@ def show(rows: Sequence[Row], *, described: str, asked: argparse.Namespace) -> N
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     print(f"\n{described}")
-    if asked.json is not None:
+    if arguments.json is not None:
         content = {"machine": described, "rows": [asdict(row) for row in rows]}
-        asked.json.write_text(json.dumps(content, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Every measurement, one after another, and one table: what `make bench` runs.
+"""Run every benchmark and print one table: the program behind `make bench`.
 
     python -m bench.run [--only throughput memory] [--rounds N] [--peers PYTHON] [--json FILE]
 
-Leave the machine alone meanwhile, about two hours on two cores: one busy process makes a step 2.6 times as long, for
-the threads of a convolution wait for one another, and every figure meaningless.
+It takes about two hours on two cores. Leave the machine idle meanwhile: one busy process makes a step 2.6 times as
+long, because the threads of a convolution wait for each other, and the results are meaningless.
 """
 
 import argparse
@@ -33,31 +33,31 @@ _NAMES = (
 
 
 def main() -> None:
-    """Measure all, or what was asked for, and print."""
+    """Run all benchmarks, or those of `--only`, and print the table."""
     parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=_NAMES, default=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     described = machine()
     print(described)
     rows: list[Row] = []
-    for name in asked.only:
+    for name in arguments.only:
         print(f"\n{name}", flush=True)
-        rows += _measure(name, asked)
-    show(rows, described=described, asked=asked)
-    sys.exit(not asked.quick and any(row.met is False for row in rows))
+        rows += _measure(name, arguments)
+    show(rows, described=described, arguments=arguments)
+    sys.exit(not arguments.quick and any(row.met is False for row in rows))
 
 
-def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
-    rounds, quick = asked.rounds, asked.quick
+def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
+    rounds, quick = arguments.rounds, arguments.quick
     match name:
         case "throughput":
-            return throughput.measure(rounds, quick=quick, peers=asked.peers)
+            return throughput.measure(rounds, quick=quick, peers=arguments.peers)
         case "checkpoints":
             return checkpoints.measure(rounds, quick=quick)
         case "memory":
-            return memory.measure(min(rounds, 3), quick=quick)  # it hardly varies
+            return memory.measure(min(rounds, 3), quick=quick)  # results hardly vary
         case "first_step":
             return first_step.measure(rounds, quick=quick)
         case "first_model":
@@ -69,9 +69,9 @@ def _measure(name: str, asked: argparse.Namespace) -> list[Row]:
         case "manifest":
             return manifest.measure(rounds, quick=quick)
         case "precision":
-            return precision.measure(rounds, quick=quick, compiled=asked.compile)
+            return precision.measure(rounds, quick=quick, compiled=arguments.compile)
         case "coverage":
-            return coverage.measure(1000, quick=quick)  # sets; nothing of the machine is in it
+            return coverage.measure(1000, quick=quick)  # sets; independent of the machine
         case "gate_errors":
             return gate_errors.measure(2000, quick=quick)
         case "latency":

@@ -1,9 +1,10 @@
-"""How many of the labels that `ratchet data labels` ranks first are wrong, and whether its own estimate is right.
+"""Precision of `ratchet data labels`: the wrong labels among those ranked first, and its own estimate of them.
 
     RATCHET_DATASETS=FOLDER python -m bench.wrong_labels [--images 10000] [--quick]
 
 Images of FOLDER/cifar-10-batches-py are saved as JPEG (quality 95); 5.5 % of them go to the folder of another class,
-drawn evenly. They are ingested and checked with the shipped settings. Claim: of the first 200, at least 60 % are wrong.
+drawn uniformly. They are ingested and checked with the shipped settings. Claim: of the first 200, at least 60 % are
+wrong.
 """
 
 import argparse
@@ -29,7 +30,7 @@ _WRONG, _CLAIM, _FIRST = 0.055, 0.6, (50, 100, 200)
 
 
 def check(images: int, *, quick: bool) -> list[Row]:
-    """The table's rows."""
+    """Return the rows of the table."""
     count = 600 if quick else images
     with scratch() as folder:
         wrong = _write(folder / "photos", count)
@@ -41,10 +42,10 @@ def check(images: int, *, quick: bool) -> list[Row]:
             quarantine=workspace.quarantine, root=folder, report=lambda *_: None,
         )  # fmt: skip
         began = time.perf_counter()
-        found = check_labels(params, workspace, folds=2 if quick else 4, epochs=1 if quick else 0, watch=_Quiet())
+        result = check_labels(params, workspace, folds=2 if quick else 4, epochs=1 if quick else 0, watch=_Quiet())
         taken = time.perf_counter() - began
-    judged = found.judgement
-    first = [Path(name).name in wrong for name in found.samples["id"].to_list()]
+    judged = result.judgement
+    first = [Path(name).name in wrong for name in result.samples["id"].to_list()]
     what = f"{len(first):,} training labels, {sum(first)} wrong"
     rows = [Row("seconds", what, f"{taken:,.0f}"), Row("accuracy, held out", what, f"{judged.accuracy:.3f}")]
     for number in _FIRST:
@@ -67,7 +68,7 @@ class _Quiet:
 
 
 def _write(folder: Path, count: int) -> set[str]:
-    """Write the images into one folder per class; the names of those in a wrong one."""
+    """Write the images into one folder per class. Return the names of those in a wrong one."""
     source = Path(os.environ["RATCHET_DATASETS"]) / "cifar-10-batches-py"
     batches = [
         pickle.loads((source / f"data_batch_{number + 1}").read_bytes(), encoding="bytes")
@@ -91,10 +92,10 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--images", type=int, default=10_000, help="5,000 to 50,000 (default: 10,000)")
 
-    def measured(asked: argparse.Namespace) -> list[Row]:
-        return check(asked.images, quick=asked.quick)
+    def checked(arguments: argparse.Namespace) -> list[Row]:
+        return check(arguments.images, quick=arguments.quick)
 
-    alone(parser, measured)
+    alone(parser, checked)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""preflight: the whole pipeline on a few samples, down to an answer of the registered model; nothing of it stays.
+"""preflight: run the whole pipeline on a few samples, up to a prediction of the registered model.
 
-The project is the real one (its settings, code, data source and pretrained weights); what the stages write, MLflow's
-store included, lies in a temporary folder.
+It uses the project's settings, code, data source and pretrained weights. All outputs, MLflow's store included, are in a
+temporary folder, which is removed at the end.
 """
 
 import contextlib
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["Preflight", "preflight"]
 
 _STEPS = 2
+_REMOVALS = 50  # attempts to remove the temporary folder, over five seconds
 _TINY = {
-    "data.max_bad_fraction": 1.0,  # of a few samples, one bad one is a large share
+    "data.max_bad_fraction": 1.0,  # one bad sample is a large share of a few
     "data.download": False,
     "training.epochs": 2,
     "training.max_steps": _STEPS,
     "training.checkpoint_steps": 1,
     "training.log_every": 1,
     "training.profile": 0,
-    "training.doctor": "never",  # it is asked here, about the real settings
+    "training.doctor": "never",  # preflight runs it itself, with the real settings
     "evaluation.resamples": 100,
     "evaluation.robustness_rows": 4,
     "evaluation.explained_errors": 1,
@@ -51,15 +52,15 @@ _TINY = {
 
 @dataclass
 class Preflight:
-    """One preflight and what it found. As a watch of the stages it shows what they say, below their step."""
+    """One preflight and its findings. It watches the stages and prints their messages below the step."""
 
     workspace: Workspace
     console: "Console"
     findings: "list[Finding]" = field(default_factory=list)
-    _said: list[str] = field(default_factory=list)
+    _messages: list[str] = field(default_factory=list)
 
     def run(self, params: Params, scratch: Scratch) -> bool:
-        """Every step; False where one fails and the rest is left out."""
+        """Run every step until one fails. Return whether all succeeded."""
         tiny = self._tiny(params, scratch)
         steps = {
             "ingest": lambda: self._ingest(params, tiny, scratch),
@@ -72,43 +73,44 @@ class Preflight:
         return all(self.step(name, act) for name, act in steps.items())
 
     def step(self, name: str, act: Callable[[], str]) -> bool:
-        """Do it, and show how it went."""
-        self._said.clear()
+        """Run one step, print its result and time, and return whether it succeeded."""
+        self._messages.clear()
         begun, before = time.perf_counter(), len(self.findings)
         try:
             with self.console.status(f"{name} ..."):
-                words = act()
+                summary = act()
         except TrainingStopped:
-            raise KeyboardInterrupt from None  # the loop takes Ctrl-C for itself
+            raise KeyboardInterrupt from None  # the training loop has handled Ctrl-C
         except RatchetError as error:
             self._show("red", "✗", name, str(error), begun)
             return False
-        except Exception:  # of the user's own code, or ours: what the doctor found is told all the same
-            self._show("red", "✗", name, "an error that was not foreseen", begun)
+        except Exception:  # a bug in the user's code or ours; the doctor's findings are printed nevertheless
+            self._show("red", "✗", name, "unexpected error", begun)
             traceback.print_exc()
             return False
         wrong = len(self.findings) > before
-        self._show("yellow" if wrong else "green", "!" if wrong else "✓", name, words, begun)
+        self._show("yellow" if wrong else "green", "!" if wrong else "✓", name, summary, begun)
         return True
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Steps are short: the time of each is shown when it is over."""
+        """Show nothing: steps are short, and their time is printed at the end."""
 
     def say(self, text: str) -> None:
-        self._said.append(text)
+        """Collect a message of the stage."""
+        self._messages.append(text)
 
-    def _show(self, colour: str, mark: str, name: str, words: str, begun: float) -> None:
+    def _show(self, colour: str, mark: str, name: str, summary: str, begun: float) -> None:
         self.console.print(f"  [{colour}]{mark}[/] [bold]{name:<9}[/] {time.perf_counter() - begun:5.1f} s  ", end="")
-        self.console.print(words, markup=False)
-        for sentence in self._said:
-            self.console.print(f"{'':23}{sentence}", markup=False, style="dim")
+        self.console.print(summary, markup=False)
+        for message in self._messages:
+            self.console.print(f"{'':23}{message}", markup=False, style="dim")
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
         ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", "registry.ledger_keys": []}
         elsewhere = {**ledger, **scratch.own}
         tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
-        # Below what the file allows: which classes a few samples are of is chance.
+        # The file does not allow 0, but a few samples may miss a class by chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})
 
     def _ingest(self, params: Params, tiny: Params, scratch: Scratch) -> str:
@@ -120,7 +122,7 @@ class Preflight:
             if params.data.download and "no usable copy" in str(error):
                 raise DataError(
                     f"data.source: {params.data.source} is not in {params.data.path} yet, and preflight downloads "
-                    "nothing: fetch it with `python -m tasks.ingest`"
+                    "nothing. Fix: download it with `python -m tasks.ingest`"
                 ) from error
             raise
 
@@ -132,8 +134,8 @@ class Preflight:
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
-        course = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
-        plan, spec, pretrained = course.plan, course.spec, course.pretrained
+        job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
+        plan, spec, pretrained = job.plan, job.spec, job.pretrained
         train, validation = (
             open_split(scratch.packed, name, sample_timeout=plan.sample_timeout) for name in ("train", "validation")
         )
@@ -152,10 +154,10 @@ class Preflight:
             checkpoints=self.workspace.running,
             rows=self._rows(params, len(train), plan.batch_size),
         )
-        return f"{len(self.findings)} findings, see below" if self.findings else "no silent bug found"
+        return f"{len(self.findings)} findings, see below" if self.findings else "no findings"
 
     def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
-        """Training rows of the whole set: of the packed one where it is of this source; else enough for a batch."""
+        """Return the number of training samples of the packed set; enough for a batch where it has another source."""
         with contextlib.suppress(DataError):
             manifest = Manifest.read(self.workspace.packed)
             if manifest.source == params.data.source:
@@ -166,23 +168,23 @@ class Preflight:
         from tasks.train import train
 
         trained = train(tiny, scratch, watch=self)
-        return f"{trained.name}: {trained.steps} steps, checkpoints, the best model saved"
+        return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
 
     def _evaluate(self, tiny: Params, scratch: Scratch) -> str:
         from tasks.evaluate import evaluate
 
-        return f"{evaluate(tiny, scratch, watch=self).rows} test pictures answered and measured"
+        return f"{evaluate(tiny, scratch, watch=self).rows} test images predicted and measured"
 
     def _register(self, tiny: Params, scratch: Scratch) -> str:
         from tasks.register import register
 
         registered = register(tiny, scratch, watch=self)
-        if registered.version is None:  # the gate stands open, so only the stored model can have been refused
+        if registered.version is None:  # the gate is open: only a fault of the stored model can be the reason
             raise RegistryError(registered.summary)
-        return f"{registered.model} version {registered.version}, through a gate that was held open"
+        return f"{registered.model} version {registered.version}, with the gate's limits off"
 
     def _predict(self, tiny: Params, scratch: Scratch) -> str:
-        """Load the registered model as any MLflow user does, and show it a test picture."""
+        """Load the registered model as any MLflow user does, and predict one test image."""
         import numpy as np
         import torch
 
@@ -194,23 +196,25 @@ class Preflight:
         registered = Registration.load(scratch)
         uri = f"models:/{registered.model}/{registered.version}"
         images, _ = open_split(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
-        picture = images.permute(0, 2, 3, 1).numpy()
+        image = images.permute(0, 2, 3, 1).numpy()
         manifest = Manifest.read(scratch.packed)
         if manifest.depth is not None:
-            picture = raw_values(picture, manifest.depth)
+            image = raw_values(image, manifest.depth)
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
-            answer = np.asarray(model.predict(picture))[0]
-        best = int(answer.argmax())
+            prediction = np.asarray(model.predict(image))[0]
+        best = int(prediction.argmax())
         name = manifest.classes[best]
-        return f"{uri}, loaded by mlflow.pyfunc, sees {name!r} in a test picture ({answer[best]:.0%})"
+        return f"{uri}, loaded by mlflow.pyfunc, predicts {name!r} for a test image ({100 * prediction[best]:.0f} %)"
 
 
 def preflight(workspace: Workspace, console: "Console") -> int:
-    """Try everything and report it; the exit code: 0 where there is no error, warnings or not, else 1.
+    """Run preflight and print its results. Return the exit code: 0 without errors (warnings allowed), else 1.
 
     Raises:
-        SettingsError: params.yaml is not sound.
+        SettingsError: params.yaml is not valid.
     """
+    from ratchet.training.doctor import describe_finding
+
     params = settings.load(workspace.params)
     console.print(
         f"[bold]Preflight[/]: {params.data.source}, about {PER_CLASS} samples of each class; "
@@ -218,27 +222,44 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     )
     begun = time.perf_counter()
     flight = Preflight(workspace, console)
-    with tempfile.TemporaryDirectory(prefix="ratchet-preflight-") as folder, _temporary_files_in(Path(folder)):
-        works = flight.run(params, Scratch(workspace.root, Path(folder).resolve()))
+    with _temporary_folder() as folder, _temporary_files_in(folder):
+        works = flight.run(params, Scratch(workspace.root, folder))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
-        kind = " (warning)" if finding.severity == "warning" else ""
-        console.print(f"  [yellow]{number}. {finding.check}{kind}[/]")
-        console.print(f"     {finding.told}", markup=False)
-        console.print(f"     -> {finding.way_out}\n", markup=False)
-    took = f"{time.perf_counter() - begun:.0f} s; nothing of it was left behind"
+        problem, fix = describe_finding(finding)
+        console.print(f"  [yellow]{number}. {finding.severity}: {finding.rule}[/]")
+        console.print(f"     {problem}", markup=False)
+        console.print(f"     Fix: {fix}\n", markup=False)
+    took = f"{time.perf_counter() - begun:.0f} s; no files left behind"
     if not works or any(finding.severity == "error" for finding in flight.findings):
-        told = "The pipeline works, and something is wrong all the same" if works else "The pipeline does not work yet"
-        console.print(f"[red]{told}[/]: see above ({took})")
+        result = "The pipeline runs, but the doctor has found errors" if works else "The pipeline does not run yet"
+        console.print(f"[red]{result}[/]: see above ({took})")
         return 1
-    well = "All is well, but see the warnings above" if flight.findings else "All is well"
-    console.print(f"[green]{well}[/] ({took}). Next: [bold]ratchet train[/]")
+    result = "Preflight passed with warnings, see above" if flight.findings else "Preflight passed"
+    console.print(f"[green]{result}[/] ({took}). Next: [bold]ratchet train[/]")
     return 0
 
 
 @contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Create a folder and remove it afterwards, even if a thread of an interrupted run still writes into it."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve()
+    try:
+        yield folder
+    finally:
+        for _ in range(_REMOVALS):
+            with contextlib.suppress(OSError):  # a file that was written meanwhile
+                shutil.rmtree(folder)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+        else:
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let whatever any library makes as a temporary file be made, and removed, with the rest."""
+    """Let all libraries create their temporary files below `folder`."""
     before = tempfile.tempdir
     (folder / "tmp").mkdir()
     tempfile.tempdir = str(folder / "tmp")

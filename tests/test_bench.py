@@ -61,11 +61,11 @@ def test_table_says_which_claims_are_not_met_unless_nothing_was_measured(
 ) -> None:
     rows = [Row("speed", "here", "2.9", ">= 3", False), Row("time", "here", "1 s")]
     to = ["--json", str(tmp_path / "rows.json")]
-    show(rows, described="a machine", asked=options(None).parse_args(to))
+    show(rows, described="a machine", arguments=options(None).parse_args(to))
     said = capsys.readouterr().out.splitlines()
     assert said[2].endswith("NO")
     assert said[3].endswith("1 s")
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is False
-    show(rows, described="a machine", asked=options(None).parse_args([*to, "--quick"]))
+    show(rows, described="a machine", arguments=options(None).parse_args([*to, "--quick"]))
     assert "NO\n" not in capsys.readouterr().out
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is None

@@ -1,4 +1,4 @@
-"""Two runs side by side, without MLflow: what differs is found and told, and nothing else."""
+"""The differences between two runs, without MLflow."""
 
 from dataclasses import replace
 
@@ -9,7 +9,18 @@ from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.comparison import CodeChange, Comparison, MetricChange, Flip, compare_answers, patched_files
+from ratchet.provenance.comparison import (
+    Change,
+    CodeChange,
+    Comparison,
+    Flip,
+    MetricChange,
+    changes,
+    compare_answers,
+    environment_changes,
+    patched_files,
+)
+from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.reports import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
@@ -31,80 +42,85 @@ new file mode 100644
 
 
 def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = CLASSES) -> Predictions:
-    """A row for each letter: its id, and the first letters of its label and of its answer."""
+    """Return predictions of one sample per letter: its id, and the first letters of its label and answer."""
     at = {name[0]: number for number, name in enumerate(classes)}
     logits = np.zeros((len(ids), len(classes)), np.float32)
-    logits[np.arange(len(ids)), [at[one] for one in answers]] = 1
-    return Predictions(tuple(ids), np.array([at[one] for one in labels], np.int64), logits, classes)
+    logits[np.arange(len(ids)), [at[letter] for letter in answers]] = 1
+    return Predictions(tuple(ids), np.array([at[letter] for letter in labels], np.int64), logits, classes)
 
 
-def test_flipped_rows_are_those_whose_answer_became_right_or_wrong() -> None:
-    found = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
-    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.worse] == [
+def test_flips_are_answers_that_became_right_or_wrong() -> None:
+    answers = compare_answers(predictions("abcd", "cccd", "ccdd"), predictions("abcd", "cccd", "cdce"), {})
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in answers.worse] == [
         ("b", "cat", "cat", "dog"),
         ("d", "dog", "dog", "emu"),
     ]
-    assert [(flip.id, flip.label, flip.before, flip.after) for flip in found.better] == [("c", "cat", "dog", "cat")]
+    assert [(flip.id, flip.label, flip.before, flip.after) for flip in answers.better] == [("c", "cat", "dog", "cat")]
 
 
-def test_rows_are_matched_by_id_and_label_whatever_the_order_of_rows_and_classes() -> None:
+def test_samples_are_matched_by_id_and_label_in_any_order() -> None:
     before = predictions("abcde", "ccdde", "ccdde")
     after = predictions("fedcba", "cedcdc", "cccccc", classes=("emu", "dog", "cat"))
-    found = compare_answers(before, after, {}, altered=frozenset("a"))
-    # b and c have other labels now, a another picture, f is new.
-    assert (found.common, found.asked) == (2, (5, 6))
-    assert [flip.id for flip in found.worse] == ["e", "d"]
+    answers = compare_answers(before, after, {}, altered=frozenset("a"))
+    # b and c have other labels, a has another image, and f is new.
+    assert (answers.common, answers.totals) == (2, (5, 6))
+    assert [flip.id for flip in answers.worse] == ["e", "d"]
 
 
-def test_the_difference_is_the_paired_bootstrap_of_b_minus_a_by_the_settings() -> None:
+def test_the_difference_is_a_paired_bootstrap_with_the_settings() -> None:
     generator = np.random.default_rng(0)
-    labels, one, other = ("".join(generator.choice(list("cde"), 200)) for _ in range(3))
+    labels, answers_a, answers_b = ("".join(generator.choice(list("cde"), 200)) for _ in range(3))
     ids = "".join(chr(1000 + number) for number in range(200))
-    a, b = predictions(ids, labels, one), predictions(ids, labels, other)
-    told = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
+    a, b = predictions(ids, labels, answers_a), predictions(ids, labels, answers_b)
+    settings = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
     expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
-    found = compare_answers(a, b, told)
-    assert found.accuracy == expected
-    assert f"{100 * expected.value:+.2f} points in accuracy (80% interval" in found.words
-    assert len(found.better) - len(found.worse) == round(200 * expected.value)
+    answers = compare_answers(a, b, settings)
+    assert answers.accuracy == expected
+    assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in answers.summary
+    assert len(answers.better) - len(answers.worse) == round(200 * expected.value)
 
 
-def test_without_a_common_row_no_difference_is_claimed() -> None:
-    found = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
-    assert found.accuracy is None
-    assert "cannot be compared" in found.words
+def test_without_common_samples_there_is_no_difference() -> None:
+    answers = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
+    assert answers.accuracy is None
+    assert "cannot be compared" in answers.summary
 
 
-def test_files_that_two_patches_treat_alike_are_not_told() -> None:
+def test_files_with_the_same_patch_are_omitted() -> None:
     assert patched_files(PATCH % 2, PATCH % 2) == {}
     assert patched_files(PATCH % 2 + NEW, PATCH % 3) == {"a.py": "A and B, not the same", "nets/my net.py": "A only"}
     assert patched_files(b"", NEW) == {"nets/my net.py": "B only"}
 
 
-def test_figures_are_those_of_the_test_rows_with_their_intervals_accuracy_first() -> None:
+def test_metrics_are_of_the_test_split_with_accuracy_first() -> None:
     before = {"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6, "loss": 1.0}
     after = {"test/accuracy": 0.7, "test/a": 0.1, "test/temperature": 1.5, "validation/accuracy": 1.0}
-    assert comparison.figures(before, after) == [
+    assert comparison.metric_changes(before, after) == [
         MetricChange("accuracy", Interval(0.4, 0.5, 0.6), 0.7),
         MetricChange("a", None, 0.1),
     ]
 
 
-def test_changes_are_told_by_dotted_key() -> None:
+def test_changes_have_dotted_keys() -> None:
     before = {"seed": 0, "training": {"epochs": 3, "loss": "mse"}, "old": 1}
     after = {"seed": 0, "training": {"epochs": 4, "loss": "mse"}, "new": [1]}
     assert changes(before, after) == [Change("training.epochs", 3, 4), Change("old", 1, None), Change("new", None, [1])]
 
 
-def test_the_environment_is_packages_python_lock_and_machine_alone() -> None:
-    record = {"python": "3.11", "packages": {"torch": "2.0"}, "lock": "l", "hardware": {"threads": 1}, "seed": 0}
-    other = {**record, "packages": {"torch": "2.1"}, "hardware": {"threads": 2}, "seed": 1}
-    assert environment(record, record) == []
-    assert [one.name for one in environment(record, other)] == ["packages.torch", "hardware.threads"]
+def test_the_environment_is_packages_python_lock_and_machine() -> None:
+    hardware = Hardware("x86_64", "Linux", "processor", "AVX2", 1, None, None, (), None)
+    record = Provenance(
+        id="a", git_commit=None, git_origin=None, git_uncommitted=None, git_left_out=(), dvc={}, dvc_inputs={},
+        inputs=None, settings="s", lock="l", seed=0, python="3.11", packages={"torch": "2.0"}, hardware=hardware,
+        prefect_flow_run=None,
+    )  # fmt: skip
+    other = replace(record, id="b", seed=1, packages={"torch": "2.1"}, hardware=replace(hardware, threads=2))
+    assert environment_changes(record, record) == []
+    assert [change.name for change in environment_changes(record, other)] == ["packages.torch", "hardware.threads"]
 
 
 @pytest.fixture
-def two_runs() -> Comparison:
+def differing() -> Comparison:
     import polars
 
     index = polars.DataFrame({"id": ["<b>"], "split": ["test"], "class": ["cat"], "content": ["1"]})
@@ -121,8 +137,8 @@ def two_runs() -> Comparison:
     )
 
 
-def test_page_shows_everything_and_escapes_every_text(two_runs: Comparison) -> None:
-    page = comparison_page.page(two_runs)
+def test_the_page_shows_everything_and_escapes_text(differing: Comparison) -> None:
+    page = comparison_page.page(differing)
     assert "<script>" not in page
     assert "<b>" not in page
     assert "<x>" not in page
@@ -140,10 +156,10 @@ def test_page_shows_everything_and_escapes_every_text(two_runs: Comparison) -> N
         assert text in page, text
 
 
-def test_page_of_runs_without_records_says_what_is_missing(two_runs: Comparison) -> None:
+def test_page_of_runs_without_records_says_what_is_missing(differing: Comparison) -> None:
     unknown = replace(
-        two_runs, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None, environment=(),
-        metrics=(), answers=None, doubts=("one/1: was changed",),
+        differing, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None,
+        environment=(), metrics=(), answers=None, doubts=("one/1: was changed",),
     )  # fmt: skip
     page = comparison_page.page(unknown)
     for text in (
@@ -160,10 +176,10 @@ def test_page_of_runs_without_records_says_what_is_missing(two_runs: Comparison)
         assert f"<h2>{heading}" not in page
 
 
-def test_page_folds_away_many_changed_predictions(two_runs: Comparison) -> None:
-    assert two_runs.rows is not None
+def test_page_folds_away_many_changed_predictions(differing: Comparison) -> None:
+    assert differing.answers is not None
     flips = tuple(Flip(f"sample {number}", "cat", "cat", "dog") for number in range(25))
-    page = comparison_page.page(replace(two_runs, answers=replace(two_runs.rows, worse=flips, better=())))
+    page = comparison_page.page(replace(differing, answers=replace(differing.answers, worse=flips, better=())))
     assert "Correct in A, wrong in B: 25" in page
     assert page.index("sample 19") < page.index("<summary>The other 5") < page.index("sample 20")
     assert "Wrong in A, correct in B" not in page

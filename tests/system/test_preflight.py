@@ -1,4 +1,4 @@
-"""`ratchet preflight` as a person runs it: what it finds, what it says, and that nothing of it stays."""
+"""`ratchet preflight` on the command line: its findings, its output, and that it leaves no files."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def net(*, classes, channels, height, width):
 
 @pytest.fixture(scope="module")
 def shared_project(new_project: Callable[[str], Any]) -> Any:
-    """A project with a packed set, a model and an MLflow store of its own."""
+    """Return a project with a packed set, a model and its own MLflow store."""
     project = new_project("preflight")
     project.good(*project.stage("ingest"))
     project.good(*project.stage("train"))
@@ -42,14 +42,14 @@ def shared_project(new_project: Callable[[str], Any]) -> Any:
 
 @pytest.fixture
 def project(shared_project: Any) -> Iterator[Any]:
-    """The same, whose settings are put back."""
+    """Return the shared project, and restore its files afterwards."""
     yield shared_project
     shared_project.good("git", "checkout", "--quiet", ".")
 
 
 @pytest.fixture
 def temporary(project: Any, tmp_path: Path) -> Iterator[Path]:
-    """The folder for temporary files; fails a test after which anything in it or in the project is not as it was."""
+    """Return the folder for temporary files. Afterwards it must be empty and the project unchanged."""
     before = everything(project.root)
     yield tmp_path
     assert everything(project.root) == before
@@ -57,7 +57,7 @@ def temporary(project: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 def everything(root: Path) -> dict[str, str]:
-    """Every file in the project with its digest, git's own and compiled code left out; folders with an empty one."""
+    """Return every file with its digest and every folder with "", without .git and compiled code."""
     paths = [path for path in root.rglob("*") if not {".git", "__pycache__"}.intersection(path.relative_to(root).parts)]
     return {str(path): sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in paths}
 
@@ -67,56 +67,56 @@ def use_model(project: Any, change: str) -> None:
     project.good("ratchet", "set", "model.factory=mynet:net", "model.code=mynet.py")
 
 
-def marks(told: str) -> dict[str, str]:
-    """The mark that each step got, in order."""
-    lines = [line.split() for line in told.splitlines() if line[:2] == "  " and line[2:3] in ("✓", "!", "✗")]
-    return {words[1]: words[0] for words in lines}
+def marks(output: str) -> dict[str, str]:
+    """Return the mark of each step, in order."""
+    lines = [line.split() for line in output.splitlines() if line[:2] == "  " and line[2:3] in ("✓", "!", "✗")]
+    return {name: mark for mark, name, *_ in lines}
 
 
-def test_a_sound_project_passes_every_step_and_nothing_of_it_stays(project: Any, temporary: Path) -> None:
-    told = project.good("ratchet", "preflight", TMPDIR=str(temporary))
-    assert marks(told) == dict.fromkeys(STEPS, "✓")
-    assert "models:/digits/1, loaded by mlflow.pyfunc, sees '" in told
-    assert "All is well" in told
+def test_sound_project_passes_and_nothing_is_left(project: Any, temporary: Path) -> None:
+    output = project.good("ratchet", "preflight", TMPDIR=str(temporary))
+    assert marks(output) == dict.fromkeys(STEPS, "✓")
+    assert "models:/digits/1, loaded by mlflow.pyfunc, predicts '" in output
+    assert "Preflight passed" in output
 
 
-def test_a_silent_bug_is_named_with_its_way_out_and_the_exit_code_says_so(project: Any, tmp_path: Path) -> None:
+def test_silent_bug_is_reported_with_fix_and_exit_code(project: Any, tmp_path: Path) -> None:
     use_model(project, "logits.softmax(1)")
     before = everything(project.root)
-    told = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
-    assert marks(told) == {**dict.fromkeys(STEPS, "✓"), "doctor": "!"}
-    assert "1. softmax before the loss" in told
-    assert "-> let forward() return logits, without the softmax" in told
-    assert "something is wrong all the same" in told
+    output = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
+    assert marks(output) == {**dict.fromkeys(STEPS, "✓"), "doctor": "!"}
+    assert "1. error: activation-before-loss" in output
+    assert "Fix: return logits from forward(), without the softmax" in output
+    assert "The pipeline runs, but the doctor has found errors" in output
     assert everything(project.root) == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_that_fails_is_told_and_ends_it(project: Any, tmp_path: Path) -> None:
+def test_failed_step_is_reported_and_ends_preflight(project: Any, tmp_path: Path) -> None:
     use_model(project, "logits if not self.training else logits[:, :3]")
-    told = project.run("ratchet", "preflight", TMPDIR=str(tmp_path))
-    assert told.returncode == 1
-    assert marks(told.stdout) == {"ingest": "✓", "doctor": "!", "train": "✗"}
-    assert "IndexError: Target" in told.stdout
-    assert "1. one step" in told.stdout
-    assert "The pipeline does not work yet" in told.stdout
+    result = project.run("ratchet", "preflight", TMPDIR=str(tmp_path))
+    assert result.returncode == 1
+    assert marks(result.stdout) == {"ingest": "✓", "doctor": "!", "train": "✗"}
+    assert "IndexError: Target" in result.stdout
+    assert "1. error: step-fails" in result.stdout
+    assert "The pipeline does not run yet" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_not_there_is_told_in_one_sentence(project: Any, tmp_path: Path) -> None:
+def test_unknown_model_is_reported_in_one_sentence(project: Any, tmp_path: Path) -> None:
     project.good("ratchet", "set", "model.name=convnett")
-    told = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
-    assert marks(told) == {"ingest": "✓", "doctor": "✗"}
-    assert "no model is called 'convnett'" in told
-    assert "The pipeline does not work yet" in told
+    output = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
+    assert marks(output) == {"ingest": "✓", "doctor": "✗"}
+    assert "no model is called 'convnett'" in output
+    assert "The pipeline does not run yet" in output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_set_that_would_have_to_be_downloaded_is_not(project: Any, tmp_path: Path) -> None:
+def test_nothing_is_downloaded(project: Any, tmp_path: Path) -> None:
     project.good("ratchet", "set", "data.source=FashionMNIST")
-    told = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
-    assert "FashionMNIST is not in data/raw yet, and preflight downloads nothing" in told
-    assert "python -m tasks.ingest" in told
+    output = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
+    assert "FashionMNIST is not in data/raw yet, and preflight downloads nothing" in output
+    assert "python -m tasks.ingest" in output
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,9 @@ def test_a_set_that_would_have_to_be_downloaded_is_not(project: Any, tmp_path: P
         ("reports", signal.SIGINT),
     ],
 )
-def test_cut_off_anywhere_it_leaves_nothing(project: Any, temporary: Path, moment: str, number: signal.Signals) -> None:
+def test_interrupted_anywhere_it_leaves_nothing(
+    project: Any, temporary: Path, moment: str, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
         ("ratchet", "preflight"),
         cwd=project.root,
@@ -140,25 +142,25 @@ def test_cut_off_anywhere_it_leaves_nothing(project: Any, temporary: Path, momen
     while process.poll() is None and not list(temporary.glob(f"ratchet-preflight-*/{moment}")):
         time.sleep(0.01)
     process.send_signal(number)
-    told, _ = process.communicate()
-    assert process.returncode == 130, told
-    assert "interrupted; nothing was left behind" in told
-    assert "Traceback" not in told
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "interrupted; nothing was left behind" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
     ("source", "path", "model"), [("CIFAR10", ".", "convnet"), ("image-folder", "hymenoptera", "resnet")]
 )
-def test_real_sets_are_tried_where_they_lie(project: Any, temporary: Path, source: str, path: str, model: str) -> None:
-    named = os.environ.get("RATCHET_DATASETS")
-    if not named:
+def test_shared_data_sets_are_only_read(project: Any, temporary: Path, source: str, path: str, model: str) -> None:
+    datasets = os.environ.get("RATCHET_DATASETS")
+    if not datasets:
         pytest.skip("RATCHET_DATASETS is not set: no shared data sets")
-    place = Path(named) / path
+    place = Path(datasets) / path
     if not (place / "cifar-10-batches-py" if source == "CIFAR10" else place).is_dir():
         pytest.skip(f"RATCHET_DATASETS has no {source} in {place}")
-    listed = sorted(one.name for one in place.iterdir())
+    listed = sorted(path.name for path in place.iterdir())
     project.good("ratchet", "set", f"data.source={source}", f"data.path={place}", f"model.name={model}")
-    told = project.good("ratchet", "preflight", TMPDIR=str(temporary))
+    output = project.good("ratchet", "preflight", TMPDIR=str(temporary))
     project.good("git", "checkout", "--quiet", ".")
-    assert marks(told) == dict.fromkeys(STEPS, "✓")
-    assert sorted(one.name for one in place.iterdir()) == listed
+    assert marks(output) == dict.fromkeys(STEPS, "✓")
+    assert sorted(path.name for path in place.iterdir()) == listed

@@ -1,7 +1,9 @@
-"""The doctor against bugs planted for real: each found, and named with a way out; and silence where all is well."""
+"""The doctor reports planted bugs and bad settings, gives no finding for sound trainings, and changes nothing."""
 
+import math
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +18,10 @@ from torch import nn
 
 from ratchet.data.ingest import ingest
 from ratchet.settings.model import DataSettings
-from ratchet.training import ModelSpec, Plan, Split, build, open_split
-from ratchet.training.doctor import Finding, examine, resources
-from ratchet.training.doctor.resources import examine_memory
+from ratchet.training import ModelSpec, Plan, Split, build, doctor, open_split
+from ratchet.training.doctor import Finding, describe_finding, examine, resources
+from ratchet.training.doctor.messages import TEXTS
+from ratchet.training.doctor.resources import check_memory
 from ratchet.training.models import Classifier
 from tests.training.conftest import make_plan
 
@@ -54,13 +57,13 @@ class Sigmoid(Net):
         return torch.sigmoid(super().forward(images)).squeeze()
 
 
-class SoftmaxWhenAsked(Net):
+class SoftmaxInEval(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits = super().forward(images)
         return logits if self.training else logits.softmax(1)
 
 
-class MadeInForward(Net):
+class CreatedInForward(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.hidden(self.body(images))
         self.last = nn.Linear(features.shape[1], 3)
@@ -110,7 +113,7 @@ class TrainInForward(Net):
         return super().forward(images)
 
 
-class DropoutForEver(Net):
+class DropoutInEval(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(nn.functional.dropout(images, 0.3))
 
@@ -132,7 +135,7 @@ class Loud(Net):
 
 
 class Blind(Net):
-    """The pictures are multiplied away: only a bias per class is left to learn."""
+    """Images are multiplied by 0: only a bias per class can be learned."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images * 0)
@@ -218,7 +221,7 @@ print((highest - before) / SIZE)
 
 
 def split(name: str, rows: int, *, first: int, labels: Any = None, side: int = SIDE, channels: int = 1) -> Split:
-    """Noisy pictures whose brightness tells the class."""
+    """Noisy images whose brightness depends on the class."""
     generator = np.random.default_rng(first)
     drawn = np.arange(rows) % 3 if labels is None else np.asarray(labels)
     noise = generator.integers(0, 120, (rows, side, side, channels))
@@ -235,7 +238,7 @@ PLAN = make_plan(epochs=10, batch_size=16, device="cpu", precision="fp32")
 
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., list[Finding]]:
-    """Let the doctor examine a training that is sound but for what is given."""
+    """Examine a training that is sound except for the arguments."""
 
     def look(
         network: nn.Module | None = None,
@@ -255,39 +258,49 @@ def look(tmp_path: Path) -> Callable[..., list[Finding]]:
     return look
 
 
+def expect(rule: str, *subject: str, **values: object) -> Callable[[Finding], bool]:
+    """Return whether a finding is of this rule, its subject begins with these names, and it has these values."""
+
+    def fits(finding: Finding) -> bool:
+        same = finding.rule == rule and finding.subject[: len(subject)] == subject
+        return same and values.items() <= finding.values.items() and bool(describe_finding(finding).fix)
+
+    return fits
+
+
 @pytest.mark.parametrize(
-    ("network", "check", "told", "way_out"),
+    ("network", "expected"),
     [
-        (Softmax, "softmax before the loss", "in training mode the model's answers are those of a softmax", "logits"),
-        (LogSoftmax, "log-softmax before the loss", "changes neither loss nor gradients", "logits"),
-        (Sigmoid, "sigmoid before the loss", "those of a sigmoid", "logits"),
-        (SoftmaxWhenAsked, "softmax before the loss", "in eval mode", "logits"),
-        (MadeInForward, "missing from the optimizer", "does not have last.weight, last.bias", "in __init__"),
-        (PlainList, "unregistered parameters", "blocks[0].weight, blocks[0].bias, blocks[1].weight", "nn.ModuleList"),
-        (PlainDict, "unregistered parameters", "blocks['near'][0].weight", "nn.ModuleDict"),
-        (PlainTensor, "unregistered parameters", "does not see scale", "nn.Parameter"),
-        (EvalInForward, "training mode", "leaves body, body.0, body.1, body.2 and 1 more in eval mode", ".eval()"),
-        (TrainInForward, "eval mode", "leaves the model", ".train()"),
-        (DropoutForEver, "eval mode", "got other answers when asked again", "nn.Dropout"),
-        (Detached, "no gradient", "no gradient reached body.0, body.1", "detach()"),
-        (Unused, "no gradient", "no gradient reached gate", "or remove it"),
-        (Loud, "loss at the start", "a model that knows nothing has ln(3) = 1.1", "small weights"),
-        (Blind, "input scale", "the normalised images times 0", "remove the normalisation"),
-        (Faint, "over-fit one batch", "steps on the same 16 pictures", "keeps pictures and answers apart"),
-        (KeptLosses, "kept graph", "norms[0], norms[1]", ".detach()"),
-        (RunningMean, "kept graph", "seen keeps the computation", ".detach()"),
-        (Frozen, "frozen at random", "body.0.bias, body.0.weight", "model.pretrained"),
-        (Broken, "one step", "fails (IndexError: no such layer)", "mend"),
+        (Softmax, expect("activation-before-loss", mode="training", function="softmax")),
+        (LogSoftmax, expect("redundant-log-softmax")),
+        (Sigmoid, expect("activation-before-loss", function="sigmoid")),
+        (SoftmaxInEval, expect("activation-before-loss", mode="eval", function="softmax")),
+        (CreatedInForward, expect("missing-from-optimizer", "last.weight", "last.bias")),
+        (PlainList, expect("unregistered-parameters", "blocks[0].weight", "blocks[0].bias", "blocks[1].weight")),
+        (PlainDict, expect("unregistered-parameters", "blocks['near'][0].weight")),
+        (PlainTensor, expect("unregistered-parameters", "scale")),
+        (EvalInForward, expect("training-mode-left", "body", "body.0", "body.1", "body.2", "body.3")),
+        (TrainInForward, expect("eval-mode-left", "the model")),
+        (DropoutInEval, expect("random-in-eval")),
+        (Detached, expect("no-gradient", "body.0", "body.1")),
+        (Unused, expect("no-gradient", "gate")),
+        (Loud, expect("first-loss-high", classes=3, chance=math.log(3))),
+        (Blind, expect("input-scaled-again", scale=0.0, only="")),
+        (Faint, expect("cannot-overfit", images=16)),
+        (KeptLosses, expect("kept-graph", "norms[0]", "norms[1]")),
+        (RunningMean, expect("kept-graph", "seen")),
+        (Frozen, expect("frozen-at-random", "body.0.bias", "body.0.weight")),
+        (Broken, expect("step-fails", error="IndexError: no such layer")),
     ],
 )
-def test_a_bug_in_the_model_is_named_with_the_way_out(
-    look: Callable[..., list[Finding]], network: type[nn.Module], check: str, told: str, way_out: str
+def test_bug_in_the_model_is_reported(
+    look: Callable[..., list[Finding]], network: type[nn.Module], expected: Callable[[Finding], bool]
 ) -> None:
-    found = [finding for finding in look(network()) if finding.check == check]
-    assert any(told in finding.told and way_out in finding.way_out for finding in found), found
+    findings = look(network())
+    assert any(map(expected, findings)), findings
 
 
-def test_a_layer_that_only_a_closure_holds_is_seen_in_the_graph(look: Callable[..., list[Finding]]) -> None:
+def test_layer_held_by_a_closure_is_found_in_the_graph(look: Callable[..., list[Finding]]) -> None:
     extra = nn.Linear(64, 3)
 
     class Closure(Net):
@@ -295,61 +308,68 @@ def test_a_layer_that_only_a_closure_holds_is_seen_in_the_graph(look: Callable[.
             return super().forward(images) + extra(images.flatten(1))
 
     (finding,) = look(Closure())
-    assert finding.check == "unregistered parameters"
-    assert "a tensor of shape (3, 64)" in finding.told
+    assert finding.rule == "unregistered-parameters"
+    assert "a tensor of shape (3, 64)" in finding.subject
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "told", "way_out"),
+    ("changes", "expected"),
     [
-        ({"warmup_epochs": 20.0}, "schedule", "more than half of the run of 60 steps (10 epochs)", "shorten"),
-        ({"schedule": "step", "step_epochs": 10}, "schedule", "training.step_epochs 10 lies beyond", "constant"),
-        ({"schedule": "plateau", "plateau_patience": 9}, "schedule", "the learning rate never falls", "lower it"),
-        ({"schedule": "step", "step_epochs": 1}, "schedule", "below a thousandth", "training.step_epochs"),
-        ({"max_steps": 3}, "schedule", "the run of 3 steps (0.5 epochs)", "shorten"),
-        ({"accumulation": 4}, "batch norm", "mean and variance of 4 samples at a time", "at least 8"),
-        ({"batch_size": 2}, "batch norm", "training.batch_size 2", "group or layer norm"),
+        ({"warmup_epochs": 20.0}, expect("endless-warmup", warmup=20.0, steps=60, epochs=10.0)),
+        ({"warmup_epochs": 8.0}, expect("long-warmup", warmup=8.0, steps=60, epochs=10.0)),
+        ({"schedule": "step", "step_epochs": 10}, expect("late-step", step_epochs=10)),
+        ({"schedule": "plateau", "plateau_patience": 9}, expect("late-plateau", patience=9)),
+        ({"schedule": "step", "step_epochs": 1}, expect("low-learning-rate")),
+        ({"max_steps": 3}, expect("endless-warmup", steps=3, epochs=0.5)),
+        ({"accumulation": 4}, expect("small-micro-batch", samples=4, fewest=8)),
+        ({"batch_size": 2}, expect("small-micro-batch", batch_size=2)),
         (
             {"frozen_epochs": 3, "layer_decay": 0.7},
-            "transfer",
-            "training.frozen_epochs, training.layer_decay",
-            "name it",
+            expect("transfer-without-weights", "training.frozen_epochs", "training.layer_decay"),
         ),
-        ({"keep_last": 10**9}, "disk", "1,000,000,002 checkpoints of 0.1 MiB need", "training.keep_last"),
+        ({"keep_last": 10**9}, expect("disk-space", count=10**9 + 2)),
     ],
 )
-def test_a_setting_nobody_means_is_named_with_the_way_out(
-    look: Callable[..., list[Finding]], changes: dict[str, Any], check: str, told: str, way_out: str
+def test_setting_that_is_hardly_intended_is_reported(
+    look: Callable[..., list[Finding]], changes: dict[str, Any], expected: Callable[[Finding], bool]
 ) -> None:
     (finding,) = look(plan=replace(PLAN, **changes))
-    assert finding.check == check
-    assert told in finding.told
-    assert way_out in finding.way_out
+    assert expected(finding), finding
+
+
+def test_every_rule_has_a_text_and_is_documented() -> None:
+    files = [path for path in Path(doctor.__file__).parent.glob("*.py") if path.name != "messages.py"]
+    source = "".join(path.read_text() for path in files).replace(
+        'f"{mode}-mode-left"', '"eval-mode-left" "training-mode-left"'
+    )
+    page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
+    assert {*re.findall(r'Finding\(\s*"([a-z-]+)"', source)} <= TEXTS.keys()
+    assert [rule for rule in TEXTS if f'"{rule}"' not in source or f"`{rule}`" not in page] == []
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_a_sound_model_is_left_in_peace_with_any_loss_and_optimizer(
+def test_sound_model_gets_no_finding_with_any_loss(
     look: Callable[..., list[Finding]], loss: str, optimizer: str
 ) -> None:
     assert look(plan=replace(PLAN, loss=loss, optimizer=optimizer, ema_decay=0.9, class_weights="balanced")) == []
 
 
-def test_a_softmax_that_the_loss_does_not_take_itself_is_no_bug(look: Callable[..., list[Finding]]) -> None:
+def test_softmax_before_another_loss_is_no_bug(look: Callable[..., list[Finding]]) -> None:
     assert look(Softmax(), plan=replace(PLAN, loss="mse")) == []
 
 
-def test_weights_from_a_file_may_be_frozen_and_spared(look: Callable[..., list[Finding]], tmp_path: Path) -> None:
+def test_pretrained_weights_may_be_frozen(look: Callable[..., list[Finding]], tmp_path: Path) -> None:
     plan = replace(PLAN, frozen_epochs=3, layer_decay=0.7)
     assert look(Frozen(), plan=plan, pretrained=tmp_path / "weights.safetensors") == []
 
 
-def test_a_batch_that_memory_cannot_hold_is_told_before_it_kills(tmp_path: Path) -> None:
+def test_batch_larger_than_memory_is_reported(tmp_path: Path) -> None:
     rows, side = 400_000, 128
-    picture = split("train", 1, first=0, labels=[1], side=side).shards[0]
+    image = split("train", 1, first=0, labels=[1], side=side).shards[0]
     train = Split(
         "train",
-        [np.broadcast_to(picture, (rows, side, side, 1))],  # one picture, again and again
+        [np.broadcast_to(image, (rows, side, side, 1))],  # one image, repeated
         np.zeros(1, np.int64),
         np.broadcast_to(np.int64(1), rows),
         np.arange(rows, dtype=np.uint64) + np.uint64(1 << 20),
@@ -361,29 +381,27 @@ def test_a_batch_that_memory_cannot_hold_is_told_before_it_kills(tmp_path: Path)
         train, validation, spec, plan, model=Classifier(build(spec).network, spec), device=CPU, precision="bf16",
         pretrained=None, checkpoints=tmp_path,
     )  # fmt: skip
-    assert [finding.check for finding in findings] == ["repeated images", "memory"]
-    finding = findings[-1]
-    assert "400,000 samples at a time" in finding.told
-    assert "training.accumulation" in finding.way_out
-    halves = [
-        float(next(examine_memory(build(spec), plan, device=CPU, precision=name, rows=rows, activations=10**7)).told
-              .partition("at a time ")[2].partition(" GiB")[0])
+    assert [finding.rule for finding in findings] == ["repeated-images", "memory"]
+    assert findings[-1].values["samples"] == 400_000
+    assert "400,000 samples at a time" in describe_finding(findings[-1]).problem
+    full, half = (
+        next(check_memory(build(spec), plan, device=CPU, precision=name, rows=rows, activations=10**7)).values["batch"]
         for name in ("fp32", "bf16")
-    ]  # fmt: skip
-    assert halves[0] == pytest.approx(2 * halves[1], rel=1e-3)
+    )
+    assert full == pytest.approx(2 * half, rel=1e-3)
 
 
-def test_four_copies_of_a_checkpoint_are_reckoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_includes_four_copies_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot, its bytes, the file read back, and the next snapshot, which waits; and the best weights."""
     monkeypatch.setattr(resources, "available_memory", lambda: 0)
     model = nn.Linear(2**14, 2**12, bias=False)  # 256 MiB
     plan = replace(PLAN, optimizer="sgd")  # a checkpoint is 3 times the weights: their best copy, and the momentum
-    (finding,) = examine_memory(model, plan, device=CPU, precision="fp32", rows=16, activations=0)
+    (finding,) = check_memory(model, plan, device=CPU, precision="fp32", rows=16, activations=0)
     # weights, gradients and momentum on the device: 2; best weights: 1; copies: 4 of 3
-    assert f"needs about {0.25 * (2 + 1 + 4 * 3):.1f} GiB" in finding.told
+    assert finding.values["need"] == 0.25 * (2 + 1 + 4 * 3)
 
 
-def test_checkpoint_copies_are_those_that_are_reckoned(tmp_path: Path) -> None:
+def test_measured_checkpoint_copies_are_those_expected(tmp_path: Path) -> None:
     """Measured in another process: one checkpoint is written while the next waits."""
     measured = subprocess.run(
         [sys.executable, "-c", COPIES, str(tmp_path)],
@@ -395,29 +413,28 @@ def test_checkpoint_copies_are_those_that_are_reckoned(tmp_path: Path) -> None:
     assert 3.5 < float(measured) < resources._HOST_COPIES + 0.3
 
 
-def test_labels_outside_the_classes_are_told(look: Callable[..., list[Finding]]) -> None:
+def test_labels_outside_the_classes_are_reported(look: Callable[..., list[Finding]]) -> None:
     labels = np.arange(96) % 3
     labels[[5, 50]] = 3, -1
     (finding,) = look(train=split("train", 96, first=0, labels=labels))
-    assert finding.told == "2 labels in train are none of 0 to 2, the 3 classes: they are -1, 3"
+    assert describe_finding(finding).problem == "2 labels in train are not 0 to 2, the 3 classes: -1, 3"
     ignored = np.where(np.arange(96) % 7, np.arange(96) % 3, -100)
     assert look(train=split("train", 96, first=0, labels=ignored)) == []
 
 
-def test_a_picture_in_both_splits_is_told(look: Callable[..., list[Finding]]) -> None:
+def test_image_in_both_splits_is_reported(look: Callable[..., list[Finding]]) -> None:
     images, labels = VALIDATION.shards[0].copy(), VALIDATION.labels.copy()
     images[:5], labels[:5] = TRAIN.shards[0][10:15], TRAIN.labels[10:15]
     leaking = Split("validation", [images], VALIDATION.starts, labels, VALIDATION.keys)
     (finding,) = look(validation=leaking)
-    assert finding.told.startswith("5 pictures of validation stand in train as well, pixel for pixel")
-    assert "out of one of the two" in finding.way_out
+    assert expect("leak-by-pixels", count=5)(finding)
 
 
-def test_a_sample_in_both_splits_is_told_by_its_id(look: Callable[..., list[Finding]]) -> None:
+def test_sample_id_in_both_splits_is_reported(look: Callable[..., list[Finding]]) -> None:
     keys = VALIDATION.keys.copy()
     keys[3] = TRAIN.keys[7]
     (finding,) = look(validation=Split("validation", VALIDATION.shards, VALIDATION.starts, VALIDATION.labels, keys))
-    assert finding.told.startswith("1 of 24 validation samples are training samples too")
+    assert expect("leak-by-id", count=1, of=24)(finding)
 
 
 OWN = """
@@ -447,7 +464,7 @@ FLIP = "image = image.flip(2) if {} else image"
 
 @pytest.fixture
 def own_split(tmp_path: Path) -> Callable[[str], tuple[Split, Split]]:
-    """Train and validation of a Dataset of one's own that does something to its images."""
+    """Return train and validation of a custom Dataset that changes its images."""
 
     def own_split(change: str) -> tuple[Split, Split]:
         module = f"own_{abs(hash(change))}"
@@ -463,22 +480,25 @@ def own_split(tmp_path: Path) -> Callable[[str], tuple[Split, Split]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
-        (FLIP.format("self.generator.random() < 0.5"), "differ when read again from the same seed"),
-        (FLIP.format("np.random.default_rng().random() < 0.5"), "differ when read again from the same seed"),
-        ("torch.manual_seed(0); " + FLIP.format("torch.rand(()) < 0.5"), "__getitem__ seeds torch itself"),
-        ("random.seed(index); " + FLIP.format("random.random() < 0.5"), "__getitem__ seeds random itself"),
+        (FLIP.format("self.generator.random() < 0.5"), expect("unseeded-dataset", of=8)),
+        (FLIP.format("np.random.default_rng().random() < 0.5"), expect("unseeded-dataset", of=8)),
+        ("torch.manual_seed(0); " + FLIP.format("torch.rand(()) < 0.5"), expect("seeding-in-dataset", "torch")),
+        ("random.seed(index); " + FLIP.format("random.random() < 0.5"), expect("seeding-in-dataset", "random")),
     ],
 )
-def test_randomness_that_workers_share_or_epochs_repeat_is_told(
-    look: Callable[..., list[Finding]], own_split: Callable[[str], tuple[Split, Split]], change: str, told: str
+def test_unseeded_or_reseeded_dataset_is_reported_once(
+    look: Callable[..., list[Finding]],
+    own_split: Callable[[str], tuple[Split, Split]],
+    change: str,
+    expected: Callable[[Finding], bool],
 ) -> None:
+    """Workers would share the numbers, or epochs would repeat them."""
     train, validation = own_split(change)
-    found = [finding for finding in look(train=train, validation=validation) if finding.check == "randomness"]
-    assert len(found) == 1
-    assert told in found[0].told
-    assert "for each sample and epoch" in found[0].way_out
+    findings = [each for each in look(train=train, validation=validation) if each.rule.endswith("-dataset")]
+    assert len(findings) == 1
+    assert expected(findings[0])
 
 
 @pytest.mark.parametrize(
@@ -486,34 +506,34 @@ def test_randomness_that_workers_share_or_epochs_repeat_is_told(
     [
         "",
         *(
-            FLIP.format(f"self.first == 0 and {one} < 0.5")  # in train
-            for one in ("torch.rand(())", "random.random()", "np.random.rand()")
+            FLIP.format(f"self.first == 0 and {draw} < 0.5")  # in train
+            for draw in ("torch.rand(())", "random.random()", "np.random.rand()")
         ),
     ],
 )
-def test_a_sound_dataset_is_left_in_peace(
+def test_sound_dataset_gets_no_finding(
     look: Callable[..., list[Finding]], own_split: Callable[[str], tuple[Split, Split]], change: str
 ) -> None:
     train, validation = own_split(change)
     assert look(train=train, validation=validation) == []
 
 
-def test_nothing_is_changed_by_being_examined(tmp_path: Path) -> None:
+def test_examined_training_is_unchanged(tmp_path: Path) -> None:
     model = Classifier(KeptLosses(), SPEC).train()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     images = TRAIN.shards[0].copy()
     states = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
-    found = examine(
+    findings = examine(
         TRAIN, VALIDATION, SPEC, PLAN, model=model, device=CPU, precision="fp32", pretrained=None,
         checkpoints=tmp_path / "not there",
     )  # fmt: skip
-    assert [finding.check for finding in found] == ["kept graph"]
+    assert [finding.rule for finding in findings] == ["kept-graph"]
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tobytes() == states[1]
     assert torch.equal(torch.get_rng_state(), states[2])
     assert model.training
     assert model.network.norms == []
-    assert all(one.grad is None and one.requires_grad for one in model.parameters())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert np.array_equal(TRAIN.shards[0], images)
     assert list(tmp_path.iterdir()) == []
@@ -532,12 +552,12 @@ SAMPLE = {  # of torchvision's classifiers, each at a size it can take
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SHIPPED)
-def test_no_shipped_model_alarms_it(tmp_path: Path, name: str, seed: int) -> None:
+def test_shipped_model_gets_no_finding(tmp_path: Path, name: str, seed: int) -> None:
     assert examined(name, SHIPPED[name], seed, tmp_path) == []
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_no_torchvision_model_alarms_it(tmp_path: Path, name: str) -> None:
+def test_torchvision_model_gets_no_finding(tmp_path: Path, name: str) -> None:
     assert examined(name, SAMPLE[name], 0, tmp_path) == []
 
 
@@ -549,13 +569,13 @@ def test_no_torchvision_model_alarms_it(tmp_path: Path, name: str) -> None:
         ("resnext50_32x4d", 64), ("mobilenet_v2", 32), ("squeezenet1_1", 64), ("vit_b_16", 224), ("maxvit_t", 224),
     ],
 )  # fmt: skip
-def test_no_other_torchvision_model_alarms_it(tmp_path: Path, name: str, side: int) -> None:
+def test_large_torchvision_model_gets_no_finding(tmp_path: Path, name: str, side: int) -> None:
     findings = examined(name, side, 0, tmp_path)
-    assert [finding for finding in findings if finding.check != "memory"] == []  # the machine may be small
+    assert [finding for finding in findings if finding.rule != "memory"] == []  # the machine may be small
 
 
 def examined(name: str, side: int, seed: int, folder: Path) -> list[Finding]:
-    """What is found in a fresh model with the shipped settings, on pictures of noise."""
+    """Examine a fresh model with the shipped settings, on noise."""
     train = split("train", 96, first=0, side=side, channels=3)
     validation = split("validation", 24, first=1000, side=side, channels=3)
     spec = ModelSpec(name, SPEC.classes, 3, side, side, (120.0,) * 3, (60.0,) * 3)

@@ -18,9 +18,10 @@ from ratchet.errors import TrainingError
 from ratchet.training import ModelSpec, Plan, Split
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
 from ratchet.training.custom_samples import Factory
-from ratchet.training.doctor import Finding, examine
-from ratchet.training.doctor.agreement import Looked, examine_shortcuts
-from ratchet.training.doctor.sample_checks import examine_rows
+from ratchet.training.doctor import Finding, describe_finding, examine
+from ratchet.training.doctor.image_checks import check_images
+from ratchet.training.doctor.read_samples import ReadSamples
+from ratchet.training.doctor.sample_checks import check_samples
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
 from ratchet.training.sample_reader import Reader
@@ -54,13 +55,23 @@ class Net(nn.Module):
         return self.head(self.features(images))
 
 
-BUGS: dict[str, tuple[type[nn.Module], str]] = {}  # name -> network, a part of what is said
+def expect(rule: str, *subject: str, **values: object) -> Callable[[Finding], bool]:
+    """Return whether a finding is of this rule, its subject begins with these names, and it has these values."""
+
+    def fits(finding: Finding) -> bool:
+        same = finding.rule == rule and finding.subject[: len(subject)] == subject
+        return same and values.items() <= finding.values.items() and bool(describe_finding(finding).fix)
+
+    return fits
+
+
+BUGS: dict[str, tuple[type[nn.Module], Callable[[Finding], bool]]] = {}
 SOUND: dict[str, type[nn.Module]] = {}
 
 
-def bug(name: str, told: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
+def bug(name: str, rule: str, *subject: str, **values: object) -> Callable[[type[nn.Module]], type[nn.Module]]:
     def add(network: type[nn.Module]) -> type[nn.Module]:
-        BUGS[name] = network, told
+        BUGS[name] = network, expect(rule, *subject, **values)
         return network
 
     return add
@@ -113,7 +124,7 @@ def made(change: Callable[[Any], Any]) -> type[nn.Module]:
     return Changed
 
 
-@bug("orthogonal layer with weight decay", "completely different logits")
+@bug("orthogonal layer with weight decay", "weight-decay-sensitive", weight_decay=PLAN.weight_decay)
 class Orthogonal(Net):
     """The parametrization reads signs from whole numbers, which weight decay makes 0."""
 
@@ -123,7 +134,7 @@ class Orthogonal(Net):
 
 
 # Samples that depend on each other
-@bug("reshape mixes batch and channels", "depend on other samples")
+@bug("reshape mixes batch and channels", "mixed-samples", mode="eval")
 class _Reshape(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         maps = self.maps(images)
@@ -132,29 +143,37 @@ class _Reshape(Net):
 
 
 BUGS |= {
-    "batch mean subtracted": (between(lambda _, x: x - x.mean(0)), "depend on other samples"),
-    "batch mean subtracted, detached": (between(lambda _, x: x - x.mean(0).detach()), "depend on other samples"),
+    "batch mean subtracted": (between(lambda _, x: x - x.mean(0)), expect("mixed-samples", mode="eval")),
+    "batch mean subtracted, detached": (
+        between(lambda _, x: x - x.mean(0).detach()),
+        expect("mixed-samples", mode="eval"),
+    ),
     "batch mean subtracted in training": (
         between(lambda self, x: x - x.mean(0) if self.training else x),
-        "in training mode the logits of a sample depend on other samples",
+        expect("mixed-samples", mode="training"),
     ),
-    "softmax over the batch": (between(lambda _, x: x.softmax(0)), "depend on other samples"),
-    "divided by the batch size": (after(lambda _, x: x / len(x)), "divided by the batch size"),
+    "softmax over the batch": (between(lambda _, x: x.softmax(0)), expect("mixed-samples", mode="eval")),
+    "batch axis squeezed": (after(lambda _, x: x.squeeze()), expect("batch-axis-lost", shape="(10,)")),
+    "batch size added": (after(lambda _, x: x + 0.1 * len(x)), expect("batch-size-dependence", batch=8)),
+    "divided by the batch size": (after(lambda _, x: x / len(x)), expect("divided-by-batch-size", batch=8)),
     "permuted in training": (
         after(lambda self, x: x[torch.randperm(len(x))] if self.training else x),
-        "depend on other samples",
+        expect("mixed-samples", mode="training"),
     ),
-    "rolled in training": (after(lambda self, x: x.roll(1, 0) if self.training else x), "depend on other samples"),
-    "cumulative sum over the batch": (between(lambda _, x: x.cumsum(0)), "depend on other samples"),
+    "rolled in training": (
+        after(lambda self, x: x.roll(1, 0) if self.training else x),
+        expect("mixed-samples", mode="training"),
+    ),
+    "cumulative sum over the batch": (between(lambda _, x: x.cumsum(0)), expect("mixed-samples", mode="eval")),
     "batch statistics always": (
         between(lambda _, x: functional.batch_norm(x, None, None, training=True)),
-        "depend on other samples",
+        expect("mixed-samples", mode="eval"),
     ),
 }
 
 
 # State
-@bug("first weight overwritten", "changes conv1.weight")
+@bug("first weight overwritten", "changed-in-forward", "conv1.weight")
 class _Overwritten(Net):
     def __init__(self, classes: int = 10) -> None:
         super().__init__(classes)
@@ -165,21 +184,21 @@ class _Overwritten(Net):
         return super().forward(images)
 
 
-@bug("weight clamped in forward", "changes conv1.weight")
+@bug("weight clamped in forward", "changed-in-forward", "conv1.weight")
 class _Clamped(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.conv1.weight.data.clamp_(-0.05, 0.05)
         return super().forward(images)
 
 
-@bug("weight changed in forward", "changes conv2.weight")
+@bug("weight changed in forward", "changed-in-forward", "conv2.weight")
 class _Drifting(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.conv2.weight.data.mul_(1.001)
         return super().forward(images)
 
 
-@bug("batch norm kept in eval", "leaves bn1, bn2 in eval mode")
+@bug("batch norm kept in eval", "training-mode-incomplete", "bn1", "bn2", batch_norms=2)
 class _TrainOverridden(Net):
     def train(self, mode: bool = True) -> nn.Module:  # as in PyTorch
         super().train(mode)
@@ -188,13 +207,13 @@ class _TrainOverridden(Net):
         return self
 
 
-@bug("train() without effect", "in eval mode")
+@bug("train() without effect", "training-mode-incomplete", "the model")
 class _NeverTrains(Net):
     def train(self, mode: bool = True) -> nn.Module:  # as in PyTorch
         return super().train(False)
 
 
-@bug("eval() without effect", "in training mode")
+@bug("eval() without effect", "eval-mode-incomplete", "the model")
 class _NeverEvaluates(Net):
     def train(self, mode: bool = True) -> nn.Module:  # as in PyTorch
         return super().train(True)
@@ -212,13 +231,13 @@ def _untracked(self: Any) -> None:
 
 
 BUGS |= {
-    "momentum 0": (made(_momentum(0.0)), "do not move in training (momentum 0)"),
-    "momentum as in TensorFlow": (made(_momentum(0.99)), "those of the last batch"),
-    "no running statistics": (made(_untracked), "bn1 has no running statistics"),
+    "momentum 0": (made(_momentum(0.0)), expect("frozen-running-statistics", "bn1", "bn2", momentum="0")),
+    "momentum as in TensorFlow": (made(_momentum(0.99)), expect("high-momentum", "bn1 (0.99)", "bn2 (0.99)")),
+    "no running statistics": (made(_untracked), expect("no-running-statistics", "bn1")),
 }
 
 
-@bug("noise of a generator of its own", "generator of its own")
+@bug("noise of a generator of its own", "unseeded-forward")
 class _OwnNoise(Net):
     def __init__(self, classes: int = 10) -> None:
         super().__init__(classes)
@@ -231,7 +250,7 @@ class _OwnNoise(Net):
         return self.head(features)
 
 
-@bug("noise of a NumPy generator", "generator of its own")
+@bug("noise of a NumPy generator", "unseeded-forward")
 class _NumpyNoise(Net):
     def __init__(self, classes: int = 10) -> None:
         super().__init__(classes)
@@ -244,7 +263,7 @@ class _NumpyNoise(Net):
         return self.head(features)
 
 
-@bug("steps counted in an attribute", "counts its calls")
+@bug("steps counted in an attribute", "unseeded-forward")
 class _Counter(Net):
     calls = 0
 
@@ -253,7 +272,7 @@ class _Counter(Net):
         return super().forward(images) * (1 + self.calls)
 
 
-@bug("seeds itself", "seeds torch itself")
+@bug("seeds itself", "seeding-in-forward", "torch")
 class _Seeds(Net):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(0)
@@ -262,35 +281,51 @@ class _Seeds(Net):
 
 # Input
 BUGS |= {
-    "normalised twice": (before(lambda _, x: (x - 0.5) / 0.5), "scales its input again"),
-    "normalised twice as ImageNet": (before(lambda _, x: (x - 0.45) / 0.225), "scales its input again"),
-    "normalised twice by the pixels": (before(lambda _, x: (x - 120) / 60), "scales its input again"),
-    "divided by 255 again": (before(lambda _, x: x / 255), "scales its input again"),
-    "divided by 255 in eval": (before(lambda self, x: x if self.training else x / 255), "in eval mode, not in"),
-    "divided by 255 in training": (before(lambda self, x: x / 255 if self.training else x), "in training mode, not"),
-    "raw pixels again": (before(lambda _, x: x * 60 + 120), "scales its input again"),
-    "one channel only": (before(lambda _, x: x[:, :1].expand(-1, 3, -1, -1)), "channel 1, 2"),
+    "normalised twice": (before(lambda _, x: (x - 0.5) / 0.5), expect("input-scaled-again", only="")),
+    "normalised twice as ImageNet": (before(lambda _, x: (x - 0.45) / 0.225), expect("input-scaled-again", only="")),
+    "normalised twice by the pixels": (before(lambda _, x: (x - 120) / 60), expect("input-scaled-again", only="")),
+    "divided by 255 again": (before(lambda _, x: x / 255), expect("input-scaled-again", only="")),
+    "divided by 255 in eval": (
+        before(lambda self, x: x if self.training else x / 255),
+        expect("input-scaled-again", only="eval"),
+    ),
+    "divided by 255 in training": (
+        before(lambda self, x: x / 255 if self.training else x),
+        expect("input-scaled-again", only="training"),
+    ),
+    "raw pixels again": (before(lambda _, x: x * 60 + 120), expect("input-scaled-again", only="")),
+    "one channel only": (before(lambda _, x: x[:, :1].expand(-1, 3, -1, -1)), expect("unused-channels", "1", "2")),
     "a corner only": (
         before(lambda _, x: functional.interpolate(x[:, :, :8, :8], scale_factor=2.0)),
-        "75% of the pixels",
+        expect("unused-pixels", share=0.75),
     ),
 }
 
 # Logits
 BUGS |= {
-    "softmax times 10": (after(lambda _, x: 10 * x.softmax(1)), "softmax"),
-    "softmax by hand": (after(lambda _, x: 5 * x.exp() / x.exp().sum(1, keepdim=True)), "softmax"),
-    "sigmoid times 3": (after(lambda _, x: 3 * x.sigmoid()), "sigmoid"),
-    "tanh": (after(lambda _, x: x.tanh()), "output of a tanh"),
-    "twice tanh": (after(lambda _, x: 2 * x.tanh()), "output of a tanh"),
-    "ReLU": (after(lambda _, x: x.relu()), "output of a ReLU"),
-    "softplus": (after(lambda _, x: functional.softplus(x)), "output of a softplus"),
-    "clamped": (after(lambda _, x: x.clamp(-1, 1)), "output of a clamp"),
-    "hard tanh": (after(lambda _, x: functional.hardtanh(x)), "output of a hard tanh"),
-    "logits of length 1": (after(lambda _, x: functional.normalize(x)), "output of a normalisation"),
-    "logits normed by layer": (after(lambda _, x: functional.layer_norm(x, (10,))), "output of a normalisation"),
-    "logits times 1e-4": (after(lambda _, x: 1e-4 * x), "multiplied by 0.0001"),
-    "logits divided by 5000": (after(lambda _, x: x / 5000), "multiplied by 0.0002"),
+    "softmax times 10": (after(lambda _, x: 10 * x.softmax(1)), expect("bounded-logits", function="softmax")),
+    "softmax by hand": (
+        after(lambda _, x: 5 * x.exp() / x.exp().sum(1, keepdim=True)),
+        expect("bounded-logits", function="softmax"),
+    ),
+    "sigmoid times 3": (after(lambda _, x: 3 * x.sigmoid()), expect("activation-before-loss", function="sigmoid")),
+    "tanh": (after(lambda _, x: x.tanh()), expect("bounded-logits", function="tanh")),
+    "twice tanh": (after(lambda _, x: 2 * x.tanh()), expect("bounded-logits", function="tanh")),
+    "ReLU": (after(lambda _, x: x.relu()), expect("one-sided-logits", function="ReLU")),
+    "softplus": (after(lambda _, x: functional.softplus(x)), expect("one-sided-logits", function="softplus")),
+    "clamped": (after(lambda _, x: x.clamp(-1, 1)), expect("bounded-logits", function="clamp")),
+    "hard tanh": (after(lambda _, x: functional.hardtanh(x)), expect("bounded-logits", function="hard tanh")),
+    "logits of length 1": (
+        after(lambda _, x: functional.normalize(x)),
+        expect("bounded-logits", function="normalisation"),
+    ),
+    "logits normed by layer": (
+        after(lambda _, x: functional.layer_norm(x, (10,))),
+        expect("bounded-logits", function="normalisation"),
+    ),
+    "logits times 1e-4": (after(lambda _, x: 1e-4 * x), expect("logits-too-small", mode="eval")),
+    "logits times 10,000": (after(lambda _, x: 1e4 * x), expect("logits-too-large", mode="eval")),
+    "logits divided by 5000": (after(lambda _, x: x / 5000), expect("logits-too-small", mode="eval")),
 }
 
 
@@ -322,7 +357,7 @@ def _drops(p: float) -> Callable[[Any], Any]:
     return change
 
 
-@bug("channels masked", "12 of 16 in conv1")
+@bug("channels masked", "dead-units", "12 of 16 in conv1")
 class _Masked(Net):
     def __init__(self, classes: int = 10) -> None:
         super().__init__(classes)
@@ -335,16 +370,16 @@ class _Masked(Net):
 
 
 BUGS |= {
-    "12 of 16 channels dead": (made(_dead), "12 of 16 in conv1"),
-    "54 of 64 units dead": (made(_dead_unnormed), "in hidden"),
-    "dropout .99": (made(_drops(0.99)), "drops nine values of ten or more"),
+    "12 of 16 channels dead": (made(_dead), expect("dead-units", "12 of 16 in conv1")),
+    "54 of 64 units dead": (made(_dead_unnormed), expect("dead-units", "55 of 64 in hidden")),
+    "dropout .99": (made(_drops(0.99)), expect("high-dropout", "drop (0.99)")),
     "dropout function .95": (
         between(lambda self, x: functional.dropout(x, 0.95, self.training)),
-        "a dropout function (0.95)",
+        expect("high-dropout", "a dropout function (0.95)"),
     ),
-    "all weights equal": (made(_equal), "16 of 16 in conv1"),
-    "all weights of a hidden layer equal": (made(_equal_hidden), "64 of 64 in hidden"),
-    "all filters equal": (made(_equal_rows), "32 of 32 in conv2"),
+    "all weights equal": (made(_equal), expect("equal-weights", "16 of 16 in conv1")),
+    "all weights of a hidden layer equal": (made(_equal_hidden), expect("equal-weights", "64 of 64 in hidden")),
+    "all filters equal": (made(_equal_rows), expect("equal-weights", "32 of 32 in conv2")),
 }
 
 
@@ -425,7 +460,7 @@ class Ensemble(Net):
         self.others = nn.ModuleList(Net(classes) for _ in range(2))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.stack([super().forward(images), *(one(images) for one in self.others)]).mean(0)
+        return torch.stack([super().forward(images), *(member(images) for member in self.others)]).mean(0)
 
 
 @sound
@@ -560,45 +595,73 @@ def make(split):
 """
 
 _IN_TRAIN, _IN_VALIDATION = 'if self.split == "train": ', 'if self.split == "validation": '
-# name -> code that prepares the Dataset, code that changes a sample, a part of what is said
-DATASETS: dict[str, tuple[str, str, str]] = {
-    "labels shifted in train": ("", _IN_TRAIN + "label = (label + 1) % 10", "numbered differently"),
-    "labels shifted in validation": ("", _IN_VALIDATION + "label = (label + 3) % 10", "numbered differently"),
+# name -> code that prepares the Dataset, code that changes a sample, the expected finding
+DATASETS: dict[str, tuple[str, str, Callable[[Finding], bool]]] = {
+    "labels shifted in train": ("", _IN_TRAIN + "label = (label + 1) % 10", expect("labels-renumbered")),
+    "labels shifted in validation": ("", _IN_VALIDATION + "label = (label + 3) % 10", expect("labels-renumbered")),
     "two classes swapped in half of the splits": (
         "",
         _IN_TRAIN + "label = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0][label]",
-        "numbered differently",
+        expect("labels-renumbered"),
     ),
-    "label of the neighbour": ("self.labels = self.labels[1:] + self.labels[:1]", "", "neighbour in the list"),
+    "label of the neighbour": (
+        "self.labels = self.labels[1:] + self.labels[:1]",
+        "",
+        expect("labels-of-neighbours", split="train", which="previous"),
+    ),
     "label of the neighbour, in train": (
         _IN_TRAIN + "self.labels = self.labels[-1:] + self.labels[:-1]",
         "",
-        "neighbour in the list",
+        expect("labels-of-neighbours", split="train", which="next"),
     ),
     "augmentation in validation": (
         "",
         "image = image.flip(2) if torch.rand(()) < 0.5 else image",
-        "validation is augmented",
+        expect("augmented-validation", of=8),
     ),
-    "noise in validation": ("", "image = image + 0.1 * torch.randn_like(image)", "validation is augmented"),
-    "validation not divided": ("", _IN_VALIDATION + "image = image * 255", "other values"),
-    "validation divided again": ("", _IN_VALIDATION + "image = image / 255", "other values"),
-    "validation standardised alone": ("", _IN_VALIDATION + "image = (image - 0.5) / 0.25", "other values"),
-    "validation inverted": ("", _IN_VALIDATION + "image = 1 - image", "inverted"),
-    "validation upside down": ("", _IN_VALIDATION + "image = image.flip(1)", "upside down"),
-    "validation transposed": ("", _IN_VALIDATION + "image = image.transpose(1, 2)", "transposed"),
-    "one buffer for all": ("", "image = self.buffer.copy_(image)", "change when another is read"),
-    "in-place change": ("", "image = self.images[index].mul_(0.5)", "changes its own data"),
-    "in-place change, returned as a copy": ("", "image = self.images[index].add_(0.1).clone()", "changes its own data"),
-    "channels last": ("", "image = image[:, :, :12].transpose(0, 2).contiguous()", "channels last"),
-    "label in a pixel": ("", "image[0, 0, 0] = label / 10", "gives the label away"),
-    "label in one of ten pixels": ("", "image[1, 15, label] = 2.0", "gives the label away"),
-    "label in a corner": ("", "image[:, :2, :2] = label / 10", "gives the label away"),
+    "noise in validation": ("", "image = image + 0.1 * torch.randn_like(image)", expect("augmented-validation", of=8)),
+    "validation not divided": ("", _IN_VALIDATION + "image = image * 255", expect("rescaled-split", channel=0)),
+    "validation divided again": ("", _IN_VALIDATION + "image = image / 255", expect("rescaled-split", channel=0)),
+    "validation standardised alone": (
+        "",
+        _IN_VALIDATION + "image = (image - 0.5) / 0.25",
+        expect("rescaled-split", channel=0),
+    ),
+    "validation inverted": ("", _IN_VALIDATION + "image = 1 - image", expect("transformed-split", how="inverted")),
+    "validation upside down": (
+        "",
+        _IN_VALIDATION + "image = image.flip(1)",
+        expect("transformed-split", how="upside down"),
+    ),
+    "validation transposed": (
+        "",
+        _IN_VALIDATION + "image = image.transpose(1, 2)",
+        expect("transformed-split", how="transposed"),
+    ),
+    "one buffer for all": ("", "image = self.buffer.copy_(image)", expect("reused-buffer", split="train")),
+    "in-place change": ("", "image = self.images[index].mul_(0.5)", expect("in-place-change", "images")),
+    "in-place change, returned as a copy": (
+        "",
+        "image = self.images[index].add_(0.1).clone()",
+        expect("in-place-change", "images"),
+    ),
+    "channels last": (
+        "",
+        "image = image[:, :, :12].transpose(0, 2).contiguous()",
+        expect("channels-last", channels=12, columns=3),
+    ),
+    "label in a pixel": (
+        "",
+        "image[0, 0, 0] = label / 10",
+        expect("label-in-image", count=1, channel=0, row=0, column=0),
+    ),
+    "label in one of ten pixels": ("", "image[1, 15, label] = 2.0", expect("label-in-image", channel=1, row=15)),
+    "label in a corner": ("", "image[:, :2, :2] = label / 10", expect("label-in-image", count=12)),
     "six images repeated": (
         "self.images = self.images[torch.arange(len(self.images)) % 6] if self.split == 'train' else self.images\n"
         "        if self.split == 'train': self.labels = [self.labels[i % 6] for i in range(len(self.labels))]",
         "",
-        "different images",
+        expect("repeated-images", split="train", different=6),
     ),
 }
 _FLIPPED = _IN_TRAIN + "image = image.flip(2) if torch.rand(()) < 0.5 else image"
@@ -645,9 +708,9 @@ def look(network: nn.Module, folder: Path, *, plan: Plan = PLAN, pretrained: Pat
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bug_of_a_model_is_named(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
-    network, told = BUGS[name]
+    network, expected = BUGS[name]
     findings = look(network(), tmp_path)
-    assert any(told in finding.words for finding in findings), findings
+    assert any(map(expected, findings)), findings
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -666,8 +729,9 @@ def test_model_that_cannot_be_copied_is_not_examined(tmp_path: Path) -> None:
     network = Net()
     network.lock = threading.Lock()
     (finding,) = look(network, tmp_path)
-    assert finding.severity == "warning"
-    assert "cannot pickle '_thread.lock' object" in finding.words
+    assert (finding.rule, finding.severity) == ("model-not-examined", "warning")
+    assert "cannot pickle '_thread.lock' object" in str(finding.values["reason"])
+    assert "keep locks" in describe_finding(finding).fix
 
 
 def test_examined_model_and_generators_stay_as_they_are(tmp_path: Path) -> None:
@@ -694,7 +758,7 @@ def test_frozen_batch_norms_of_pretrained_weights_are_no_finding(tmp_path: Path)
 def test_bounded_outputs_are_allowed_where_the_loss_wants_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = BUGS["tanh"][0]()
-    assert [finding.check for finding in look(network, tmp_path, plan=replace(PLAN, loss="mse"))] == []
+    assert look(network, tmp_path, plan=replace(PLAN, loss="mse")) == []
 
 
 @pytest.fixture
@@ -729,28 +793,28 @@ Splits = Callable[..., tuple[DatasetSplit, DatasetSplit]]
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_planted_bug_of_a_dataset_is_named(own_splits: Splits, name: str) -> None:
-    prepare, change, told = DATASETS[name]
+    prepare, change, expected = DATASETS[name]
     train, validation = own_splits(prepare, change, rows=240 if "repeated" in name else 480)
-    findings = list(examine_rows(train, validation, CLASSES, PLAN))
-    assert any(told in finding.words for finding in findings), findings
+    findings = list(check_samples(train, validation, CLASSES, PLAN))
+    assert any(map(expected, findings)), findings
 
 
 @pytest.mark.parametrize("name", SOUND_DATASETS)
 def test_sound_dataset_gets_no_finding(own_splits: Splits, name: str) -> None:
-    assert list(examine_rows(*own_splits(*SOUND_DATASETS[name]), CLASSES, PLAN)) == []
+    assert list(check_samples(*own_splits(*SOUND_DATASETS[name]), CLASSES, PLAN)) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_value_that_is_not_finite_does_not_confuse_the_tests(own_splits: Splits, value: float) -> None:
     train, validation = own_splits("", f"image[0, 0, 0] = float('{value}') if index == 3 else image[0, 0, 0]")
-    assert all("other values" not in one.words for one in examine_rows(train, validation, CLASSES, PLAN))
+    assert all(finding.rule != "rescaled-split" for finding in check_samples(train, validation, CLASSES, PLAN))
 
 
 def test_sample_that_cannot_be_read_is_one_clear_error(own_splits: Splits) -> None:
     train, validation = own_splits("self.broken = False", "assert not self.broken")
     train.reader.open("train").broken = True
     with pytest.raises(TrainingError, match=r"data\.factory: sample \d+ cannot be read \(AssertionError"):
-        list(examine_rows(train, validation, CLASSES, PLAN))
+        list(check_samples(train, validation, CLASSES, PLAN))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12])
@@ -761,8 +825,10 @@ def test_few_rows_are_examined_without_an_error(tmp_path: Path, rows: int) -> No
         *few, SPEC, replace(PLAN, batch_size=64), model=Classifier(Net(), SPEC), device=CPU, precision="fp32",
         pretrained=None, checkpoints=tmp_path,
     )  # fmt: skip
-    allowed = {"batch norm", "schedule", "loss at the start", "over-fit one batch"}
-    assert {finding.check for finding in findings} <= allowed
+    schedule = {"long-warmup", "endless-warmup", "late-step", "late-plateau", "low-learning-rate"}
+    batch_norm = {"no-running-statistics", "high-momentum", "frozen-running-statistics", "small-micro-batch"}
+    others = {"first-loss-high", "first-loss-low", "cannot-overfit"}
+    assert {finding.rule for finding in findings} <= schedule | batch_norm | others
 
 
 def test_training_with_checkpointed_gradients_is_examined_too(tmp_path: Path) -> None:
@@ -778,9 +844,9 @@ def test_training_with_checkpointed_gradients_is_examined_too(tmp_path: Path) ->
 
 def test_labels_shifted_in_a_packed_split_are_named() -> None:
     shifted = replace(TRAIN, labels=(TRAIN.labels + 1) % 10)
-    (finding,) = examine_rows(shifted, VALIDATION, CLASSES, PLAN)
-    assert "numbered differently in train and in validation" in finding.told
-    assert "0 in train is 9 in validation" in finding.told or "1 in train is 0 in validation" in finding.told
+    (finding,) = check_samples(shifted, VALIDATION, CLASSES, PLAN)
+    assert finding.rule == "labels-renumbered"
+    assert {"0 in train is 9 in validation", "1 in train is 0 in validation"}.intersection(finding.subject)
 
 
 def test_class_of_one_sample_is_no_label_in_the_image() -> None:
@@ -791,7 +857,7 @@ def test_class_of_one_sample_is_no_label_in_the_image() -> None:
     images[200, 0, 0, 0], images[:200, 0, 0, 0], images[201:, 0, 0, 0] = 200, 0, 0
     labels = np.zeros(400, np.int64)
     labels[200] = 1
-    assert list(examine_shortcuts(Looked("train", torch.from_numpy(images), labels, np.arange(400)))) == []
+    assert list(check_images(ReadSamples("train", torch.from_numpy(images), labels, np.arange(400)))) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -799,4 +865,4 @@ def test_noise_without_classes_gets_no_finding(seed: int) -> None:
     """Nothing can be learned here, in any reading of the data."""
     noise = np.random.default_rng(seed).integers(0, 256, (336, 16, 16, 3), dtype=np.uint8)
     train, validation = packed("train", 256, seed, images=noise[:256]), packed("validation", 80, 50, images=noise[256:])
-    assert list(examine_rows(train, validation, CLASSES, PLAN)) == []
+    assert list(check_samples(train, validation, CLASSES, PLAN)) == []

@@ -180,7 +180,7 @@ class _Training:
         """Yield the doctor's findings before the first step, if `training.doctor` wants them."""
         if self.plan.doctor == "never" or (self.plan.doctor == "auto" and self.total_steps < _LONG_RUN):
             return
-        from ratchet.training.doctor import examine
+        from ratchet.training.doctor import describe_finding, examine
 
         findings = examine(
             self.train,
@@ -194,7 +194,7 @@ class _Training:
             checkpoints=self.store.folder,
         )
         for finding in findings:
-            yield Notice(f"doctor: {finding.words}")
+            yield Notice(f"doctor: {describe_finding(finding)}")
 
     def _epoch(self) -> Iterator[Event]:
         try:

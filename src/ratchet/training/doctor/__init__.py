@@ -1,9 +1,10 @@
-"""The doctor: looks before the first step for what raises no error and ruins a training all the same.
+"""The doctor: look for mistakes that raise no error and ruin a training, before its first step.
 
-Every check works on copies and on a few rows, leaves random state, model, data and disk as they are, and is silent
-where all is well.
+Every check works on copies and on a few samples, and leaves random state, model, data and disk unchanged. A sound
+training gets no finding.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +14,20 @@ from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.findings import Finding
+from ratchet.training.doctor.messages import describe_finding
 from ratchet.training.doctor.model_checks import ModelProbe
-from ratchet.training.doctor.resources import examine_disk, examine_memory
-from ratchet.training.doctor.sample_checks import balanced_rows, examine_rows
-from ratchet.training.doctor.schedule_checks import examine_course
+from ratchet.training.doctor.read_samples import balanced_rows
+from ratchet.training.doctor.resources import check_disk, check_memory
+from ratchet.training.doctor.sample_checks import check_samples
+from ratchet.training.doctor.schedule_checks import check_settings
 from ratchet.training.models import Classifier, ModelSpec
 from ratchet.training.plan import Plan
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "describe_finding", "examine"]
 
-_TRIED, _TRIED_LARGE = 16, 8  # samples the model is tried on; fewer where all together have more values than
+_SAMPLES, _SAMPLES_LARGE = 16, 8  # that the model is tried on; the second where the first would have more values than
 _LARGE = 1 << 20
+_WRONG_LABELS = {"labels-out-of-range", "labels-renumbered", "labels-of-neighbours"}
 
 
 def examine(
@@ -39,38 +43,45 @@ def examine(
     checkpoints: Path,
     rows: int | None = None,
 ) -> list[Finding]:
-    """Everything that is wrong with a training as it is about to begin.
+    """Return everything that is wrong with a training that is about to begin.
 
     Args:
-        train, validation: its data; a few rows are read, and of packed data up to 256 MiB of pixels.
-        model: on `device`, with the weights it begins with, and not compiled.
+        train, validation: its data; a few samples are read, and of packed data up to 256 MiB of pixels.
+        model: on `device`, with its initial weights, not compiled.
         device, precision: as chosen for the run.
-        pretrained: the file that weights were brought from, if any.
-        checkpoints: the folder they will be written to; need not exist.
-        rows: of the training data, where `train` is only a sample of them.
+        pretrained: file that weights were loaded from, if any.
+        checkpoints: folder for checkpoints; need not exist.
+        rows: number of training samples, where `train` holds only some of them.
     """
     rows = len(train) if rows is None else rows
     with reproducible(plan.seed, deterministic=plan.deterministic):
         findings = [
-            *examine_rows(train, validation, spec.classes, plan),
-            *examine_course(model, plan, rows=rows, pretrained=pretrained),
-            *examine_disk(model, plan, checkpoints),
+            *check_samples(train, validation, spec.classes, plan),
+            *check_settings(model, plan, rows=rows, pretrained=pretrained),
+            *check_disk(model, plan, checkpoints),
         ]
-        memory = partial(examine_memory, model, plan, device=device, precision=precision, rows=rows)
-        if any(finding.check == "labels" for finding in findings):
+        memory = partial(check_memory, model, plan, device=device, precision=precision, rows=rows)
+        if any(finding.rule in _WRONG_LABELS for finding in findings):
             return findings
         if without_batch := list(memory(activations=0)):
             return findings + without_batch
-        batch = _sample(train, spec, plan, device)
-        try:
-            patient = ModelProbe(model, *batch, plan, pretrained=pretrained is not None)
-        except TrainingError as error:  # training itself may need no copy
-            return [*findings, Finding("model not examined", "the doctor skips the model", str(error), "warning")]
-        return [*findings, *patient.examine(), *memory(activations=patient.activations)]
+        batch = _batch(train, spec, plan, device)
+        return findings + _examine_model(model, batch, plan, memory, pretrained=pretrained is not None)
 
 
-def _sample(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
-    """The batch a model is tried on, not augmented."""
-    values = _TRIED * spec.channels * spec.height * spec.width
-    rows = balanced_rows(train, _TRIED if values <= _LARGE else _TRIED_LARGE, plan)
+def _examine_model(
+    model: Classifier, batch: Batch, plan: Plan, memory: Callable[..., Iterator[Finding]], *, pretrained: bool
+) -> list[Finding]:
+    try:
+        probe = ModelProbe(model, *batch, plan, pretrained=pretrained)
+    except TrainingError as error:  # training itself may need no copy
+        reason, _, _ = str(error).partition(". Fix: ")
+        return [Finding("model-not-examined", values={"reason": reason}, severity="warning")]
+    return [*probe.examine(), *memory(activations=probe.activations)]
+
+
+def _batch(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
+    """Return the batch that the model is tried on, without augmentation."""
+    values = _SAMPLES * spec.channels * spec.height * spec.width
+    rows = balanced_rows(train, _SAMPLES if values <= _LARGE else _SAMPLES_LARGE, plan)
     return next(train.feed([rows], device))

@@ -1,4 +1,4 @@
-"""Calls of PyTorch functions inside a forward pass: recorded, or made independent of the batch and of chance."""
+"""Record the calls of PyTorch functions in a forward pass, or make them independent of the batch and of chance."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -38,20 +38,20 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, and note what is of interest."""
+        """Call the function and record it."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in _DROPOUTS and _argument("training", args, kwargs, default=True):
             self.dropouts.append(float(_argument("p", args, kwargs, default=0.5)))
         if not self._decided and name in _WEIGHTED | _NORMS:
             self._decided = True
-            value = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)), None)
+            value = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
             self.first = value.detach() if value is not None and name in _WEIGHTED else None
         return function(*args, **kwargs)
 
 
 class Steady(TorchFunctionMode):
-    """Let batch norms use their running statistics and dropouts pass everything, whatever mode the model is in."""
+    """Let batch norms use their running statistics and dropouts keep all values, in both modes."""
 
     def __torch_function__(
         self,
@@ -85,7 +85,7 @@ def _normalised(
     *others: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Batch norm with running statistics and without scale and shift; the input where there are no statistics."""
+    """Apply batch norm with running statistics, without scale and shift; return the input where there are none."""
     if running_mean is None or running_var is None:
         return input
     shape = (1, -1, *[1] * (input.dim() - 2))

@@ -1,29 +1,17 @@
-"""Results of the doctor's checks."""
+"""Findings of the doctor: data only. `messages.describe_finding` gives the text."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Finding", "some"]
-
-_NAMED = 4
+__all__ = ["Finding"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or most likely is."""
+    """A certain or probable mistake in a training that is about to begin."""
 
-    check: str  # the check's name, for a headline
-    told: str  # what was found, with its figures
-    way_out: str  # what to do about it
-    severity: Literal["error", "warning"] = "error"  # warning: it may be meant; it does not fail a preflight
-
-    @property
-    def words(self) -> str:
-        """Both, as one sentence."""
-        return f"{self.told}: {self.way_out}"
-
-
-def some(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    rule: str  # id of the rule: a key of messages.TEXTS and a row in docs/preflight.md
+    subject: tuple[str, ...] = ()  # names of the layers, tensors, settings, samples or splits concerned
+    values: Mapping[str, object] = field(default_factory=dict)  # measurements for the text
+    severity: Literal["error", "warning"] = "error"  # a warning may be intended; preflight passes with it

@@ -1,4 +1,4 @@
-"""Disk and memory: what the run will need, and whether it is there."""
+"""Compare the disk space and the memory that a run needs with what is free."""
 
 import os
 import resource
@@ -12,34 +12,31 @@ from torch import nn
 from ratchet.training.doctor.findings import Finding
 from ratchet.training.plan import Plan
 
-__all__ = ["available_memory", "examine_disk", "examine_memory"]
+__all__ = ["available_memory", "check_disk", "check_memory"]
 
 _SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
 _HALF = ("bf16", "fp16")
-# Of a checkpoint in the host's memory: a snapshot, its bytes, and the file's bytes read back to compare; and the next
-# snapshot, which waits until this one is on disk. Where disks take longer than two intervals there is a fifth.
+# Copies of a checkpoint in the host's memory: a snapshot, its bytes, the file's bytes read back to compare, and the
+# next snapshot, which waits until this one is on disk. A disk that takes longer than two intervals adds a fifth.
 _HOST_COPIES = 4
 _GIB = 2**30
 
 
-def examine_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:
-    """Compare the checkpoints to be kept, and the one that is being written, with what is free in `folder`."""
-    size, kept = _checkpoint(model, plan), plan.keep_last + plan.keep_best + 1
-    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-    free = shutil.disk_usage(place).free
-    if size * kept > free:
-        yield Finding(
-            "disk",
-            f"{kept:,} checkpoints of {size / 2**20:,.1f} MiB need {size * kept / _GIB:,.1f} GiB, and {folder} has "
-            f"{free / _GIB:,.1f} GiB free",
-            "free some space, or lower training.keep_last and training.keep_best",
-        )
+def check_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:
+    """Compare the checkpoints to be kept, and the one that is being written, with the free space of `folder`."""
+    size, count = _checkpoint(model, plan), plan.keep_last + plan.keep_best + 1
+    free = shutil.disk_usage(
+        next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    ).free
+    if size * count > free:
+        space = {"need": size * count / _GIB, "free": free / _GIB}
+        yield Finding("disk-space", values={"count": count, "mib": size / 2**20, "folder": str(folder), **space})
 
 
-def examine_memory(
+def check_memory(
     model: nn.Module, plan: Plan, *, device: torch.device, precision: str, rows: int, activations: int
 ) -> Iterator[Finding]:
-    """Compare what training needs beside the model with what is there.
+    """Compare the memory that training needs beside the model with the free memory.
 
     Args:
         rows: of the training split.
@@ -51,25 +48,17 @@ def examine_memory(
     optimizer = _SLOTS[plan.optimizer] * weights
     on_device = weights + optimizer + bool(plan.ema_decay) * weights + batch
     on_host = weights + _HOST_COPIES * _checkpoint(model, plan)  # the best weights come first
-    parts = (
-        f"{weights / _GIB:.2f} GiB of weights, gradients and optimizer {(weights + optimizer) / _GIB:.2f} GiB, "
-        f"{samples:,} samples at a time {batch / _GIB:.2f} GiB"
-    )
     needs = {"memory": on_device + on_host} if device.type != "cuda" else {"GPU memory": on_device, "memory": on_host}
-    for name, need in needs.items():
-        free = _gpu_memory(device) if name == "GPU memory" else available_memory()
+    for kind, need in needs.items():
+        free = _gpu_memory(device) if kind == "GPU memory" else available_memory()
         if need > free:
-            yield Finding(
-                "memory",
-                f"training needs about {need / _GIB:,.1f} GiB more {name} ({parts}), and {free / _GIB:,.1f} GiB are "
-                "there",
-                "raise training.accumulation, lower training.batch_size or data.image_size, set "
-                "training.gradient_checkpointing, or take a smaller model",
-            )
+            sizes = {"weights": weights, "optimizer": weights + optimizer, "batch": batch, "need": need, "free": free}
+            gib = {name: size / _GIB for name, size in sizes.items()}
+            yield Finding("memory", values={"kind": kind, "samples": samples, **gib})
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the machine has, or less where a limit is set."""
+    """Return the bytes that this process may still take: those of the machine, or fewer where a limit is set."""
     page = os.sysconf("SC_PAGE_SIZE")
     free = [page * os.sysconf("SC_PHYS_PAGES")]
     meminfo, statm, group = Path("/proc/meminfo"), Path("/proc/self/statm"), Path("/sys/fs/cgroup")
@@ -94,7 +83,7 @@ def _gpu_memory(device: torch.device) -> int:
 
 
 def _checkpoint(model: nn.Module, plan: Plan) -> int:
-    """Bytes of a checkpoint: weights, the best weights, the optimizer's tensors, the moving average."""
+    """Return the bytes of a checkpoint: weights, best weights, the optimizer's tensors, the moving average."""
     return (2 + _SLOTS[plan.optimizer] + bool(plan.ema_decay)) * _bytes(model)
 
 

@@ -1,4 +1,4 @@
-"""What a model holds beside what PyTorch knows of: tensors in its plain attributes, lists, dicts and objects."""
+"""Tensors that a model keeps in plain attributes, lists, dicts and objects, and the graphs behind tensors."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,24 +8,24 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-__all__ = ["graph_leaves", "graph_size", "kept_tensors", "unregistered"]
+__all__ = ["graph_leaves", "graph_nodes", "kept_tensors", "unregistered"]
 
-_INTERNAL = frozenset(vars(nn.Module()))  # how PyTorch itself keeps a module's parts
+_INTERNAL = frozenset(vars(nn.Module()))  # attributes in which PyTorch itself keeps a module's members
 _DEEPEST = 6
-_LONGEST = 10_000  # members looked at of one container
+_LONGEST = 10_000  # members of one container that are looked at
 
 
 def kept_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in the model's attributes, buffers included, parameters of registered layers not: (path, tensor)."""
+    """Yield (path, tensor) for the model's attributes: with buffers, without parameters of registered layers."""
     registered = {id(module) for module in model.modules()}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        for name, value in _own(module):
+        for name, value in _attributes(module):
             yield from _within(value, f"{prefix}.{name}".lstrip("."), registered, seen, 0)
 
 
 def unregistered(model: nn.Module) -> dict[int, str]:
-    """The path of each tensor that wants a gradient and that `model.parameters()` lacks, by id."""
+    """Return the path of each tensor that requires a gradient and is not in `model.parameters()`, by id."""
     known = {id(parameter) for parameter in model.parameters()}
     return {
         id(tensor): path
@@ -34,29 +34,28 @@ def unregistered(model: nn.Module) -> dict[int, str]:
     }
 
 
-def graph_leaves(output: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The tensors that a backward pass from `output` gives gradients to, by id."""
-    variables = (getattr(node, "variable", None) for node in _nodes([output]))
-    return {id(variable): variable for variable in variables if isinstance(variable, torch.Tensor)}
-
-
-def graph_size(tensors: Iterable[torch.Tensor]) -> int:
-    """How many steps of computation the tensors keep alive for a backward pass."""
-    return len(_nodes(tensors))
-
-
-def _nodes(tensors: Iterable[torch.Tensor]) -> set[Node]:
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    found = set(waiting)
+def graph_nodes(nodes: Iterable[Node | None]) -> Iterator[Node]:
+    """Yield the nodes of the autograd graph behind `nodes` and these themselves, nearest first."""
+    waiting = deque(node for node in nodes if node is not None)
+    seen = set(waiting)
     while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                waiting.append(node)
-    return found
+        node = waiting.popleft()
+        yield node
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                waiting.append(before)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, object]]:
+def graph_leaves(node: Node | None) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a backward pass from `node` gives gradients to, nearest first."""
+    for each in graph_nodes([node]):
+        variable = getattr(each, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, value in vars(module).items():
         if name not in _INTERNAL:
             yield name, value
@@ -78,8 +77,8 @@ def _within(
 
 def _members(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, nn.Module):
-        for name, part in [*_own(value), *value._parameters.items(), *value._modules.items()]:
-            yield f".{name}", part
+        for name, member in [*_attributes(value), *value._parameters.items(), *value._modules.items()]:
+            yield f".{name}", member
     elif isinstance(value, Mapping):
         for key, member in list(value.items())[:_LONGEST]:
             yield f"[{key!r}]", member

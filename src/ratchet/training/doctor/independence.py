@@ -1,0 +1,119 @@
+"""Check that the logits of a sample depend on that sample alone, and on all of its channels and pixels."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from ratchet.training.device import seed_step
+from ratchet.training.doctor.calls import Steady
+from ratchet.training.doctor.compare import largest_difference, nearly_equal
+from ratchet.training.doctor.findings import Finding
+from ratchet.training.doctor.layers import batch_norms, tracks
+from ratchet.training.models import Classifier
+
+__all__ = ["check_independence"]
+
+_SAMPLES, _SAMPLES_LARGE = 8, 6  # the second where all images together have more values than
+_LARGE = 1 << 20
+_GRADIENT_SAMPLES = 4  # for the check for unused input
+_MIXED = 1e-4  # share of the largest logit above which a change is more than rounding
+_DIFFERS = 1e-2  # share of the largest logit by which a sample alone may differ from the same sample in a batch
+_NOISE = 0.1  # added to weights, as a share of their standard deviation
+_NOISE_FROM_ZERO = 0.02  # added to weights that are all equal
+_UNUSED = 0.5  # share of pixels
+
+
+def check_independence(model: Classifier, images: torch.Tensor, seed: int) -> Iterator[Finding]:
+    """Replace every other sample, run one sample alone, and look at the gradient of the images.
+
+    In training mode batch norms use their running statistics for it, and dropouts are off.
+    """
+    _add_noise(model)
+    images = images[: _SAMPLES if images.numel() <= _LARGE else _SAMPLES_LARGE].float()
+    model.eval()
+    untracked = not all(map(tracks, batch_norms(model).values()))  # has its own finding
+    with torch.no_grad():
+        with Steady() if untracked else contextlib.nullcontext():
+            logits, mixed = _mixing(model, images, seed)
+        if mixed:
+            yield Finding("mixed-samples", values={"mode": "eval", "share": mixed})
+        else:
+            if not untracked:
+                yield from _alone(model, images, logits)
+            model.train()
+            with Steady():
+                _, mixed = _mixing(model, images, seed)
+            if mixed:
+                values = {"mode": "training", "share": mixed, "running_statistics": True}
+                yield Finding("mixed-samples", values=values)
+    model.eval()
+    yield from _unused(model, images[:_GRADIENT_SAMPLES])
+
+
+def _add_noise(model: Classifier) -> None:
+    """Add noise to weights, so that layers that start from zeros let signal and gradient through."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2 and parameter.is_floating_point():
+                spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.add_(noise, alpha=_NOISE * spread or _NOISE_FROM_ZERO)
+
+
+def _mixing(model: Classifier, images: torch.Tensor, seed: int) -> tuple[torch.Tensor, float]:
+    """Return logits, and the change of those of unchanged samples when every other sample is replaced.
+
+    The change is a share of the largest logit; 0 where it is rounding, or where there is one sample only.
+    """
+    others = images.clone()
+    others[::2] = 2.0 * images.amax() - 1.5 * images[::2].flip(2, 3)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    logits = []
+    for batch in (images, others):
+        seed_step(seed, 0, images.device)
+        logits.append(model(batch))
+        for buffer, before in buffers:
+            buffer.copy_(before)  # a spectral norm changes its estimate in every pass
+    if len(images) < 2 or len(logits[0]) != len(images):
+        return logits[0], 0.0
+    largest = float(logits[0].abs().max())
+    share = largest_difference(logits[0][1::2], logits[1][1::2]) / largest if largest else 0.0
+    return logits[0], share if share > _MIXED else 0.0
+
+
+def _alone(model: Classifier, images: torch.Tensor, logits: torch.Tensor) -> Iterator[Finding]:
+    """Compare a sample alone with the same sample in a batch."""
+    alone, expected, batch = model(images[:1]), logits[:1], len(images)
+    if alone.shape != expected.shape:
+        values = {"shape": str(tuple(alone.shape)), "expected": str(tuple(expected.shape))}
+        yield Finding("batch-axis-lost", values=values)
+        return
+    if nearly_equal(alone, expected, _DIFFERS):
+        return
+    ratio = alone / expected
+    if batch > 1 and torch.allclose(ratio, torch.full_like(ratio, batch), rtol=0.05):
+        yield Finding("divided-by-batch-size", values={"batch": batch})
+    else:
+        difference = largest_difference(alone, expected)
+        yield Finding("batch-size-dependence", values={"batch": batch, "difference": difference})
+
+
+def _unused(model: Classifier, images: torch.Tensor) -> Iterator[Finding]:
+    """Look for channels and pixels that no logit depends on."""
+    images = images.clone().requires_grad_()
+    logits = model(images)
+    if not logits.requires_grad:
+        return
+    weights = torch.linspace(1.0, 2.0, logits[0].numel(), device=logits.device, dtype=logits.dtype).view_as(logits[0])
+    (gradient,) = torch.autograd.grad((logits * weights).sum(), images, allow_unused=True)
+    if gradient is None or not gradient.count_nonzero():
+        return
+    used = gradient != 0
+    channels = tuple(str(number) for number, is_used in enumerate(used.any(3).any(2).any(0).tolist()) if not is_used)
+    unused = 1.0 - float(used.any(1).any(0).float().mean())
+    if channels:
+        yield Finding("unused-channels", channels, severity="warning")
+    elif unused >= _UNUSED:
+        yield Finding("unused-pixels", values={"share": unused}, severity="warning")

@@ -215,7 +215,7 @@ def test_sigterm_leaves_a_checkpoint_says_where_and_the_same_command_continues(
 def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_batchs_ids(twin) -> None:
     from mlflow import MlflowClient
 
-    from tasks.evaluate import split_ids
+    from ratchet.data.manifest import split_ids
 
     project = twin("exploding")
     hopeless = {  # each step multiplies the weights by 1 - learning_rate * weight_decay
@@ -230,7 +230,7 @@ def test_a_loss_that_stays_no_number_ends_the_run_with_each_return_told_and_the_
     assert "after 2 returns to a checkpoint with a lower rate: lower training.learning_rate" in " ".join(said.split())
     ids = said.rpartition("the batch: ")[2].strip().split(", ")
     assert len(set(ids)) == SETTINGS["training.batch_size"]
-    assert set(ids) <= set(split_ids(project.workspace, "train"))
+    assert set(ids) <= set(split_ids(project.workspace.packed, "train"))
 
     client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])

@@ -1,8 +1,9 @@
-"""Other ways to spend an error over tries, for comparison with the gate's own: each says which of the p-values win.
+"""Other procedures that spread an error over tries, for comparison with the gate's own series.
 
-All are at .05. LORD++ is of Ramdas, Yang, Wainwright and Jordan 2017 ("Online control of the false discovery rate with
-decaying memory"), SAFFRON of Ramdas, Zrnic, Wainwright and Jordan 2018, ADDIS of Tian and Ramdas 2019. These control
-the false discovery rate, and need p-values that are independent, which those of one test set are not.
+Each procedure takes p-values in their order and returns which of them win. All have the error .05. LORD++ is by Ramdas,
+Yang, Wainwright and Jordan 2017 ("Online control of the false discovery rate with decaying memory"), SAFFRON by Ramdas,
+Zrnic, Wainwright and Jordan 2018, ADDIS by Tian and Ramdas 2019. These control the false discovery rate and assume
+independent p-values, which those of one test set are not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ _POWER = _normed(_TIMES**-1.6)
 
 
 def gate(history: Sequence[float]) -> list[bool]:
-    """The gate's own series, from the beginning again after a promotion."""
+    """Use the gate's own series, which restarts after a promotion."""
     tries, won = FIRST_TRY, []
     for p in history:
         won.append(p <= spend(tries, confidence=1 - _ERROR).level)
@@ -37,20 +38,20 @@ def gate(history: Sequence[float]) -> list[bool]:
 
 
 def unspent(history: Sequence[float]) -> list[bool]:
-    """The same level for every try, half of the error, as two-sided intervals have it."""
+    """Use half of the error for every try, as a two-sided interval does."""
     return [p <= _ERROR / 2 for p in history]
 
 
 def even(history: Sequence[float]) -> list[bool]:
-    """The error shared evenly over the first 90 tries (Bonferroni)."""
+    """Share the error evenly among the first 90 tries (Bonferroni)."""
     return [p <= _ERROR / 90 for p in history]
 
 
 def lord(history: Sequence[float]) -> list[bool]:
-    """LORD++ with half of the error as first wealth."""
+    """Use LORD++, with half of the error as initial wealth."""
     won: list[bool] = []
     for time, p in enumerate(history, start=1):
-        wins = [number for number, one in enumerate(won, start=1) if one]
+        wins = [number for number, has_won in enumerate(won, start=1) if has_won]
         level = _ERROR / 2 * _LORD[time - 1]
         for place, win in enumerate(wins):
             level += (_ERROR / 2 if place == 0 else _ERROR) * _LORD[time - win - 1]
@@ -59,23 +60,23 @@ def lord(history: Sequence[float]) -> list[bool]:
 
 
 def saffron(history: Sequence[float]) -> list[bool]:
-    """SAFFRON with lambda = 1/2: p-values up to lambda do not move the series on."""
+    """Use SAFFRON with lambda = 1/2: p-values up to lambda do not advance the series."""
     return _adaptive(history, discard=1.0, candidate=_HALF)
 
 
 def addis(history: Sequence[float]) -> list[bool]:
-    """ADDIS with tau = 1/2 and lambda = 1/4: p-values above tau are not counted at all."""
+    """Use ADDIS with tau = 1/2 and lambda = 1/4: p-values above tau are not counted."""
     return _adaptive(history, discard=_HALF, candidate=_HALF / 2)
 
 
 def _adaptive(history: Sequence[float], *, discard: float, candidate: float) -> list[bool]:
     won: list[bool] = []
-    counted: list[int] = []  # tries that move the series on
+    counted: list[int] = []  # tries that advance the series
     for time, p in enumerate(history, start=1):
-        wins = [number for number, one in enumerate(won, start=1) if one]
+        wins = [number for number, has_won in enumerate(won, start=1) if has_won]
         level = _ERROR / 2 * _POWER[len(counted)]
         for place, win in enumerate(wins):
-            since = sum(1 for one in counted if one > win)
+            since = sum(1 for number in counted if number > win)
             level += (_ERROR / 2 if place == 0 else _ERROR) * _POWER[since]
         level = min(candidate, (discard - candidate) * level)
         won.append(p <= level)

@@ -21,12 +21,12 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
         # The interval of the calibration error is conservative on purpose
         met = all(0.93 <= share <= 0.97 for name, share in held.items() if name != "ece") and held["ece"] >= 0.95
         shares = ", ".join(f"{name} {share:.3f}" for name, share in held.items())
-        rows.append(_row(f"{population.name}, {size:,} rows", sets, shares, "0.93 to 0.97, ece >= 0.95", met))
+        rows.append(_row(f"{population.name}, {size:,} images", sets, shares, "0.93 to 0.97, ece >= 0.95", met))
     for size in sizes:
         for pair in PAIRS:
             share = paired_coverage(pair, rows=size, sets=sets, resamples=4000)
             rows.append(
-                _row(f"{pair.name}, {size:,} rows", sets, f"{share:.3f}", "0.93 to 0.97", 0.93 <= share <= 0.97)
+                _row(f"{pair.name}, {size:,} images", sets, f"{share:.3f}", "0.93 to 0.97", 0.93 <= share <= 0.97)
             )
     return rows
 

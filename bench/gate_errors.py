@@ -56,11 +56,12 @@ def _one(sets: int, sizes: Sequence[int]) -> list[Row]:
         share = share_promoted(Pair(0.9, better), gate, rows=size, sets=sets)
         claimed = (how == "better" and better <= 0.0) or (how != "better" and better < 0.0)
         most = level + 3 * math.sqrt(level / sets)
-        rows.append(_row(f"{size:,} rows, {better * 100:+.0f} points, {how}", share, at_most=most if claimed else None))
+        condition = f"{size:,} images, {better * 100:+.0f} points, {how}"
+        rows.append(_row(condition, share, at_most=most if claimed else None))
     for size, accuracy in itertools.product(sizes, (0.8, 0.9, 0.95)):
         least = detectable(accuracy, size)
         share = share_promoted(Pair(accuracy, least), rows=size, sets=max(1, sets // 2))
-        rows.append(_row(f"{size:,} rows, champion {accuracy:.0%} right, +{least * 100:.1f} points", share))
+        rows.append(_row(f"{size:,} images, champion {accuracy:.0%}, +{least * 100:.1f} points", share))
     return rows
 
 
@@ -80,7 +81,7 @@ def _nights(sets: int, sizes: Sequence[int]) -> list[Row]:
         histories = [simulate_nights(pair, rows=size, seed=number) for number in range(sets)]
         share = float(np.mean([bool(history.wrong) for history in histories]))
         excess = float(np.mean([history.excess for history in histories])) * 100
-        condition = f"{_NIGHTS} equal nights on {size:,} rows, champion {pair.accuracy:.0%} right"
+        condition = f"{_NIGHTS} equal nights on {size:,} images, champion {pair.accuracy:.0%}"
         rows.append(_row(f"{condition}: a promotion", share, at_most=0.05))
         rows.append(_figure(f"{condition}: the champion's test accuracy is too high by", f"{excess:+.2f} points"))
     size = sizes[-1]
@@ -88,9 +89,9 @@ def _nights(sets: int, sizes: Sequence[int]) -> list[Row]:
         simulate_nights(FIVE_PER_CENT, rows=size, better_on=_BETTER_NIGHT, seed=10_000 + number)
         for number in range(sets)
     ]
-    condition = f"night {_BETTER_NIGHT} better by 1 point, all others equal, on {size:,} rows"
+    condition = f"night {_BETTER_NIGHT} better by 1 point, all others equal, on {size:,} images"
     power = float(np.mean([_BETTER_NIGHT in history.promotions for history in histories]))
-    differing = f"{FIVE_PER_CENT.differing:.1%} of the rows answered differently"
+    differing = f"{FIVE_PER_CENT.differing:.1%} of the images answered differently"
     rows.append(_row(f"{condition}, {differing}: it is promoted", power, at_least=0.8))
     rows.append(
         _row(f"{condition}: any wrong promotion", float(np.mean([bool(history.wrong) for history in histories])))
@@ -122,7 +123,7 @@ def _series(sets: int, *, rows: int) -> list[Row]:
         }
         figures = ", ".join(f"{share:.3f} at try {night}" for night, share in power.items())
         results.append(_row(f"{name}: one of {_NIGHTS} equal models promoted", float(wrong)))
-        results.append(_figure(f"{name}: +1 point on {rows:,} rows promoted", figures))
+        results.append(_figure(f"{name}: +1 point on {rows:,} images promoted", figures))
     return results
 
 

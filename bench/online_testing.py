@@ -1,8 +1,9 @@
-"""Procedures of sequential testing to compare with the gate's own. Each returns which of the p-values are significant.
+"""Other procedures that spread an error over tries, for comparison with the gate's own series.
 
-All have level 0.05. LORD++ is by Ramdas, Yang, Wainwright and Jordan 2017 ("Online control of the false discovery rate
-with decaying memory"), SAFFRON by Ramdas, Zrnic, Wainwright and Jordan 2018, ADDIS by Tian and Ramdas 2019. These
-control the false discovery rate. They need independent p-values, and those of one test set are not independent.
+Each procedure takes p-values in their order and returns which of them win. All have the error .05. LORD++ is by Ramdas,
+Yang, Wainwright and Jordan 2017 ("Online control of the false discovery rate with decaying memory"), SAFFRON by Ramdas,
+Zrnic, Wainwright and Jordan 2018, ADDIS by Tian and Ramdas 2019. These control the false discovery rate and assume
+independent p-values, which those of one test set are not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ _POWER = _normed(_TIMES**-1.6)
 
 
 def gate(history: Sequence[float]) -> list[bool]:
-    """Use the gate's own series, restarted after a promotion."""
+    """Use the gate's own series, which restarts after a promotion."""
     tries, won = FIRST_TRY, []
     for p in history:
         won.append(p <= spend(tries, confidence=1 - _ERROR).level)
@@ -37,20 +38,20 @@ def gate(history: Sequence[float]) -> list[bool]:
 
 
 def unspent(history: Sequence[float]) -> list[bool]:
-    """Use the same level for every try: half of the error, as in two-sided intervals."""
+    """Use half of the error for every try, as a two-sided interval does."""
     return [p <= _ERROR / 2 for p in history]
 
 
 def even(history: Sequence[float]) -> list[bool]:
-    """Share the error evenly over the first 90 tries (Bonferroni)."""
+    """Share the error evenly among the first 90 tries (Bonferroni)."""
     return [p <= _ERROR / 90 for p in history]
 
 
 def lord(history: Sequence[float]) -> list[bool]:
-    """Use LORD++ with half of the error as initial wealth."""
+    """Use LORD++, with half of the error as initial wealth."""
     won: list[bool] = []
     for time, p in enumerate(history, start=1):
-        wins = [number for number, is_win in enumerate(won, start=1) if is_win]
+        wins = [number for number, has_won in enumerate(won, start=1) if has_won]
         level = _ERROR / 2 * _LORD[time - 1]
         for place, win in enumerate(wins):
             level += (_ERROR / 2 if place == 0 else _ERROR) * _LORD[time - win - 1]
@@ -72,10 +73,10 @@ def _adaptive(history: Sequence[float], *, discard: float, candidate: float) -> 
     won: list[bool] = []
     counted: list[int] = []  # tries that advance the series
     for time, p in enumerate(history, start=1):
-        wins = [number for number, is_win in enumerate(won, start=1) if is_win]
+        wins = [number for number, has_won in enumerate(won, start=1) if has_won]
         level = _ERROR / 2 * _POWER[len(counted)]
         for place, win in enumerate(wins):
-            since = sum(number > win for number in counted)
+            since = sum(1 for number in counted if number > win)
             level += (_ERROR / 2 if place == 0 else _ERROR) * _POWER[since]
         level = min(candidate, (discard - candidate) * level)
         won.append(p <= level)

@@ -141,12 +141,12 @@ def simulate_nights(
     for night in range(1, count + 1):
         is_better = night == better_on
         new = generator.random(rows) < (better if is_better else equal)
-        candidate, rival = _models(new, champion, ids)
-        comparison = Case(candidate, rival, gate, EvaluationSettings(), tries=tries).comparison
+        candidate, holder = _models(new, champion, ids)
+        comparison = Case(candidate, holder, gate, EvaluationSettings(), tries=tries).comparison
         assert comparison is not None, "there is a champion"
         levels.append(comparison.level)
         if comparison.won:  # the whole verdict only here: its bootstrap takes most of the time
-            verdict = judge(candidate, rival, gate, EvaluationSettings(), reloaded=_RELOADED, tries=tries)
+            verdict = judge(candidate, holder, gate, EvaluationSettings(), reloaded=_RELOADED, tries=tries)
             assert verdict.passed, verdict.failed
         tries = Tries(count=tries.count + 1, spent=tries.spent + 1, new_rows=0.0)
         if comparison.won:

@@ -213,7 +213,7 @@ def test_a_loss_that_stays_nan_ends_the_run(twin) -> None:
     """Each return is reported, and the error has the ids of the batch."""
     from mlflow import MlflowClient
 
-    from tasks.evaluate import split_ids
+    from ratchet.data.manifest import split_ids
 
     project = twin("exploding")
     hopeless = {  # each step multiplies the weights by 1 - learning_rate * weight_decay
@@ -230,7 +230,7 @@ def test_a_loss_that_stays_nan_ends_the_run(twin) -> None:
     )
     ids = message.rpartition("samples of the batch: ")[2].strip().split(", ")
     assert len(set(ids)) == SETTINGS["training.batch_size"]
-    assert set(ids) <= set(split_ids(project.workspace, "train"))
+    assert set(ids) <= set(split_ids(project.workspace.packed, "train"))
 
     client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])

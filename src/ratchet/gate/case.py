@@ -67,14 +67,14 @@ class Case:
     seed: int = 0
 
     @functools.cached_property
-    def rival(self) -> Champion | None:
+    def comparable(self) -> Champion | None:
         """The champion, where there is one that can be compared with."""
         return None if self.champion is None or self.obstacle else self.champion
 
     @property
     def costs(self) -> Costs | None:
         """Latency and size of both models, where they were measured."""
-        return self.rival.costs if self.rival is not None else None
+        return self.comparable.costs if self.comparable is not None else None
 
     @functools.cached_property
     def seen(self) -> Mask:
@@ -120,10 +120,10 @@ class Case:
     @functools.cached_property
     def theirs(self) -> Mask:
         """Correctness of the champion's answers to the compared images."""
-        assert self.rival is not None, "a rule checks `rival` first"
-        if self.rival.ids == self.candidate.ids:
-            return self.rival.correct[self.compared]
-        by_id = dict(zip(self.rival.ids, self.rival.correct.tolist(), strict=True))
+        assert self.comparable is not None, "a rule checks `comparable` first"
+        if self.comparable.ids == self.candidate.ids:
+            return self.comparable.correct[self.compared]
+        by_id = dict(zip(self.comparable.ids, self.comparable.correct.tolist(), strict=True))
         return np.array([by_id[self.candidate.ids[row]] for row in self.compared], dtype=np.bool_)
 
     @functools.cached_property
@@ -134,7 +134,7 @@ class Case:
     @functools.cached_property
     def comparison(self) -> Comparison | None:
         """The significance test against the champion at the level of this try; None: they cannot be compared."""
-        if self.rival is None:
+        if self.comparable is None:
             return None
         fixed, broken = self.counts
         if self.gate.champion == "better":
@@ -154,7 +154,7 @@ class Case:
     @functools.cached_property
     def unused(self) -> Unused | None:
         """The test images that neither this comparison nor an earlier one used; None: there are none."""
-        here = 1.0 if self.rival is None else self.gate.reserved_fraction
+        here = 1.0 if self.comparable is None else self.gate.reserved_fraction
         share = min(here, self.tries.reserved)
         uniform = self.candidate.uniform
         if share == 1.0:

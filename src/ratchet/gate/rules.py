@@ -89,7 +89,7 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
 
     None without slices, or without a champion to compare with.
     """
-    if case.rival is None:
+    if case.comparable is None:
         return None
     compared = {name: [values[row] for row in case.compared] for name, values in case.candidate.slices.items()}
     slices = rows_by_slice(compared, least=case.evaluation.slice_rows)

@@ -297,7 +297,8 @@ def _export(rule: ExportResult) -> RuleText:
     measured = f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
     measured += f", {rule.other_class:,} in another class" if rule.other_class else ""
     agrees = "agrees" if rule.passed else "does not agree"
-    details = f"The ONNX program {agrees} with the model: {measured}, {limit}."
+    same = "" if rule.other_class else ", none in another class"
+    details = f"The ONNX program {agrees} with the model: {measured}{same}, {limit}."
     fix = f"raise gate.export_difference, or {_NO_PROGRAM}"
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured if rule.passed else "")
 

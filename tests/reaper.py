@@ -1,7 +1,7 @@
 """End every process that a test session started, however the session ends.
 
-Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their supervisors run in sessions of their
-own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their environment,
+Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their supervisors run in sessions of
+their own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their environment,
 which processes inherit.
 """
 
@@ -44,7 +44,7 @@ def end(token: str) -> None:
         time.sleep(0.1)
 
 
-def _kept(process: psutil.Process) -> bool:
+def _supervised(process: psutil.Process) -> bool:
     """Return whether a supervisor ends it in order, runs before their worker."""
     try:
         return any(_is_supervisor(parent) for parent in process.parents())

@@ -1,8 +1,8 @@
 """End every process that a test session started, however the session ends.
 
 Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their supervisors run in sessions of
-their own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their environment,
-which processes inherit.
+their own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their
+environment, which processes inherit.
 """
 
 import os

@@ -98,8 +98,8 @@ def as_task(
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the summary; the caller needs the result or the error.
         state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
-        made: R = state.result()
-        return made
+        outcome: R = state.result()
+        return outcome
 
     return call
 

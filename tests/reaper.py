@@ -1,8 +1,8 @@
 """End every process that a test session started, however the session ends.
 
-Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their keepers run in sessions of their
-own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their environment,
-which processes inherit.
+Run as a script beside the session (`python -I reaper.py PID TOKEN`). Servers and their supervisors run in sessions of
+their own, so neither a closed terminal nor the death of pytest reaches them. They are known by a token in their
+environment, which processes inherit.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 import psutil
 
 MARK = "RATCHET_TEST_SESSION"
-GRACE = 30.0  # seconds between SIGTERM and SIGKILL: a keeper gives a flow run 20 s
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL: a supervisor gives a flow run 20 s
 
 
 def marked(token: str) -> list[psutil.Process]:
@@ -30,12 +30,12 @@ def marked(token: str) -> list[psutil.Process]:
 
 
 def end(token: str) -> None:
-    """Send SIGTERM to keepers, which end what they keep, and to all else that no keeper looks after; later SIGKILL."""
+    """Send SIGTERM to supervisors, which end their services, and to all processes without one. SIGKILL follows."""
     deadline, asked = time.monotonic() + GRACE, set[int]()
     while processes := marked(token):
         late = time.monotonic() > deadline
         for process in processes:
-            if late or (process.pid not in asked and not _kept(process)):
+            if late or (process.pid not in asked and not _supervised(process)):
                 try:
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 except psutil.NoSuchProcess:
@@ -44,15 +44,15 @@ def end(token: str) -> None:
         time.sleep(0.1)
 
 
-def _kept(process: psutil.Process) -> bool:
-    """Whether a keeper looks after it and ends it in order, runs before their worker."""
+def _supervised(process: psutil.Process) -> bool:
+    """Return whether a supervisor ends it in order, runs before their worker."""
     try:
-        return any(_keeper(parent) for parent in process.parents())
+        return any(_is_supervisor(parent) for parent in process.parents())
     except psutil.Error:
         return False
 
 
-def _keeper(process: psutil.Process) -> bool:
+def _is_supervisor(process: psutil.Process) -> bool:
     return any(argument.endswith("ratchet/servers/supervisor.py") for argument in process.cmdline())
 
 

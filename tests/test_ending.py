@@ -1,4 +1,4 @@
-"""A test session that is ended leaves no process behind: no server, no keeper, no worker."""
+"""A test session that is ended leaves no process behind: no server, no supervisor, no worker."""
 
 import json
 import os

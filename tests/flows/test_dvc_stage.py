@@ -213,7 +213,7 @@ def test_broken_pipeline_file_is_named(root: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
 def test_current_content_of_tracked_inputs_is_recorded(root: Path) -> None:
-    """As `dvc repro`, which updates an edited source's .dvc file before it runs the stage."""
+    """Equals `dvc repro`, which updates an edited source's .dvc file before it runs the stage."""
     state = random.getstate()  # DVC draws from it
     with Repo(str(root)) as repo:
         repo.add(str(root / "source.txt"))

@@ -157,7 +157,7 @@ def test_person_waits_only_for_their_own_runs(workspace: Workspace) -> None:
         until(lambda: "waiting for one of the gpus to be free (limit platform.gpus=1 for all trainings)" in late.output)
 
 
-def test_slot_of_a_killed_run_is_freed_after_a_server_restart(workspace: Workspace) -> None:
+def test_slot_of_a_killed_run_is_freed_after_restart(workspace: Workspace) -> None:
     with server(workspace) as before:
         set_limits(before.api, PlatformSettings(person_runs=1))
         first = before.start("runs", "ann")

@@ -35,7 +35,7 @@ def say(pids: list[int]) -> None:
 
 
 def test_small(torn_down: None) -> None:
-    """A keeper whose command would be started again, a process in a session of its own, and a plain child."""
+    """A supervisor whose command would be restarted, a process in a session of its own, and a plain child."""
     log = PLACE / "part.log"
     environment = dict(os.environ)
     part, _ = spawn("part", SLEEP, environment=environment, cwd=PLACE, address="", log=log, grace=5.0)

@@ -222,7 +222,7 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
     assert served.project.workspace.params.read_bytes() != before
     worker = served.parts()["worker"]
-    # The worker itself; its keeper ends what it left and starts it again, and what it then does first is to settle.
+    # The worker itself; its supervisor restarts it, and the new worker first corrects the state of its runs.
     psutil.Process(worker["pid"]).children()[0].kill()
     until(lambda: served.runs()[0]["state"]["type"] not in ("RUNNING", "PENDING"))
     until(lambda: served.project.run("ratchet", "status").returncode == 0)

@@ -258,7 +258,7 @@ def test_the_run_of_a_machine_that_is_gone_is_settled_and_a_stalled_one_is_left_
     for number in subprocess.check_output(["ip", "netns", "pids", hosts[2].namespace], text=True).split():
         os.kill(int(number), signal.SIGKILL)
     until(lambda: states(hosts, ids)[2] == "CRASHED")
-    assert "was not heard of for 60 s" in read(hosts, ids)[hosts[2].worker]["state"]["message"]
+    assert "sent no heartbeat for 60 s" in read(hosts, ids)[hosts[2].worker]["state"]["message"]
     assert states(hosts, ids)[0] == "RUNNING"
     for process in stalled:
         process.resume()
@@ -279,7 +279,7 @@ def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
 def test_who_does_not_know_the_servers_password_is_told_how_to_give_it(hosts: list[Host]) -> None:
     forgotten = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_AUTH_STRING"}
     said = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
-    wanted = f"ratchet: Prefect's server at {API} asks for a password: export the PREFECT_API_AUTH_STRING"
+    wanted = f"ratchet: Prefect's server at {API} asks for a password. Fix: export the PREFECT_API_AUTH_STRING"
     assert said.splitlines()[-1].startswith(wanted)
     assert not Record.read(hosts[2].project.workspace).services
 

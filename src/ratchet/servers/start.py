@@ -90,26 +90,9 @@ def start_prefect(
         allowed: further names that requests may use for it (platform.allowed_hosts).
         private: for one run of this process. It has no pages, schedules or alerts, and ends with this process.
     """
-    if database == "auto":
-        database = f"sqlite+aiosqlite:///{workspace.state / 'prefect' / 'prefect.db'}"
     public = public or address(host, port)
     origins = own_origins(host, port, public=public, allowed=allowed)
-    environment = service_environment(workspace, secrets=ALERT_SECRETS) | {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
-        "PREFECT_UI_API_URL": f"{public}/api",
-        "PREFECT_UI_URL": public,  # used in an alert's link to a run's page
-        # On disk: if a server forgot the leases when it dies, their slots (flows/quotas.py) would stay taken.
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    }
-    if password := prefect_credentials():
-        if not password.isascii():
-            raise PlatformError(
-                f"{PREFECT_PASSWORD}: has a character outside ASCII, with which Prefect's server answers every request "
-                "with an error. Allowed: ASCII. Fix: export another one"
-            )
-        environment["PREFECT_SERVER_API_AUTH_STRING"] = password
+    environment = _prefect_environment(workspace, database, public, origins)
     command = [sys.executable, "-m", "flows.server", "--host", host, "--port", str(port), "--origins", *origins]
     if private:
         command.append("--private")
@@ -135,6 +118,28 @@ def start_prefect(
         tied=private,
         public=public,
     )
+
+
+def _prefect_environment(workspace: Workspace, database: str, public: str, origins: list[str]) -> dict[str, str]:
+    if database == "auto":
+        database = f"sqlite+aiosqlite:///{workspace.state / 'prefect' / 'prefect.db'}"
+    environment = service_environment(workspace, secrets=ALERT_SECRETS) | {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_UI_API_URL": f"{public}/api",
+        "PREFECT_UI_URL": public,  # used in an alert's link to a run's page
+        # On disk: if a server forgot the leases when it dies, their slots (flows/quotas.py) would stay taken.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    }
+    if password := prefect_credentials():
+        if not password.isascii():
+            raise PlatformError(
+                f"{PREFECT_PASSWORD}: has a character outside ASCII, with which Prefect's server answers every request "
+                "with an error. Allowed: ASCII. Fix: export another one"
+            )
+        environment["PREFECT_SERVER_API_AUTH_STRING"] = password
+    return environment
 
 
 def start_mlflow(

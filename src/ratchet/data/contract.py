@@ -5,7 +5,8 @@ only a bug in this program can break. Then come the values, with all failures co
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import polars as pl
 from pandera import polars as pa
@@ -13,7 +14,7 @@ from pandera.errors import SchemaErrors
 
 from ratchet.data import quarantine
 from ratchet.data.reading.identify import fix_for_format, fix_for_problem
-from ratchet.data.reading.images import ARRAY, format_of_extension
+from ratchet.data.reading.images import ARRAY, Facts, format_of_extension
 from ratchet.settings.model import DataSettings
 
 __all__ = [
@@ -27,13 +28,9 @@ __all__ = [
     "sample_terms",
 ]
 
-FACTS: Mapping[str, Any] = {
-    "bytes": pl.Int64, "permitted": pl.Boolean, "readable": pl.Boolean, "problem": pl.String, "content": pl.String,
-    "format": pl.String, "frames": pl.Int64, "width": pl.Int64, "height": pl.Int64, "grey": pl.Boolean,
-    "depth": pl.Int64, "label": pl.Int64, "pixels": pl.String, "brightness": pl.Float64, "contrast": pl.Float64,
-    "full_pixels": pl.String,
-}  # fmt: skip
-"""Name and type of each fact (`images.Facts`)."""
+_TYPES: Mapping[type, Any] = {bool: pl.Boolean, int: pl.Int64, float: pl.Float64, str: pl.String}
+FACTS: Mapping[str, Any] = {field.name: _TYPES[get_args(field.type)[0]] for field in fields(Facts)}
+"""Name and type of each fact."""
 
 _ID = pl.col("id")
 

@@ -78,7 +78,7 @@ def ingest(
     check_formats(settings.formats)
     with pillow_settings():
         source = open_source(settings, root=root)
-        released = overrides.read(releases) if releases else overrides.none()
+        released = overrides.read(releases)
         work = _Ingest(settings, source, packed, quarantine, report, cache, released, sample=sample)
         with disk_errors(packed):
             return work.unchanged() or work.run()

@@ -12,7 +12,7 @@ import polars as pl
 from ratchet import files
 from ratchet.errors import DataError
 
-__all__ = ["RELEASABLE", "add", "apply", "none", "read"]
+__all__ = ["RELEASABLE", "add", "apply", "read"]
 
 RELEASABLE = ("animated", "bad-aspect", "format-mismatch", "format-not-allowed", "too-large", "too-small")
 """Rules that can be released. Samples that break another rule cannot be trained on, or would be a leak."""
@@ -20,19 +20,14 @@ RELEASABLE = ("animated", "bad-aspect", "format-mismatch", "format-not-allowed",
 _COLUMNS = ("source", "rule", "content", "reason", "by", "at")
 
 
-def none() -> pl.DataFrame:
-    """Return an empty table of releases."""
-    return pl.DataFrame(schema=dict.fromkeys(_COLUMNS, pl.String))
-
-
-def read(path: Path) -> pl.DataFrame:
+def read(path: Path | None) -> pl.DataFrame:
     """Read the table of releases; without a file it is empty.
 
     Raises:
         DataError: the file is not such a table.
     """
-    if not path.exists():
-        return none()
+    if path is None or not path.exists():
+        return pl.DataFrame(schema=dict.fromkeys(_COLUMNS, pl.String))
     try:
         table = pl.read_csv(path, infer_schema=False)
     except (pl.exceptions.PolarsError, OSError) as error:

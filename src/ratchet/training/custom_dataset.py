@@ -164,7 +164,7 @@ class _Stack:
             if image.shape != self.shape or image.dtype != _DTYPES[self.dtype]:
                 height, width, channels = self.shape
                 expected = f"{self.dtype} {channels} x {height} x {width}"
-                return Faulty(sample.id, "other-shape", f"{sample.kind}, but all others are {expected}")
+                return Faulty(sample.id, "other-shape", f"{sample.kind}, where all others are {expected}")
             images[number], labels[number] = image, sample.label
         # One sum for the whole batch: it is finite unless a value is not finite, or values are huge.
         if images.is_floating_point() and not math.isfinite(images.sum()):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratchet.data.difference import Difference
 from ratchet.provenance.comparison import Change, Comparison, Flip
+from ratchet.reports.changed_samples import sample_tables
 from ratchet.reports.numbers import measured, setting
 from ratchet.reports.templating import render_html
 
@@ -22,16 +22,6 @@ class Head:
     points: float | None  # B's accuracy minus A's; None: not comparable
     verdict: str  # good, bad, or "" where the difference is not significant
     summary: str
-
-
-@dataclass(frozen=True)
-class SampleTable:
-    """Samples that changed in one way."""
-
-    kind: str
-    count: int
-    header: Sequence[str]
-    rows: Rows
 
 
 def page(comparison: Comparison) -> str:
@@ -62,12 +52,6 @@ def page(comparison: Comparison) -> str:
         else None,
         missing=comparison.missing,
     )
-
-
-def sample_tables(difference: Difference, most: int) -> list[SampleTable]:
-    """List the samples that differ between two versions of a data set by kind of change, at most `most` of each."""
-    tables = ((kind, count, getattr(difference, kind)) for kind, count in difference.counts().items())
-    return [SampleTable(kind, count, table.columns, table.head(most).rows()) for kind, count, table in tables]
 
 
 def _head(comparison: Comparison) -> Head:

@@ -55,7 +55,7 @@ def test_a_sample_in_quarantine_is_listed_and_let_in_by_hand(pets) -> None:
     assert "too-small: 1" in told
     assert "cat/tiny.png: too-small (found 9 x 3 pixels); remove the image, or lower data.min_side" in told
     assert f"pictures of them: {pets.workspace.card}" in told
-    assert "needs its reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
+    assert "needs a reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
     assert "not in quarantine" in pets.refused("ratchet", "data", "release", "cat/0001.png", "--reason", "x")
     said = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have")
     assert "released from too-small" in said

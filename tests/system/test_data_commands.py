@@ -55,7 +55,7 @@ def test_quarantined_sample_is_listed_and_released(pets) -> None:
     assert "too-small: 1" in output
     assert "cat/tiny.png: too-small (found 9 x 3 pixels); remove the image, or lower data.min_side" in output
     assert f"images of them: {pets.workspace.card}" in output
-    assert "needs its reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
+    assert "needs a reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
     assert "not in quarantine" in pets.refused("ratchet", "data", "release", "cat/0001.png", "--reason", "x")
     output = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have")
     assert "released from too-small" in output

@@ -9,10 +9,11 @@ import pytest
 
 from ratchet.evaluation.corruptions import KINDS
 from ratchet.settings import errors as settings_errors
-from ratchet.settings.model import EvaluationSettings, TrainingSettings
+from ratchet.settings.model import BudgetSettings, EvaluationSettings, TrainingSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
-ENTRY = re.compile(r"^\*\*`(\w+)`\*\* \((.+?)\)\. (.*?)(?=\n\n(?:\*\*`|#)|\Z)", re.MULTILINE | re.DOTALL)
+ROW = re.compile(r"^\| `(\w+)` \| `(.+?)` \| .* \|$", re.MULTILINE)  # of a table of settings
+ADVICE = re.compile(r"^- \*\*`(\w+)`\*\*: (.*?)(?=\n- |\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +21,22 @@ def page() -> str:
     return (DOCS / "training.md").read_text(encoding="utf-8")
 
 
-def test_every_training_setting_is_explained_once_with_its_default_in_the_file_s_order(page: str) -> None:
-    told = [(name, default) for name, default, _ in ENTRY.findall(page)]
-    assert told == [
-        (name, settings_errors.spell(field.default)) for name, field in TrainingSettings.model_fields.items()
+def test_every_training_setting_is_listed_once_with_its_default(page: str) -> None:
+    """In the order of the file, before the settings of the budget."""
+    assert ROW.findall(page) == [
+        (name, settings_errors.spell(field.default))
+        for section in (TrainingSettings, BudgetSettings)
+        for name, field in section.model_fields.items()
     ]
 
 
-def test_an_explanation_says_more_than_the_comment_in_the_file(page: str) -> None:
-    for name, _, text in ENTRY.findall(page):
+def test_advice_says_more_than_the_description(page: str) -> None:
+    advice = ADVICE.findall(page)
+    names = [name for name, _ in advice]
+    assert names == [name for name in TrainingSettings.model_fields if name in names]
+    without = {"schedule", "final_rate", "cycle_rise", "log_every"}  # their descriptions or a table say it all
+    assert TrainingSettings.model_fields.keys() - set(names) == without
+    for name, text in advice:
         assert len(text) > len(TrainingSettings.model_fields[name].description or ""), name
 
 
@@ -37,14 +45,15 @@ def test_settings_are_grouped_as_in_the_file(page: str) -> None:
     assert headings[: len(TrainingSettings.captions)] == list(TrainingSettings.captions.values())
     for first, caption in TrainingSettings.captions.items():
         below = page.partition(f"## {caption}\n")[2]
-        assert ENTRY.findall(below)[0][0] == first
+        assert ROW.findall(below)[0][0] == first
 
 
 def test_every_choice_of_a_setting_is_named(page: str) -> None:
-    texts = {name: text for name, _, text in ENTRY.findall(page)}
+    texts = dict(ADVICE.findall(page))
     for name in ("loss", "optimizer", "schedule", "flip", "crop_fill", "precision", "compile", "best", "doctor"):
+        field = TrainingSettings.model_fields[name]
         for choice in TrainingSettings.model_json_schema()["properties"][name]["enum"]:
-            known = choice in texts[name] or choice == TrainingSettings.model_fields[name].default
+            known = choice in f"{field.description} {texts.get(name, '')}" or choice == field.default
             assert known, f"{name}: {choice}"
 
 

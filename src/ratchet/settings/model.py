@@ -274,7 +274,7 @@ class TrainingSettings(Section):
         0.5, description="factor of the learning rate at each return"
     )
     doctor: Literal["auto", "always", "never"] = Field(
-        "auto", description="check for silent bugs before the first step; auto: before long runs"
+        "auto", description="check for silent bugs before the first step: auto (only before long runs), always or never"
     )
 
     checkpoint_steps: Count = Field(200, description="steps between checkpoints; 0: only at the end of an epoch")

@@ -72,11 +72,11 @@ def as_task(
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
         with place, disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
-            made = stage(params, workspace, watch=watch, **extra)
-            watch.say(made.summary)
+            output = stage(params, workspace, watch=watch, **extra)
+            watch.say(output.summary)
             _refuse_if_edited(params, workspace)
             dvc_stage.record(workspace.root, name, say=watch.say)
-        return Completed(message=made.summary, data=made)
+        return Completed(message=output.summary, data=output)
 
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         try:

@@ -1,1 +1,1 @@
-"""What each stage does: files in, files out. `dvc repro` runs `python -m tasks.NAME`, flows call the same."""
+"""The stages: files in, files out. `dvc repro` runs `python -m tasks.NAME`; flows call the same functions."""

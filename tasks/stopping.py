@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from ratchet.cost import Cost, Meter, spoken
+from ratchet.cost import Cost, CostMeter, time_text
 from ratchet.errors import TrainingError
 from ratchet.settings.model import BudgetSettings
 
@@ -40,7 +40,7 @@ class Budget:
         meter: measures this attempt.
     """
 
-    def __init__(self, allowed: BudgetSettings, before: Cost | None, meter: Meter) -> None:
+    def __init__(self, allowed: BudgetSettings, before: Cost | None, meter: CostMeter) -> None:
         self.meter = meter
         hours = {"wall": allowed.wall_hours, "cpu": allowed.cpu_hours, "gpu": allowed.gpu_hours}
         self._allowed = {kind: 3600 * most for kind, most in hours.items() if most}  # seconds
@@ -95,8 +95,8 @@ class Budget:
         enough = 1.1 * taken * total / step if step else 2 * max(taken, most)
         setting, hours = f"budget.{kind}_hours", max(0.01, float(f"{enough / 3600:.2g}"))
         return (
-            f"{how} at step {step:,} of {total:,}: the budget is used up ({spoken(kind, taken)} of "
-            f"{spoken(kind, most)}, {setting}={most / 3600:g}). {'Checkpoint saved. ' if kept is None else ''}"
+            f"{how} at step {step:,} of {total:,}: the budget is used up ({time_text(kind, taken)} of "
+            f"{time_text(kind, most)}, {setting}={most / 3600:g}). {'Checkpoint saved. ' if kept is None else ''}"
             f"Fix: `ratchet set {setting}={hours:g}` (0: no limit; if the command sets it, change it there), then "
             f"{_continues(kept)}"
         )

@@ -102,4 +102,4 @@ def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
     journal = Journal(folder)
     cost = total_cost(journal)
     journal.close()
-    return {"cost": cost.words} if cost else {}
+    return {"cost": cost.summary} if cost else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.cost import Meter
+from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.settings.model import Params
@@ -39,7 +39,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         BudgetSpent: the budget is used up; with a larger one the same command continues.
         TrainingError: training cannot continue, or another process runs the same training.
     """
-    meter = Meter()
+    meter = CostMeter()
     from ratchet import training
     from ratchet.registry.runs import Run, total_cost
 

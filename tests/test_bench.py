@@ -24,9 +24,7 @@ def test_every_measurement_can_be_asked_for() -> None:
     assert all(name in said for name in named)
 
 
-def test_packed_set_repeats_the_source_as_often_as_rows_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_set_repeats_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (7, SIDE, SIDE, 3), dtype=np.uint8)
     monkeypatch.setattr(project, "source", lambda: (images, np.arange(7), "seven"))
@@ -56,9 +54,7 @@ def test_ratio_pairs_the_rounds() -> None:
     assert ratio([10.0, 100.0, 30.0], [10.0, 50.0, 10.0]) == 2.0
 
 
-def test_table_says_which_claims_are_not_met_unless_nothing_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_marks_claims_that_are_not_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("speed", "here", "2.9", ">= 3", False), Row("time", "here", "1 s")]
     to = ["--json", str(tmp_path / "rows.json")]
     show(rows, described="a machine", arguments=options(None).parse_args(to))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.cost import POWERCAP, Cost, Meter, add
+from ratchet.cost import POWERCAP, Cost, CostMeter, add
 
 BURNS = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint('burnt', flush=True)\nsys.stdin.read()\n"
 
 
-def test_a_childs_processor_time_counts_while_it_runs_and_once_after_it_ended() -> None:
-    meter = Meter()
+def test_cpu_time_of_a_child_counts_once() -> None:
+    meter = CostMeter()
     child = subprocess.Popen([sys.executable, "-c", BURNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout
     child.stdout.readline()
@@ -33,7 +33,7 @@ def test_threads_count_and_what_was_spent_before_does_not() -> None:
             pass
 
     burn()
-    meter = Meter()
+    meter = CostMeter()
     assert meter.spent().cpu < 0.2
     thread = threading.Thread(target=burn)
     thread.start()
@@ -54,9 +54,9 @@ def processor(folder: Path, joules: dict[str, float]) -> None:
         (zone / "max_energy_range_uj").write_text("100000000\n")
 
 
-def test_the_processors_energy_is_that_of_its_packages_across_the_counters_end(tmp_path: Path) -> None:
+def test_processor_energy_is_right_across_a_counter_overflow(tmp_path: Path) -> None:
     processor(tmp_path, {"package-0": 90.0, "package-1": 10.0, "psys": 50.0})
-    meter = Meter(powercap=tmp_path)
+    meter = CostMeter(powercap=tmp_path)
     assert meter.spent().energy == {"processor": 0.0}
     processor(tmp_path, {"package-0": 95.0, "package-1": 11.0, "psys": 60.0})
     assert meter.spent().energy == {"processor": 6.0}
@@ -66,15 +66,15 @@ def test_the_processors_energy_is_that_of_its_packages_across_the_counters_end(t
 
 @pytest.mark.parametrize("content", ["", "none"])
 def test_energy_that_cannot_be_read_is_not_known(tmp_path: Path, content: str) -> None:
-    assert Meter(powercap=tmp_path / "no such folder").spent().energy == {}
+    assert CostMeter(powercap=tmp_path / "no such folder").spent().energy == {}
     processor(tmp_path, {"package-0": 1.0})
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text(content)
-    assert Meter(powercap=tmp_path).spent().energy == {}
+    assert CostMeter(powercap=tmp_path).spent().energy == {}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_a_gpus_time_and_energy_count_from_when_it_is_used() -> None:
-    meter = Meter(powercap=POWERCAP)
+def test_gpu_time_and_energy_count_from_first_use() -> None:
+    meter = CostMeter(powercap=POWERCAP)
     meter.use("cuda")
     matrix = torch.ones(4096, 4096, device="cuda")
     while (spent := meter.spent()).gpu < 1.0:
@@ -83,7 +83,7 @@ def test_a_gpus_time_and_energy_count_from_when_it_is_used() -> None:
     assert spent.energy.get("GPU", 1.0) > 0.0
 
 
-def test_attempts_add_up_and_energy_that_one_does_not_know_is_not_known() -> None:
+def test_attempts_add_up_and_unknown_energy_stays_unknown() -> None:
     first = Cost(10.0, 20.0, 5.0, {"GPU": 360.0, "processor": 36.0})
     second = Cost(1.0, 2.0, 0.5, {"GPU": 36.0})
     assert add([]) is None
@@ -94,11 +94,11 @@ def test_attempts_add_up_and_energy_that_one_does_not_know_is_not_known() -> Non
 
 def test_it_is_told_in_words_and_hours() -> None:
     cheap = Cost(23.4, 41.2, 0.0)
-    assert cheap.words == "23.4 s wall, 41.2 CPU-seconds"
+    assert cheap.summary == "23.4 s wall, 41.2 CPU-seconds"
     assert cheap.metrics() == pytest.approx(
         {"cost/wall_hours": 0.0065, "cost/cpu_hours": 41.2 / 3600, "cost/gpu_hours": 0.0}
     )
     dear = Cost(3600.0 * 30, 3600.0 * 100, 3600.0 * 29, {"GPU": 3.6e7, "processor": 3.6e6}, attempts=3)
-    assert dear.words == "30 h wall, 100 CPU-hours, 29 GPU-hours, 11,000 Wh (GPU and processor), in 3 attempts"
+    assert dear.summary == "30 h wall, 100 CPU-hours, 29 GPU-hours, 11,000 Wh (GPU and processor), in 3 attempts"
     assert dear.metrics()["cost/energy_wh"] == pytest.approx(11000.0)
-    assert Cost(600.0, 1200.0, 300.0).words == "10 min wall, 20 CPU-minutes, 5 GPU-minutes"
+    assert Cost(600.0, 1200.0, 300.0).summary == "10 min wall, 20 CPU-minutes, 5 GPU-minutes"

@@ -95,7 +95,7 @@ files.write_bytes(Path(sys.argv[1]), b"new" * 100_000)
     assert path.read_bytes() == b"newer"
 
 
-def test_json_is_the_same_bytes_for_the_same_content_and_refuses_nan(tmp_path: Path) -> None:
+def test_equal_json_has_equal_bytes_and_nan_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     files.write_json(path, {"b": [1, 2.5], "a": "ø"})
     content = path.read_bytes()
@@ -129,9 +129,7 @@ def test_an_error_while_filling_leaves_the_old_folder(tmp_path: Path) -> None:
     assert drafts(tmp_path) == []
 
 
-def test_an_error_between_the_two_renames_brings_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_between_the_renames_restores_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     with files.draft_directory(path) as draft:
         (draft / "old").touch()
@@ -151,7 +149,7 @@ def test_an_error_between_the_two_renames_brings_the_old_folder_back(
     assert drafts(tmp_path) == []
 
 
-def test_a_filler_that_was_killed_leaves_the_old_folder_and_its_draft_goes_next_time(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_old_folder(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with files.draft_directory(path) as draft:
         (draft / "old").touch()
@@ -190,7 +188,7 @@ def test_digests_are_those_of_sha256_and_of_content_alone(tmp_path: Path) -> Non
     assert files.digest_json({"a": 1}) != files.digest_json({"a": 1.5})
 
 
-def test_a_tree_s_digest_knows_names_and_contents_and_nothing_else(tmp_path: Path) -> None:
+def test_digest_of_a_tree_covers_names_and_contents_only(tmp_path: Path) -> None:
     def make(name: str, *contents: tuple[str, str]) -> str:
         for inside, text in contents:
             files.write_text(tmp_path / name / inside, text)

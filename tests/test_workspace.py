@@ -114,7 +114,7 @@ def test_a_killed_holder_holds_nothing(workspace: Workspace) -> None:
     assert not (workspace.state / "holder.json").exists()
 
 
-def test_a_holder_that_has_not_said_who_it_is_is_busy_all_the_same(workspace: Workspace) -> None:
+def test_an_unknown_holder_is_busy_too(workspace: Workspace) -> None:
     with holder(workspace):
         (workspace.state / "holder.json").write_text("")
         with pytest.raises(WorkspaceBusy, match="another run holds this workspace"), workspace.hold("a test"):

@@ -1,4 +1,4 @@
-"""Ratchet: a PyTorch training pipeline whose champion only ever moves forward."""
+"""Ratchet: a PyTorch training pipeline that registers a model only if it is measurably better."""
 
 __all__ = ["__version__"]
 

@@ -1,4 +1,4 @@
-"""What a piece of work costs: time on the clock, on processors and on GPUs, and energy where the hardware tells."""
+"""Cost of a training: wall time, CPU time, GPU time, and energy where the hardware measures it."""
 
 import contextlib
 import os
@@ -9,85 +9,85 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Cost", "Meter", "add", "spoken"]
+__all__ = ["Cost", "CostMeter", "add", "time_text"]
 
-POWERCAP = Path("/sys/class/powercap")  # where Linux shows the processor's energy, if it lets us read it
+POWERCAP = Path("/sys/class/powercap")  # energy counters of the processor, on Linux
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What was spent, in seconds and joules."""
+    """Cost in seconds and joules."""
 
     wall: float
     cpu: float  # of the process, its threads and its children
-    gpu: float  # on the clock, times the GPUs used
-    energy: Mapping[str, float] = field(default_factory=dict)  # joules, by what was measured: GPU, processor
+    gpu: float  # wall time of the GPUs used
+    energy: Mapping[str, float] = field(default_factory=dict)  # joules, by device: GPU, processor
     attempts: int = 1
 
     @property
-    def words(self) -> str:
-        """One line for a person: "23 s wall, 41 CPU-seconds"."""
-        parts = [spoken("wall", self.wall), spoken("cpu", self.cpu)]
+    def summary(self) -> str:
+        """One line: "23 s wall, 41 CPU-seconds"."""
+        parts = [time_text("wall", self.wall), time_text("cpu", self.cpu)]
         if self.gpu:
-            parts.append(spoken("gpu", self.gpu))
+            parts.append(time_text("gpu", self.gpu))
         if self.energy:
             parts.append(f"{_rounded(sum(self.energy.values()) / 3600)} Wh ({' and '.join(sorted(self.energy))})")
-        again = f", in {self.attempts} attempts" if self.attempts > 1 else ""
-        return ", ".join(parts) + again
+        attempts = f", in {self.attempts} attempts" if self.attempts > 1 else ""
+        return ", ".join(parts) + attempts
 
     def metrics(self) -> dict[str, float]:
-        """What is known of it, under MLflow's names for it."""
+        """Return the known values by their names in MLflow, in hours and watt-hours."""
         hours = {"wall": self.wall / 3600, "cpu": self.cpu / 3600, "gpu": self.gpu / 3600}
-        told = {f"cost/{name}_hours": value for name, value in hours.items()}
-        return told | ({"cost/energy_wh": sum(self.energy.values()) / 3600} if self.energy else {})
+        metrics = {f"cost/{name}_hours": value for name, value in hours.items()}
+        return metrics | ({"cost/energy_wh": sum(self.energy.values()) / 3600} if self.energy else {})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it."""
+        """Return plain data that `from_json` reads."""
         return {"wall": self.wall, "cpu": self.cpu, "gpu": self.gpu, "energy": dict(self.energy)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Cost":
-        """The cost that `to_json` wrote."""
+        """Read what `to_json` returned."""
         return cls(**{name: content[name] for name in ("wall", "cpu", "gpu", "energy")})
 
 
 def add(costs: Iterable[Cost]) -> Cost | None:
-    """Several attempts' together; None of none. Energy that one of them does not know, all do not know."""
-    known = list(costs)
-    if not known:
+    """Return the sum over attempts, or None without any. A device's energy is dropped if an attempt lacks it."""
+    attempts = list(costs)
+    if not attempts:
         return None
-    measured = set.intersection(*(set(one.energy) for one in known))
+    measured = set.intersection(*(set(cost.energy) for cost in attempts))
     return Cost(
-        wall=sum(one.wall for one in known),
-        cpu=sum(one.cpu for one in known),
-        gpu=sum(one.gpu for one in known),
-        energy={name: sum(one.energy[name] for one in known) for name in sorted(measured)},
-        attempts=len(known),
+        wall=sum(cost.wall for cost in attempts),
+        cpu=sum(cost.cpu for cost in attempts),
+        gpu=sum(cost.gpu for cost in attempts),
+        energy={name: sum(cost.energy[name] for cost in attempts) for name in sorted(measured)},
+        attempts=len(attempts),
     )
 
 
 class _Energy(Protocol):
-    """Something that counts joules."""
+    """A counter of joules."""
 
     name: str
 
     def joules(self) -> float | None:
-        """Since the first call, which gives 0; None: it cannot be read."""
+        """Return the joules since the first call, which returns 0; None if the counter cannot be read."""
 
 
-class Meter:
-    """What this process spends from now on. Energy is that of the whole device: whoever else uses it is counted in."""
+class CostMeter:
+    """Measures the cost of this process from now on. Energy is that of the whole device, other processes included."""
 
     def __init__(self, *, powercap: Path = POWERCAP) -> None:
         self.attempt = uuid.uuid4().hex[:12]
         self._began, self._cpu = time.monotonic(), _cpu_seconds()
         self._gpu_began: float | None = None
         self._energy: list[_Energy] = [_ProcessorEnergy(powercap)]
-        self._told = -float("inf")
-        self.spent()  # from here on the counters count
+        self._last_due = -float("inf")
+        self.spent()  # starts the counters
 
     def use(self, device: str) -> None:
-        """From now on it works on this device, as PyTorch names it (cpu, cuda, cuda:1, mps)."""
+        """Count this device from now on; `device` is PyTorch's name (cpu, cuda, cuda:1, mps)."""
         if device.startswith(("cuda", "mps")):
             self._gpu_began = time.monotonic()
         if device.startswith("cuda"):
@@ -95,9 +95,9 @@ class Meter:
             self.spent()
 
     def spent(self) -> Cost:
-        """What was spent so far."""
+        """Return the cost so far."""
         now = time.monotonic()
-        joules = {one.name: one.joules() for one in self._energy}
+        joules = {counter.name: counter.joules() for counter in self._energy}
         return Cost(
             wall=now - self._began,
             cpu=max(0.0, _cpu_seconds() - self._cpu),
@@ -106,31 +106,31 @@ class Meter:
         )
 
     def is_due(self, *, every: float = 5.0) -> bool:
-        """Whether so many seconds went by since it last was: reading it takes milliseconds."""
-        if time.monotonic() - self._told < every:
+        """Return whether `every` seconds have passed since it was last due: a reading takes milliseconds."""
+        if time.monotonic() - self._last_due < every:
             return False
-        self._told = time.monotonic()
+        self._last_due = time.monotonic()
         return True
 
 
 def _cpu_seconds() -> float:
-    """Of this process with its threads, its children that ended, and those that still run."""
+    """CPU seconds of this process with its threads, and of its children, running or ended."""
     import psutil
 
     own = os.times()
     total = own.user + own.system + own.children_user + own.children_system
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it ended just now
+        with contextlib.suppress(psutil.Error):  # it has just ended
             times = child.cpu_times()
             total += times.user + times.system
     return float(total)
 
 
 class _ProcessorEnergy:
-    """RAPL, by which processors of Intel and AMD count their energy: all packages of the machine.
+    """Energy of all processor packages, by RAPL (Intel and AMD).
 
-    https://docs.kernel.org/power/powercap/powercap.html. The counters begin again at `max_energy_range_uj`, so what
-    was spent is added up at every reading, and read often enough it is right.
+    https://docs.kernel.org/power/powercap/powercap.html. The counters wrap around at `max_energy_range_uj`, so the
+    differences of all readings are added up. The sum is right if a counter is read at least once per round.
     """
 
     name = "processor"
@@ -146,7 +146,7 @@ class _ProcessorEnergy:
         try:
             now = [int(_read(zone / "energy_uj")) for zone in self._zones]
             spans = [int(_read(zone / "max_energy_range_uj")) for zone in self._zones]
-        except ValueError:  # kernels since 5.10 let root alone read it
+        except ValueError:  # since kernel 5.10 only root can read it
             return None
         if not now:
             return None
@@ -157,7 +157,7 @@ class _ProcessorEnergy:
 
 
 def _read(path: Path) -> str:
-    """A file's text; none where it may not be read."""
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -165,7 +165,7 @@ def _read(path: Path) -> str:
 
 
 class _GpuEnergy:
-    """What an NVIDIA GPU (Volta and later) counts since its driver was loaded, by NVML."""
+    """Energy of an NVIDIA GPU (Volta and later), by NVML."""
 
     name = "GPU"
 
@@ -179,22 +179,22 @@ class _GpuEnergy:
 
         try:
             pynvml.nvmlInit()
-            # By its UUID: CUDA's numbers are not NVML's.
+            # By UUID, because CUDA and NVML number the GPUs differently.
             identity = str(torch.cuda.get_device_properties(torch.device(self._device)).uuid)
             handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}".encode())
             now = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-        except pynvml.NVMLError:  # an older one, or a slice of one (MIG), has no such counter
+        except pynvml.NVMLError:  # older GPUs and MIG instances have no such counter
             return None
         self._first = now if self._first is None else self._first
         return now - self._first
 
 
-def spoken(what: str, seconds: float) -> str:
-    """Time of one kind (wall, cpu, gpu) for a person: "23 s wall", "3.5 GPU-hours"."""
-    name = what.upper()
+def time_text(kind: str, seconds: float) -> str:
+    """Return a time of one kind (wall, cpu, gpu) as text: "23 s wall", "3.5 GPU-hours"."""
+    name = kind.upper()
     short, middle, long = (
         (" s wall", " min wall", " h wall")
-        if what == "wall"
+        if kind == "wall"
         else (f" {name}-seconds", f" {name}-minutes", f" {name}-hours")
     )
     if seconds < 120:

@@ -1,22 +1,21 @@
-"""What can go wrong, as one family.
+"""The family of errors that a user can cause or fix.
 
     RatchetError
-    ├── SettingsError      params.yaml, or an override, says something it must not
+    ├── SettingsError      a setting, or an override, is not allowed
     ├── WorkspaceError     the project folder is missing, not writable or full
     │   └── WorkspaceBusy  another run holds it
     ├── DataError          the source cannot be read, or too much of it is bad
-    ├── TrainingError      training cannot start or cannot go on
+    ├── TrainingError      training cannot start or cannot continue
     │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
-    │   └── NotFinite          the loss is infinite or not a number, and going back did not help
-    ├── RegistryError      MLflow or the ledger refuses, or a registered model does not load
-    │   ├── ChampionMoved      another model became champion meanwhile
-    │   ├── LedgerBroken       the ledger is not what was written
-    │   └── NotAllowed         this user may not do that
-    ├── TrackingAway       MLflow does not answer: what was recorded waits in the journal
+    │   └── NotFinite          the loss is infinite or not a number, and returning to a checkpoint did not help
+    ├── RegistryError      MLflow or the ledger refuses, or a registered model cannot be loaded
+    │   ├── ChampionMoved      another model became champion in the meantime
+    │   ├── LedgerBroken       entries of the ledger were changed
+    │   └── NotAllowed         the settings do not allow this user to do that
+    ├── TrackingUnavailable  MLflow does not answer; metrics wait in the journal
     └── PlatformError      a local server does not start or does not stop
 
-Every message names the thing, the value found, what is allowed and the way out: it is shown to a person as it is,
-without a traceback.
+Every message names the file or key, the value, what is allowed and the fix. It is shown as it is, without a traceback.
 """
 
 __all__ = [
@@ -39,11 +38,11 @@ __all__ = [
 
 
 class RatchetError(Exception):
-    """A mistake or a circumstance that a person can mend; the message says how."""
+    """A mistake or a condition that a user can fix; the message says how."""
 
 
 class SettingsError(RatchetError):
-    """params.yaml, or an override, says something it must not."""
+    """a setting, or an override, is not allowed."""
 
 
 class WorkspaceError(RatchetError):
@@ -59,7 +58,7 @@ class DataError(RatchetError):
 
 
 class TrainingError(RatchetError):
-    """Training cannot start or cannot go on."""
+    """Training cannot start or cannot continue."""
 
 
 class CheckpointError(TrainingError):
@@ -67,7 +66,7 @@ class CheckpointError(TrainingError):
 
 
 class NotFinite(TrainingError):
-    """The loss of `step` is infinite or not a number, and going back did not help; `rows` are its batch's."""
+    """The loss of `step` is not finite, and returning to a checkpoint did not help. `rows`: the batch."""
 
     def __init__(self, message: str, *, step: int, rows: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -75,19 +74,19 @@ class NotFinite(TrainingError):
 
 
 class RegistryError(RatchetError):
-    """MLflow or the ledger refuses, or a registered model does not load."""
+    """MLflow or the ledger refuses, or a registered model cannot be loaded."""
 
 
 class ChampionMoved(RegistryError):
-    """Another model became champion since this one was compared with the one before."""
+    """Another model became champion after this one was compared with the previous champion."""
 
 
 class LedgerBroken(RegistryError):
-    """The ledger is not what was written: entries were edited, removed, inserted or replaced."""
+    """Entries of the ledger were edited, removed, inserted or replaced."""
 
 
 class NotAllowed(RegistryError):
-    """The settings do not let this user do that."""
+    """The settings do not allow this user to do that."""
 
 
 class TrackingUnavailable(RatchetError):
@@ -99,5 +98,5 @@ class PlatformError(RatchetError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library's says first; of one that says nothing, its kind."""
+    """Return the first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""A whole file or none: draft, fsync, rename. And digests."""
+"""Files that are written completely or not at all (draft, fsync, rename), and digests."""
 
 import contextlib
 import hashlib
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 _DRAFT = ".draft-"
-_REPLACED = ".replaced"  # inside a draft folder: what stood at the place until the new one was whole
+_REPLACED = ".replaced"  # in a draft folder: the previous folder, until the new one is complete
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Put `content` at `path`: afterwards the file is whole, or is what it was before. `private`: nobody else reads it.
+    """Write `content` to `path`. The file is complete afterwards, or unchanged. `private`: only the owner can read it.
 
-    The file is replaced, never written over: DVC may have linked the old one into its cache, where it must not change.
+    The file is replaced, never overwritten: DVC may have linked the old one into its cache, where it must not change.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=_DRAFT, suffix=path.suffix, dir=path.parent)
@@ -41,7 +41,7 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         if not private:
-            os.chmod(draft, 0o644)  # mkstemp makes it so; an output is for all
+            os.chmod(draft, 0o644)  # mkstemp makes files private; outputs are not
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -51,7 +51,7 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """`write_bytes` for text, in UTF-8."""
+    """Write text in UTF-8, as `write_bytes` does."""
     write_bytes(path, content.encode())
 
 
@@ -61,12 +61,12 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def parse_yaml(text: str) -> Any:
-    """What YAML 1.2 says, in plain Python; by the C parser where there is one, which takes a fifth of the time.
+    """Parse YAML 1.2 into plain Python, with the C parser where there is one (five times as fast).
 
     Raises:
         ruamel.yaml.error.YAMLError: it is not YAML.
@@ -76,18 +76,18 @@ def parse_yaml(text: str) -> Any:
 
     try:
         return YAML(typ="safe").load(text)
-    except ValueError as error:  # the form of a date or a number, but there is none such
+    except ValueError as error:  # looks like a date or a number, and is not a valid one
         raise YAMLError(str(error)) from error
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file."""
+    """Return the content of a YAML file."""
     return parse_yaml(path.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
 def draft_directory(path: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; on leaving it becomes `path`, replacing what was. An error changes nothing."""
+    """Yield an empty folder. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_drafts(path.parent, path.name)
     draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent))
@@ -114,11 +114,11 @@ def draft_directory(path: Path) -> Iterator[Path]:
 
 
 def clear_drafts(parent: Path, name: str) -> None:
-    """Tidy up after a killed `draft_directory(parent / name)`: what it was about to replace is put back."""
-    for left in parent.glob(f"{_DRAFT}{name}-*"):
-        if (left / _REPLACED).exists() and not (parent / name).exists():
-            os.replace(left / _REPLACED, parent / name)
-        shutil.rmtree(left, ignore_errors=True)
+    """Clean up after a killed `draft_directory(parent / name)`, and restore the folder that it was replacing."""
+    for draft in parent.glob(f"{_DRAFT}{name}-*"):
+        if (draft / _REPLACED).exists() and not (parent / name).exists():
+            os.replace(draft / _REPLACED, parent / name)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
@@ -141,18 +141,18 @@ def _sync_tree(path: Path) -> None:
 
 
 def digest_json(content: object) -> str:
-    """SHA-256 (hex) of plain data, the same for equal data whatever the order of keys."""
+    """Return the SHA-256 (hex) of plain data; the order of keys does not matter."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_tree(root: Path, patterns: Iterable[str] = ("**/*",)) -> str:
-    """SHA-256 (hex) over the relative names and contents of the files under `root` that match a pattern."""
+    """Return the SHA-256 (hex) over the relative names and contents of the files under `root` that match a pattern."""
     files = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
     return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in files})

@@ -26,7 +26,7 @@ _SHOWN = "***"
 
 
 def secret_in(text: str) -> str | None:
-    """Name the first kind of secret that the addresses in `text` hold; None if they hold none."""
+    """Return the kind of the first secret in the addresses in `text`, or None."""
     return next((kind for _, _, kind in _secrets(text)), None)
 
 
@@ -59,7 +59,7 @@ def is_usable(url: str) -> bool:
 
 
 def where_instead(key: str, url: str) -> str:
-    """Say where the setting `key` may leave the secret of this address, so that its client finds it."""
+    """Return how to pass the secret of this address to its client, outside the setting `key`."""
     scheme = url.partition("://")[0].lower().rpartition("::")[2].partition("+")[0]
     if key == "alerts.webhook":
         return "`ratchet set alerts.webhook=environment`, and export RATCHET_ALERTS_WEBHOOK"
@@ -81,7 +81,7 @@ def where_instead(key: str, url: str) -> str:
 
 
 def _secrets(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where each secret begins and ends in `text`, and what it is."""
+    """Yield start, end and kind of each secret in `text`."""
     if "://" not in text:
         return
     for address in _ADDRESS.finditer(text):

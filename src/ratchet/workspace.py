@@ -1,4 +1,4 @@
-"""The project folder: where it is, where each thing lies in it, and who holds it."""
+"""The project folder: its paths, and the lock that lets one run at a time work in it."""
 
 import errno
 import json
@@ -15,44 +15,48 @@ __all__ = ["Workspace", "disk_errors"]
 
 ROOT_VARIABLE = "RATCHET_ROOT"
 
-_WAYS_OUT = {
+_FIXES = {
     errno.ENOSPC: "free some space, or move the project to a larger disk",
-    errno.EDQUOT: "your quota is used up: free some space, or ask for more",
-    errno.EFBIG: "no file so large may be written here: raise the limit, or move the project",
-    errno.EROFS: "the disk is mounted read-only: mount it writable, or move the project",
+    errno.EDQUOT: "your quota is used up. Free some space, or ask for more",
+    errno.EFBIG: "a file this large is not allowed here. Raise the limit, or move the project",
+    errno.EROFS: "the disk is mounted read-only. Mount it writable, or move the project",
     errno.EACCES: "make it readable and writable for this user, or work in a clone",
-    errno.EEXIST: "something else is in the way there: move it away",
-    errno.ENOTDIR: "something else is in the way there: move it away",
+    errno.EEXIST: "another file is in the way. Move it away",
+    errno.ENOTDIR: "another file is in the way. Move it away",
     errno.EPERM: "make it readable and writable for this user, or work in a clone",
 }
 
 
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """What the disk refuses inside, in words; any other error passes as it is.
+    """Turn errors of the disk into user errors. Other errors pass unchanged.
 
     Raises:
-        WorkspaceError: no space, no permission or read-only; names the file, or `place` where the system does not say.
+        WorkspaceError: no space, no permission or read-only; names the file, or `place` if the system does not.
     """
     try:
         yield
     except OSError as error:
-        way_out = _WAYS_OUT.get(error.errno or 0)
-        if way_out is None:
+        fix = _FIXES.get(error.errno or 0)
+        if fix is None:
             raise
         refused = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
-        raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {way_out}") from error
+        raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {fix}") from error
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """One project folder. Every path that crosses a stage is named here, once."""
+    """One project folder. It names every path that stages share."""
 
     root: Path
 
     @classmethod
     def find(cls, start: Path | None = None) -> "Workspace":
-        """The folder with params.yaml at or above `start` (the working folder), or the one RATCHET_ROOT names."""
+        """Find the folder with params.yaml, at or above `start` (the working folder) or RATCHET_ROOT.
+
+        Raises:
+            WorkspaceError: there is none.
+        """
         named = os.environ.get(ROOT_VARIABLE)
         here = Path(named) if named else (start or Path.cwd())
         here = here.resolve()
@@ -69,7 +73,7 @@ class Workspace:
 
     @property
     def data(self) -> Path:
-        """Where the stages write."""
+        """Folder that the stages write to."""
         return self.root / "data"
 
     @property
@@ -82,17 +86,17 @@ class Workspace:
 
     @property
     def releases(self) -> Path:
-        """Samples let in by hand; kept in git."""
+        """Quarantined samples that a user let in; committed to git."""
         return self.data / "releases.csv"
 
     @property
     def pretrained(self) -> Path:
-        """Weights that a training may begin with."""
+        """Folder of pretrained weights."""
         return self.root / "data" / "pretrained"
 
     @property
     def running(self) -> Path:
-        """Training under way: checkpoints that DVC does not yet own."""
+        """Checkpoints of unfinished trainings, which DVC does not track."""
         return self.data / "running"
 
     @property
@@ -113,7 +117,7 @@ class Workspace:
 
     @property
     def card(self) -> Path:
-        """The page about the data."""
+        """The data card."""
         return self.reports / "data.html"
 
     @property
@@ -122,12 +126,12 @@ class Workspace:
 
     @property
     def project(self) -> "Workspace":
-        """Whose MLflow records, ledger and servers are meant: this folder's own, or of the one it was laid down for."""
+        """The project that owns MLflow's records, ledger and servers; not this folder in a checkout of a revision."""
         note = self.state / "project"
         return Workspace(Path(note.read_text(encoding="utf-8"))) if note.exists() else self
 
     def database(self, uri: str) -> str:
-        """A database's address; a relative SQLite path made absolute, so that every process means the same file."""
+        """Return a database's address with an absolute SQLite path, so that every process uses the same file."""
         sqlite = "sqlite:///"
         if not uri.startswith(sqlite) or uri.startswith(f"{sqlite}/"):
             return uri
@@ -135,7 +139,7 @@ class Workspace:
 
     @property
     def production(self) -> "Workspace":
-        """Where runs of a given revision work, so that this folder stays as its person left it."""
+        """Checkout in which runs of a given revision work, so that this folder is not changed."""
         return Workspace(self.state / "production")
 
     @property
@@ -144,20 +148,20 @@ class Workspace:
 
     @property
     def state(self) -> Path:
-        """What this machine alone needs: locks, pid files, server logs and databases. Never committed."""
+        """State of this machine: locks, process ids, server logs and databases. Never committed."""
         return self.root / ".ratchet"
 
     @property
     def overrides(self) -> Path:
-        """Note of what the settings of a run under way have replaced in params.yaml: ratchet.settings.run_settings."""
+        """Settings of params.yaml that a running run has replaced (ratchet.settings.run_settings)."""
         return self.state / "overrides.json"
 
     @contextmanager
     def hold(self, purpose: str, *, wait: float = 0.0) -> Iterator[str | None]:
-        """Be the only run in this workspace; the lock dies with the process.
+        """Be the only run in this workspace. The lock ends with the process.
 
-        Holding is inherited: a process started by the holder (RATCHET_HOLDER in its environment) may enter.
-        Settings that a killed run has left in params.yaml are taken back first. Yield a sentence about that, or None.
+        A process that the holder starts (RATCHET_HOLDER in its environment) may enter too. Settings that a killed run
+        left in params.yaml are restored first. Yield a message about that, or None.
 
         Raises:
             WorkspaceBusy: another run holds it after `wait` seconds; the message says which.
@@ -213,7 +217,7 @@ class Workspace:
     def _busy(self, holder: Path) -> str:
         try:
             who = json.loads(holder.read_text())
-        except (OSError, ValueError):  # the holder is just arriving or leaving
+        except (OSError, ValueError):  # the holder is about to write or remove it
             return f"{self.root}: another run holds this workspace: wait for it to end"
         since = time.strftime("%H:%M:%S", time.localtime(who["since"]))
         return (

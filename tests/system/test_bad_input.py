@@ -101,7 +101,7 @@ def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: st
     assert not (fresh.root / ".ratchet").exists()
 
 
-def test_a_bad_file_is_refused_with_all_its_faults_by_every_command(fresh: Any) -> None:
+def test_every_command_refuses_a_bad_file_with_all_faults(fresh: Any) -> None:
     path = fresh.workspace.params
     text = path.read_text().replace("optimizer: adamw", "optimizer: adagrad").replace("min_side: 4", "minside: 4")
     path.write_text(text)
@@ -180,7 +180,7 @@ def test_an_empty_class_is_refused(fresh: Any) -> None:
     assert f"{folder / 'dog'}: the class folder is empty. Fix: add images, or remove it" in told
 
 
-def test_when_every_image_is_bad_the_run_stops_with_the_counts_and_the_table(fresh: Any) -> None:
+def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
     folder = use_pictures(fresh)
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_when_every_image_is_bad_the_run_stops_with_the_counts_and_the_table(fre
     assert pl.read_parquet(fresh.workspace.quarantine)["source"].n_unique() == 10
 
 
-def test_bad_images_are_quarantined_counted_and_named_and_the_run_goes_on(fresh: Any) -> None:
+def test_bad_images_are_quarantined_and_the_run_continues(fresh: Any) -> None:
     folder = use_pictures(fresh)
     pictures(folder / "cat", 60)
     pictures(folder / "dog", 60, first=500)
@@ -251,7 +251,7 @@ def fill(disk: Path, *, leave: int) -> Path:
     return filler
 
 
-def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk: Path, shared_project: Any) -> None:
+def test_a_run_continues_after_a_full_disk_has_room(small_disk: Path, shared_project: Any) -> None:
     project = shared_project.clone(small_disk / "project")
     quiet = {"PYTHONDONTWRITEBYTECODE": "1"}
     filler = fill(small_disk, leave=64 << 10)

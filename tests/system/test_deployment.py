@@ -186,7 +186,7 @@ def test_report_and_figures_are_artifacts_of_the_run(served: Served, first: dict
     assert artifacts["confusion"]["data"].startswith("data:image/png;base64,")
 
 
-def test_the_links_to_mlflow_lead_to_the_run_and_its_report(served: Served, first: dict[str, Any]) -> None:
+def test_links_to_mlflow_open_the_run_and_its_report(served: Served, first: dict[str, Any]) -> None:
     artifacts = {artifact["key"]: artifact["data"] for artifact in served.of_run("artifacts", first)}
     found = re.search(r"\((http\S+?)/#/experiments/(\w+)/runs/(\w+)/artifacts/([\w./]+)", artifacts["report-page"])
     assert found, artifacts["report-page"]
@@ -204,9 +204,7 @@ def test_the_links_to_mlflow_lead_to_the_run_and_its_report(served: Served, firs
         ({"model": "convnet"}, "'overrides.model'. .* is not of type 'object'"),
     ],
 )
-def test_nonsense_in_the_run_form_is_refused_before_a_run_exists(
-    served: Served, overrides: dict[str, Any], reason: str
-) -> None:
+def test_wrong_values_in_the_run_form_create_no_run(served: Served, overrides: dict[str, Any], reason: str) -> None:
     deployment = served.prefect("/deployments/name/train-flow/local")
     before = len(served.runs())
     with pytest.raises(PlatformError, match=rf"\(409\).*{reason}"):
@@ -245,7 +243,7 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
     assert _points(served, run, "validation/accuracy") == list(range(1, EPOCHS + 1))
 
 
-def test_a_cancelled_run_says_where_it_stopped_and_a_retry_continues(served: Served, first: dict[str, Any]) -> None:
+def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, first: dict[str, Any]) -> None:
     """Read when Prefect's worker has written its own message over the run's state."""
     before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS}, seed=2)
@@ -291,9 +289,7 @@ def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: 
     served.project.good("ratchet", "set", "seed=0")
 
 
-def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
-    served: Served, first: dict[str, Any]
-) -> None:
+def test_a_user_error_is_logged_without_a_traceback(served: Served, first: dict[str, Any]) -> None:
     before = served.project.workspace.params.read_bytes()
     run = served.train(data={"source": "image-folder", "path": "data/nowhere"})
     assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
@@ -303,7 +299,7 @@ def test_a_persons_mistake_is_the_runs_message_and_its_log_has_no_traceback(
     assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]
 
 
-def test_a_person_approves_in_the_run_form_and_the_ledger_keeps_it(served: Served, first: dict[str, Any]) -> None:
+def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: dict[str, Any]) -> None:
     served.project.good("ratchet", "set", "registry.promotion=manual", "access.approvers=[ann]")
     gate = {"champion": "not-worse", "tolerance": 0.99, "slice_tolerance": 0.99, "latency_factor": 0.0}
     trained = served.train(seed=1, gate=gate)
@@ -355,7 +351,7 @@ def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) 
     assert [limit and limit["limit"] for limit in limits] == [None, 1, 1]
 
 
-def test_an_event_of_drift_starts_one_run_of_what_is_committed(served: Served, committed: None) -> None:
+def test_a_drift_event_starts_one_run_of_the_commit(served: Served, committed: None) -> None:
     mine = (served.root / "params.yaml").read_bytes()
     for _ in range(3):  # the same drift is told again and again
         served.shell("event", "emit", "ratchet.drift.detected", "--resource-id", "ratchet.model.digits")
@@ -424,7 +420,7 @@ def commit_settings(project: Any, *changes: str) -> None:
     project.workspace.params.write_bytes(mine)
 
 
-def test_a_night_whose_worker_was_killed_continues_when_prefect_tries_it_again(served: Served, committed: None) -> None:
+def test_a_killed_nightly_run_continues_when_prefect_retries_it(served: Served, committed: None) -> None:
     commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
     run = served.deploy("--param", "revision=HEAD")
     running = served.root / ".ratchet" / "production" / "data" / "running"

@@ -220,7 +220,7 @@ def test_up_starts_on_each_host_what_belongs_there(hosts: list[Host]) -> None:
     assert {worker["name"] for worker in workers} == {host.worker for host in hosts}
 
 
-def test_each_host_does_one_of_the_runs_at_once_and_versions_are_registered_once_each(hosts: list[Host]) -> None:
+def test_each_host_takes_a_run_and_versions_are_registered_once(hosts: list[Host]) -> None:
     ids = begin(hosts)
     until(lambda: not {"", "SCHEDULED", "PENDING", "RUNNING"} & set(states(hosts, ids)))
     assert states(hosts, ids) == ["COMPLETED"] * COUNT
@@ -233,7 +233,7 @@ def test_each_host_does_one_of_the_runs_at_once_and_versions_are_registered_once
     assert json.loads(hosts[0].good(sys.executable, "-c", SQL, at, "SELECT what FROM ledger")).count("register") == 3
 
 
-def test_a_worker_that_is_killed_settles_its_own_run_and_leaves_the_others(hosts: list[Host]) -> None:
+def test_a_killed_worker_settles_only_its_own_run(hosts: list[Host]) -> None:
     ids = begin(hosts, epochs=60, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
     killed = Record.read(hosts[1].project.workspace).services["worker"].command()
@@ -246,7 +246,7 @@ def test_a_worker_that_is_killed_settles_its_own_run_and_leaves_the_others(hosts
     assert states(hosts, ids) == ["COMPLETED", "CRASHED", "COMPLETED"]
 
 
-def test_the_run_of_a_machine_that_is_gone_is_settled_and_a_stalled_one_is_left_alone(hosts: list[Host]) -> None:
+def test_the_run_of_a_lost_machine_is_settled(hosts: list[Host]) -> None:
     hosts[0].good("ratchet", "set", "platform.lost_after=60")
     ids = begin(hosts, epochs=61, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
@@ -276,7 +276,7 @@ def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
         host.good("ratchet", "status")
 
 
-def test_who_does_not_know_the_servers_password_is_told_how_to_give_it(hosts: list[Host]) -> None:
+def test_a_missing_server_password_is_named_with_its_fix(hosts: list[Host]) -> None:
     forgotten = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_AUTH_STRING"}
     said = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
     wanted = f"ratchet: Prefect's server at {API} asks for a password. Fix: export the PREFECT_API_AUTH_STRING"

@@ -160,7 +160,7 @@ def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: Told)
     assert described == {"data/profile.json", "data/data.html"}
 
 
-def test_a_version_goes_with_its_card_its_bill_of_materials_and_its_cost(clone: Any, first: Told) -> None:
+def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: Told) -> None:
     client, run_id = mlflow_client(clone), first.registration["run_id"]
     version = client.get_model_version(NAME, "1")
     run = client.get_run(run_id)
@@ -233,7 +233,7 @@ def test_after_dvc_repro_the_flow_has_nothing_to_do(other_clone: Any) -> None:
     assert hashes(other_clone) == before
 
 
-def test_after_dvc_repro_the_flow_skips_what_an_edit_leaves_alone(other_clone: Any) -> None:
+def test_after_dvc_repro_the_flow_skips_unchanged_stages(other_clone: Any) -> None:
     before = hashes(other_clone)
     told = train(other_clone, "gate.minimum_accuracy=0.25")
     assert told.task_states == {
@@ -260,7 +260,7 @@ def test_an_edit_of_the_training_leaves_the_data_alone(shorter: Told, first: Tol
     assert shorter.hashes["data/model"] != first.hashes["data/model"]
 
 
-def test_a_worse_model_is_refused_in_plain_words_and_the_champion_stays(clone: Any, crippled: Told) -> None:
+def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: Told) -> None:
     assert crippled.flow_state == "Completed"
     assert not crippled.registration["passed"]
     assert (crippled.registration["version"], crippled.registration["aliases"]) == (None, [])

@@ -96,7 +96,7 @@ def struck(
             print(log.read_text())
 
 
-def test_evaluate_killed_at_any_moment_leaves_the_same_figures_in_the_end(struck: Struck) -> None:
+def test_evaluate_killed_at_any_moment_ends_with_equal_metrics(struck: Struck) -> None:
     before, chance = struck.project.digests("data/reports"), random.Random(4)
     assert struck.do("tasks.evaluate") == 0
     for _ in range(10):
@@ -105,7 +105,7 @@ def test_evaluate_killed_at_any_moment_leaves_the_same_figures_in_the_end(struck
     assert struck.project.digests("data/reports") == before
 
 
-def test_register_killed_fifty_times_makes_one_version_each_and_loses_nothing(struck: Struck) -> None:
+def test_register_killed_fifty_times_makes_one_version_each(struck: Struck) -> None:
     chance, ends = random.Random(5), Counter[str]()
     assert struck.do("tasks.register") == 0
     kills, names = 0, 0
@@ -142,7 +142,7 @@ def _left(struck: Struck, name: str) -> str:
     return f"{len(versions)} versions: {'; '.join(sorted(set(told))) or 'agree'}"
 
 
-def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(struck: Struck) -> None:
+def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -> None:
     settings.override(struck.project.workspace.params, {"seed": 1})
     for stage in ("train", "evaluate"):
         struck.project.good(*struck.project.stage(stage))
@@ -169,7 +169,7 @@ def test_promote_and_rollback_killed_fifty_times_always_agree_with_the_ledger(st
     assert len(struck.succession.registry.versions("digits")) == 2
 
 
-def test_an_alias_moved_by_hand_ends_audit_and_register_with_a_sentence(struck: Struck) -> None:
+def test_an_alias_moved_by_hand_stops_audit_and_register(struck: Struck) -> None:
     number = struck.succession.state().champion
     other = "1" if number == "2" else "2"
     struck.succession.registry.client.set_registered_model_alias("digits", "champion", other)
@@ -180,7 +180,7 @@ def test_an_alias_moved_by_hand_ends_audit_and_register_with_a_sentence(struck: 
     assert struck.amiss("digits") == []
 
 
-def test_two_that_register_at_once_are_each_judged_against_the_champion_they_replace(
+def test_two_registrations_at_once_are_each_judged_against_their_champion(
     new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], tmp_path: Path
 ) -> None:
     shared = {"tracking.uri": f"sqlite:///{tmp_path}/mlflow.db", "registry.ledger": f"sqlite:///{tmp_path}/ledger.db"}

@@ -135,14 +135,14 @@ def assert_a_clone_has_all(project: Any, root: Path, sshd: Sshd) -> None:
     assert "up to date" in clone.good("dvc", "status")
 
 
-def test_a_training_is_stored_by_ssh_and_a_clone_has_it(project: Any, sshd: Sshd, tmp_path: Path) -> None:
+def test_a_training_stored_by_ssh_is_in_a_clone(project: Any, sshd: Sshd, tmp_path: Path) -> None:
     said = project.good("ratchet", "train")
     assert AWAY not in said
     assert list((sshd.store / "files" / "md5").rglob("*.dir"))
     assert_a_clone_has_all(project, tmp_path / "clone", sshd)
 
 
-def test_a_server_that_is_away_is_told_and_nothing_is_lost(project: Any, sshd: Sshd, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_named_and_nothing_is_lost(project: Any, sshd: Sshd, tmp_path: Path) -> None:
     sshd.stop()
     said = project.good("ratchet", "train", "--set", "seed=1")
     told = [line for line in said.splitlines() if AWAY in line]
@@ -154,7 +154,7 @@ def test_a_server_that_is_away_is_told_and_nothing_is_lost(project: Any, sshd: S
     assert_a_clone_has_all(project, tmp_path / "clone", sshd)
 
 
-def test_a_key_that_is_not_let_in_is_told_and_nothing_is_lost(project: Any, sshd: Sshd) -> None:
+def test_a_refused_key_is_named_and_nothing_is_lost(project: Any, sshd: Sshd) -> None:
     give(project, sshd.make_key("other"))
     said = project.good("ratchet", "train", "--set", "seed=2")
     assert f"train: {AWAY}Permission denied" in said

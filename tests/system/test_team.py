@@ -124,7 +124,7 @@ def make_databases(server: Any, *names: str) -> dict[str, str]:
     return {name: f"postgresql://ratchet@127.0.0.1:{server.port}/{name}" for name in names}
 
 
-def test_a_training_by_the_worker_lands_in_the_databases_and_the_store(team: Team) -> None:
+def test_a_workers_training_is_in_the_databases_and_the_store(team: Team) -> None:
     said = team.good("ratchet", "up")
     assert "train-flow/local" in said
     done = team.good("prefect", "deployment", "run", "train-flow/local", "--watch")
@@ -163,7 +163,7 @@ def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> No
     assert len(team.runs("COMPLETED")) == 2
 
 
-def test_a_store_that_does_not_answer_is_told_and_the_next_run_finishes(team: Team) -> None:
+def test_an_unreachable_store_is_named_and_the_next_run_finishes(team: Team) -> None:
     """What is trained meanwhile is kept: neither the training nor the evaluation is done again."""
     lost = team.environment | {"AWS_ENDPOINT_URL": f"http://{HOST}:{free_port(HOST)}", "AWS_MAX_ATTEMPTS": "1"}
     said = team.project.refused("ratchet", "train", "--set", "seed=2", **lost)

@@ -142,7 +142,7 @@ def test_so_does_what_the_worker_trains(project: Any, server: Server) -> None:
         (4, Server.environment("reader", READER), "does not allow this to reader (MLFLOW_TRACKING_USERNAME)"),
     ],
 )
-def test_who_is_not_let_in_is_told_and_keeps_the_training(
+def test_a_wrong_password_is_named_and_the_training_is_kept(
     seed: int, environment: dict[str, str], sentence: str, project: Any, server: Server
 ) -> None:
     before = len(server.runs())

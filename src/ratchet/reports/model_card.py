@@ -94,7 +94,10 @@ def _values(content: CardContent) -> dict[str, object]:
         "dtype": content.dtype,
         "program": _program(content),
         "data": _data(content),
-        "model": {**content.model, "cost": content.cost.words if content.cost else "unknown: it was not trained here"},
+        "model": {
+            **content.model,
+            "cost": content.cost.summary if content.cost else "unknown: it was not trained here",
+        },
         "settings": [(key, _setting(value), _setting(default)) for key, (value, default) in content.settings.items()],
         "provenance": content.lineage,
         "checksums": list(content.checksums.items()),

@@ -64,7 +64,7 @@ def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     version = line.champion()
     release = ArchivedVersion(line.name, version.number, ("champion",), {})
     kept = AliasSync(line.place.workspace, line.params, line.name)
-    assert "digests in the ledger fit what is stored" in require_evidence(kept, release, version.run_id)
+    assert "digests in the ledger match the stored files" in require_evidence(kept, release, version.run_id)
     path = line.artifact(version, "model.safetensors")
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
     flipped = bytearray(path.read_bytes())
@@ -200,8 +200,8 @@ def test_every_printed_name_can_be_traced(tmp_path: Path, record: Provenance) ->
         traced = trace(workspace, printed)
         (version,) = traced.chains[0].children
         assert version.children[0].title == f"run {run_id}", printed
-        assert traced.words, printed
-    assert trace(workspace, "dog/1").words == (f"dog/1 is sample dog/1 of data version {packed}: test, dog",)
+        assert traced.descriptions, printed
+    assert trace(workspace, "dog/1").descriptions == (f"dog/1 is sample dog/1 of data version {packed}: test, dog",)
     for nothing in ("5" * 64, "6" * 40, "7" * 8, "cat/1", "nothing", "", ".", "*", "'", "a" * 300, "a/" * 3000):
         with pytest.raises(RegistryError):
             trace(workspace, nothing)

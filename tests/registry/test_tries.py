@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ratchet.gate.level import Tries, spend
-from ratchet.gate.verdict import Comparison, Verdict
+from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 from ratchet.registry.tries import Question, judgement, known_try, tries_before
@@ -39,8 +39,8 @@ class Log:
         before = tries_before(self.entries, rows, np.ones(len(rows), np.bool_))
         level = spend(before, confidence=0.95)
         p = level.level if won else 0.5
-        comparison = Comparison(before.count + 1, len(rows), len(rows), p, level.level, level.left, won)
-        verdict = Verdict(won, (), "Passed." if won else "Refused.", comparison if over else None)
+        comparison = Comparison(before.count + 1, len(rows), p, level.level, level.remaining, won)
+        verdict = Verdict(won, (ChampionResult(won, champion=over, comparison=comparison if over else None),))
         self.add("judge", **judgement(self.entries, question, before, verdict, reserved=0.0))
         return before
 

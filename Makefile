@@ -8,22 +8,25 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
 TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
 
-.PHONY: train test test-all check up down bench lock setup
+.PHONY: train test test-system test-all check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
 
-test: $(TOOLS)  ## set up, and pass the tests
-	@$(TESTS) -m "not slow"
+test: $(TOOLS)  ## set up, and run the quick tests
+	@$(TESTS) -m "not slow and not system"
 
-check: $(TOOLS)  ## format, lint, types, import walls, tests
+test-system: $(TOOLS)  ## tests of whole commands and real servers
+	@$(TESTS) -m "system and not slow"
+
+check: $(TOOLS)  ## format, lint, types, layers, and the quick tests
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
-	$(TESTS) -m "not slow"
+	$(TESTS) -m "not slow and not system"
 
-test-all: $(TOOLS)  ## the slow tests too: an hour and more
+test-all: $(TOOLS)  ## all tests: an hour and more
 	@$(TESTS)
 
 up: $(READY)  ## start Prefect server, MLflow server and a worker

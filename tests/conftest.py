@@ -78,7 +78,7 @@ class Project:
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder; stdout holds what it printed to either stream."""
         environment = self.environment | variables
-        if fork_server.can_run(command, variables):
+        if fork_server.can_run(command, variables, self.root):
             return fork_server.shared().run(list(command), cwd=self.root, environment=environment)
         return subprocess.run(
             command,

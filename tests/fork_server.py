@@ -72,8 +72,10 @@ def shared() -> ForkServer:
     return server
 
 
-def can_run(command: tuple[str, ...], environment: dict[str, str]) -> bool:
+def can_run(command: tuple[str, ...], environment: dict[str, str], root: Path) -> bool:
     """Whether a fork runs this command as a new process would."""
+    if (root / "sitecustomize.py").exists():  # only a new interpreter runs it
+        return False
     module = command[:2] == (sys.executable, "-m") and command[2].startswith(MODULES)
     return (module or command[0] == "ratchet") and not any(name.startswith(READ_AT_IMPORT) for name in environment)
 

@@ -15,6 +15,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.training import open_split
 
 
+@pytest.mark.system
 def test_every_measurement_can_be_asked_for() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.system
+
 INNER = Path(__file__).with_name("inner") / "stays.py"
 
 

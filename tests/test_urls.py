@@ -125,6 +125,7 @@ def test_no_other_message_shows_the_secret(file: Path, assignment: str) -> None:
     assert SECRET not in str(told.value)
 
 
+@pytest.mark.system
 def test_the_command_line_refuses_before_anything_is_written(project: Any) -> None:
     before = (project.root / "params.yaml").read_bytes()
     for command in (("set",), ("train", "--set")):

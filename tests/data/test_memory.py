@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 MEASURE = """
 import json, resource, sys
 from pathlib import Path

@@ -38,6 +38,7 @@ def test_manifest_statistics_are_those_of_the_training_pixels(place) -> None:
     assert manifest.std == pytest.approx((pixels.std(),))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "inside", "shape", "rows"),
     [

@@ -10,6 +10,7 @@ from tests.simulations.coverage import POPULATIONS, metric_coverage, paired_cove
 from tests.simulations.gate import PAIRS, Pair
 
 
+@pytest.mark.system
 def test_headline_intervals_have_their_nominal_coverage() -> None:
     """300 images, accuracy 95 %, an overconfident model."""
     coverage = metric_coverage(POPULATIONS[0], rows=300, sets=1000, resamples=100)

@@ -300,6 +300,7 @@ def test_slices_need_columns_and_a_champion() -> None:
         assert names == ["accuracy", "champion", "calibration", "reload"]
 
 
+@pytest.mark.system
 def test_slices_hardly_ever_refuse_an_equal_model() -> None:
     generator = np.random.default_rng(5)
     names = {"part": [f"part {number % 10}" for number in range(400)]}

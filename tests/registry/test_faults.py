@@ -16,7 +16,7 @@ from ratchet.errors import TrackingUnavailable
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
-pytestmark = pytest.mark.usefixtures("mlflows_own")
+pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 PASSED_ON = ("content-type", "accept")
 
 

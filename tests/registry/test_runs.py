@@ -18,6 +18,8 @@ from ratchet.registry.runs import Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.system
+
 DEAD = "http://127.0.0.1:9"
 
 

@@ -23,6 +23,8 @@ from ratchet.settings.model import Params
 from ratchet.training import ModelSpec, build, load_model, save_model
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.system
+
 SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (128.0,), (64.0,))
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), dtype=np.uint8)
 LOADS = """

@@ -324,6 +324,7 @@ def test_a_model_older_than_the_ledger_is_adopted(line: Line) -> None:
     assert line.faults() == []
 
 
+@pytest.mark.system
 def test_of_two_concurrent_promotions_one_succeeds(line: Line) -> None:
     import multiprocessing
 

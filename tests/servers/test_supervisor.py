@@ -15,6 +15,8 @@ import pytest
 from ratchet.servers.processes import Service, spawn
 from ratchet.servers.supervisor import marked
 
+pytestmark = pytest.mark.system
+
 # A worker and its flow run: the child leads a session of its own, and writes a file when it gets SIGTERM.
 CHILD = """
 import pathlib, signal, sys, time

@@ -19,6 +19,8 @@ from ratchet.servers.start import own_host
 from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.system
+
 REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 

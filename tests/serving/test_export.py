@@ -55,6 +55,7 @@ def answered(model: nn.Module, spec: ModelSpec, rows: int = 9) -> tuple[np.ndarr
     return pixels, answers.numpy()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "spec",
     [

@@ -20,6 +20,8 @@ from PIL import Image
 
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.system
+
 DEAD = "http://127.0.0.1:9"
 
 

@@ -25,6 +25,8 @@ from ratchet.servers.http import answers, read_json
 from ratchet.servers.ports import free_port, port_holder
 from ratchet.servers.supervisor import marked
 
+pytestmark = pytest.mark.system
+
 HOST = "127.0.0.1"
 STAGES = ["ingest", "version", "train", "evaluate", "register"]
 LOG_EVERY = 5  # steps, as conftest.py shrinks it

@@ -20,6 +20,8 @@ from ratchet import settings
 from ratchet.registry.journal import Journal
 from ratchet.registry.runs import total_cost
 
+pytestmark = pytest.mark.system
+
 KILLS = 8
 EPOCH = 20  # steps: the digits' training rows in batches of 64
 STEPS = 12 * EPOCH
@@ -202,7 +204,7 @@ def test_sigterm_writes_a_checkpoint(undisturbed, twin, tmp_path, assert_same_tr
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     message = project.good(*project.stage("train"))
     assert f"{newest} is damaged" in message
-    assert "the one before it is used" in message
+    assert "using the one before it" in message
     before = stopped_at - 1 if stopped_at % 2 else stopped_at - 2
     assert f"continues at step {before} of {STEPS}" in message
     assert_same_training(project, undisturbed, steps=STEPS)

@@ -21,6 +21,8 @@ from ratchet import settings
 from ratchet.registry.mlflow_store import connect
 from ratchet.registry.pickles import files_under, find_pickles
 
+pytestmark = pytest.mark.system
+
 SAME_BY_BOTH_WAYS = (
     "data/checkpoints",
     "data/model",

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.evaluation.intervals import Interval
+from ratchet.gate.verdict import AccuracyResult, Verdict
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks import summary
+from tasks.register import Registration
 from tasks.summary import newest_checkpoint, print_summary
 
+RULE = AccuracyResult(True, Interval(0.97, 0.99, 1.0), confidence=0.95, minimum=0.5, images=287)
 LINES = {
     "model": "digits version 2 (challenger); to approve: `ratchet approve digits/2 --promote --why ...`, or "
     "approve-flow/local; champion is version 1",
@@ -22,6 +26,11 @@ LINES = {
 def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Only the report's URL may be longer than 100 columns; it must not be broken."""
     monkeypatch.setattr(summary, "summary", lambda params, workspace: LINES)
+    registration = Registration(
+        passed=True, summary="", verdict=Verdict(True, (RULE,) * 8), model="digits", version="2", aliases=(),
+        run_id="8e95", provenance="0011",
+    )  # fmt: skip
+    monkeypatch.setattr(summary.Registration, "load", lambda workspace: registration)
     print_summary(Params(), Workspace(Path("project")), title="Nothing to do.")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24

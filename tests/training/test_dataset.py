@@ -367,6 +367,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_worker_outlives_a_killed_parent(home: Home, tmp_path: Path, number: signal.Signals) -> None:
     home.ingest(MODULE)
@@ -477,6 +478,7 @@ def test_a_sample_that_hangs_ends_ingest_with_its_name(home: Home, workers: int)
     assert not home.packed.exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("workers", "split"), [(0, "train"), (2, "train"), (0, "validation")])
 def test_a_request_to_stop_is_answered_while_a_sample_hangs(home: Home, lab: Any, workers: int, split: str) -> None:
     home.ingest(MODULE).change(HANG, split=split)
@@ -525,6 +527,7 @@ def hung(home: Home, timeout: float) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.system
 def test_sigterm_interrupts_a_sample_that_hangs(home: Home) -> None:
     """The sample is read by this process."""
     home.ingest(MODULE).change(HANG)
@@ -542,6 +545,7 @@ DEADLOCK = """
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="locks a mutex of glibc's twice")
 def test_uninterruptible_code_ends_the_process(home: Home) -> None:
     """The message names the sample."""
@@ -578,6 +582,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_time_that_a_run_is_suspended_does_not_count(home: Home, tmp_path: Path, workers: int) -> None:
     """All its processes are stopped inside a sample, for longer than the limit, as a scheduler's preemption does."""

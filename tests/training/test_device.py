@@ -25,6 +25,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc"
 )

@@ -139,7 +139,7 @@ def test_memory_too_small_for_one_sample_is_an_error(tmp_path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "not enough memory for one sample at step 1" in done.stderr
-    assert "training.gradient_checkpointing: true, a smaller data.image_size, or take a smaller model" in done.stderr
+    assert "training.gradient_checkpointing: true or a smaller data.image_size, or use a smaller model" in done.stderr
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

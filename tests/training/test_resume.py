@@ -223,6 +223,7 @@ def test_an_abandoned_training_restores_the_random_state(lab) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.system
 def test_a_compiled_training_resumes_exactly(lab) -> None:
     """Each batch size is compiled for itself, so that which one comes first in a process makes no difference."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):

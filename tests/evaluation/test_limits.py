@@ -42,7 +42,7 @@ def test_class_with_a_lower_recall_is_named() -> None:
     (weak,) = find_limits(measured).weak_classes
     assert (weak.name, weak.rows, weak.recall.value) == ("cat", 2000, 0.8)
     (sentence,) = limit_sentences(measured)
-    assert sentence.startswith("Recall of class cat is 80.0% on 2,000 test images (CI ")
+    assert sentence.startswith("Recall of class cat is 80.0 % on 2,000 test images (CI ")
 
 
 def test_low_recall_that_chance_explains_is_not_weak() -> None:
@@ -73,7 +73,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
     (weak,) = find_limits(measured).weak_slices
     assert (weak.column, weak.value, weak.rows, weak.accuracy.value) == ("light", "dark", 800, 0.5)
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
-    assert sentence.startswith("Where light is dark, accuracy is 50.0% on 800 test images (CI ")
+    assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test images (CI ")
 
 
 @pytest.mark.parametrize("sure", [1.0, 12.0])

@@ -1,8 +1,8 @@
 """Text of a model's limits, for its card."""
 
 from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.limits import FEW_IMAGES, find_limits
+from ratchet.reports.numbers import percent, percent_range
 
 __all__ = ["limit_sentences"]
 
@@ -14,23 +14,23 @@ def limit_sentences(figures: Figures) -> list[str]:
     limits, sentences = find_limits(figures), []
     for weak in limits.weak_classes[:_LISTED]:
         sentences.append(
-            f"Recall of class {weak.name} is {weak.recall.value:.1%} on {weak.rows:,} test images "
-            f"(CI {_span(weak.recall)}), significantly below the overall accuracy."
+            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test images "
+            f"(CI {percent_range(weak.recall)}), significantly below the overall accuracy."
         )
     if len(limits.weak_classes) > _LISTED:
         more = len(limits.weak_classes) - _LISTED
         sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
     for part in limits.weak_slices[:_LISTED]:
         sentences.append(
-            f"Where {part.column} is {part.value}, accuracy is {part.accuracy.value:.1%} on {part.rows:,} test images "
-            f"(CI {_span(part.accuracy)}), significantly below the accuracy on the others."
+            f"Where {part.column} is {part.value}, accuracy is {percent(part.accuracy.value)} on {part.rows:,} test "
+            f"images (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
         )
     if len(limits.weak_slices) > _LISTED:
         more = len(limits.weak_slices) - _LISTED
         sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
     if limits.ece is not None:
         sentences.append(
-            f"Calibration error (ECE) is {limits.ece.value:.1%} (CI {_span(limits.ece)}): do not read the "
+            f"Calibration error (ECE) is {percent(limits.ece.value)} (CI {percent_range(limits.ece)}): do not read the "
             "probabilities as frequencies. evaluation.temperature_scaling may correct them."
         )
     if limits.untested:
@@ -40,14 +40,10 @@ def limit_sentences(figures: Figures) -> list[str]:
         sentences.append(f"Barely measured, with fewer than {FEW_IMAGES} test images: {_listed(counted)}.")
     if limits.accuracy is not None:
         sentences.append(
-            f"Small test set ({figures.rows:,} images): accuracy has a CI of {_span(limits.accuracy)}. A smaller "
-            "difference from another model may be chance."
+            f"Small test set ({figures.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
+            "smaller difference from another model may be chance."
         )
     return sentences
-
-
-def _span(interval: Interval) -> str:
-    return f"{interval.low:.1%} to {interval.high:.1%}"
 
 
 def _listed(names: list[str]) -> str:

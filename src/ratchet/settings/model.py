@@ -485,11 +485,6 @@ class AlertSettings(Section):
         0.98, description="alert above this share of GPU memory in use; 1: never"
     )
 
-    @property
-    def has_recipients(self) -> bool:
-        """Whether any recipient is set."""
-        return self.webhook != "none" or bool(self.email_to)
-
 
 class Params(Section):
     """All settings."""

@@ -74,7 +74,7 @@ def _report(
 ) -> str:
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
     lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
-    lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} interval |", "|---|---|---|"]
+    lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} CI |", "|---|---|---|"]
     intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
     lines += [
         f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()

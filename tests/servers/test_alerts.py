@@ -157,7 +157,7 @@ def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
     [alert], [message] = alerted.alerts("failed-data-load", run["name"]), alerted.post.about(run["name"])
     assert alert["message"] == run["state"]["message"]
     assert alert["message"] in message
-    assert 'data/"<none> & {{ such }} is not there' in alert["message"]
+    assert 'data/"<none> & {{ such }} does not exist' in alert["message"]
     assert not alerted.alerts("failed-run", run["name"])
 
 

@@ -241,7 +241,9 @@ def test_a_killed_worker_settles_only_its_own_run(hosts: list[Host]) -> None:
     killed.kill()
     until(lambda: states(hosts, ids)[1] == "CRASHED")
     assert states(hosts, ids) == ["RUNNING", "CRASHED", "RUNNING"]
-    until(lambda: "worker: up for " in (said := hosts[1].run("ratchet", "status").stdout) and "again 1 time" in said)
+    until(
+        lambda: "worker: up for " in (said := hosts[1].run("ratchet", "status").stdout) and "restarted 1 time" in said
+    )
     until(lambda: "RUNNING" not in states(hosts, ids))
     assert states(hosts, ids) == ["COMPLETED", "CRASHED", "COMPLETED"]
 

@@ -303,7 +303,7 @@ def test_compare_lists_all_differences_of_two_versions(lineage: Lineage) -> None
             start = heads.index(title) + 1
             assert sorted(heads[start : start + len(flipped)]) == sorted(flipped)
     difference = 100 * (both["right_after"].mean() - both["right"].mean())
-    assert f"On the {both.height} test rows that both were asked, B is {difference:+.2f} points" in output
+    assert f"On the {both.height} test samples in common, B is {difference:+.2f} points" in output
     page = lineage.project.root / "data" / "reports" / "compare-pets-1-pets-champion.html"
     assert f"{difference:+.2f} points" in page.read_text()
 
@@ -324,7 +324,7 @@ from ratchet.workspace import Workspace
 from commands.trace import trace
 
 def titles(link):
-    return [[link.title, list(link.lines)], *(title for below in link.made for title in titles(below))]
+    return [[link.title, list(link.lines)], *(title for below in link.children for title in titles(below))]
 
 traces = {name: trace(Workspace.find(), name) for name in sys.argv[1:]}
 print(json.dumps({name: [it.descriptions, [titles(chain) for chain in it.chains]] for name, it in traces.items()}))

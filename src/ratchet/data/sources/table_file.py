@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from ratchet.data.reading.identify import HEAD, identify
-from ratchet.errors import DataError
+from ratchet.errors import DataError, first_line
 
 __all__ = ["MISSING", "TableFile", "read_table"]
 
@@ -91,9 +91,7 @@ def _parsed(read: Callable[[io.BytesIO], pl.DataFrame], content: bytes, where: s
     try:
         return read(io.BytesIO(content))
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise DataError(
-            f"data.manifest: {where} is damaged {kind} ({_first_line(error)}). Fix: save it again"
-        ) from None
+        raise DataError(f"data.manifest: {where} is damaged {kind} ({first_line(error)}). Fix: save it again") from None
 
 
 def _json(text: str, where: str) -> TableFile:
@@ -169,7 +167,7 @@ def _csv(text: str, separator: str, where: str) -> TableFile:
         line = lines[-1] + 1 if lines else 1
         raise DataError(f"{damaged}: line {line} or a line after it is not CSV ({error}). Fix: {fix}") from None
     if not records:
-        raise DataError(f"{damaged} ({_first_line(problem) if problem else 'it is empty'}). Fix: {fix}")
+        raise DataError(f"{damaged} ({first_line(problem) if problem else 'it is empty'}). Fix: {fix}")
     header = records.pop(0)
     ragged = [
         (row, f"line {lines[row]} has {_fields(len(cells))}, the header has {len(header)}")
@@ -201,7 +199,3 @@ def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 def _fields(count: int) -> str:
     return "1 field" if count == 1 else f"{count} fields"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -181,6 +181,7 @@ def test_without_git_there_is_an_error(project: Workspace, monkeypatch: pytest.M
         checkout_revision(project, "HEAD")
 
 
+@pytest.mark.system
 def test_a_folder_in_use_is_not_changed(project: Workspace) -> None:
     checkout = checkout_revision(project, "main")
     with FileLock(checkout.state / "workspace.lock"), pytest.raises(WorkspaceBusy, match="another run holds"):

@@ -167,6 +167,7 @@ def _save_copies(folder: Path, number: int) -> None:
     pixels.transpose(Image.Transpose.ROTATE_90).save(f"{name}-turned.png", exif=turned)
 
 
+@pytest.mark.system
 def test_copies_in_other_formats_share_a_split(place) -> None:
     for number in range(24):
         _save_copies(place.root / "images" / "cat", number)
@@ -179,6 +180,7 @@ def test_copies_in_other_formats_share_a_split(place) -> None:
     assert set(index["split"]) == set(split.SPLITS)
 
 
+@pytest.mark.system
 def test_another_image_size_moves_no_sample(place) -> None:
     for number in range(40):
         _save_copies(place.root / "images" / "ab"[number % 2], number)

@@ -77,6 +77,7 @@ def test_other_samples_are_not_read(images: Path) -> None:
     assert sum(split.rows for split in manifest.splits.values()) == 2 * PER_CLASS
 
 
+@pytest.mark.system
 def test_few_samples_of_an_own_dataset_are_read(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(OWN)
     settings = DataSettings(source="factory", factory="counting:make", code="counting.py", workers=1)

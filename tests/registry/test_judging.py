@@ -27,7 +27,7 @@ from tasks.evaluate import evaluate
 from tasks.gate_inputs import judge_model
 from tasks.progress import Terminal
 
-pytestmark = pytest.mark.usefixtures("mlflows_own")
+pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 
 EVERYTHING = EvaluationSettings(slices=[], robustness_rows=0, explained_errors=0)
 GATE = GateSettings(

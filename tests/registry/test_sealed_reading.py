@@ -30,7 +30,7 @@ from ratchet.settings.model import Params, TrackingSettings
 from ratchet.workspace import Workspace
 from tasks.summary import model_line
 
-pytestmark = pytest.mark.usefixtures("mlflows_own")
+pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 Line = Any  # conftest.py's
 
 

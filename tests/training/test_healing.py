@@ -16,6 +16,8 @@ from ratchet.errors import NotFinite
 from ratchet.training import Finished, Points, Trouble, models
 from ratchet.training.augment import epoch_order
 
+pytestmark = pytest.mark.system
+
 WIDE = """
 import torch
 from torch import nn

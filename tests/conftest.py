@@ -356,8 +356,8 @@ def no_traces() -> Iterator[None]:
         os.chdir(str(before["working folder"]))
     # A library that the test was the first to import had no state before: nothing to compare with.
     changed = [name for name, value in before.items() if value is not None and after[name] != value]
-    told = [f"another {name} ({_difference(before[name], after[name])})" for name in changed]
-    assert not told, f"the test left behind {', '.join(told)}"
+    traces = [f"another {name} ({_difference(before[name], after[name])})" for name in changed]
+    assert not traces, f"the test left behind {', '.join(traces)}"
 
 
 def _state() -> dict[str, object]:

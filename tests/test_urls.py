@@ -75,16 +75,16 @@ def file(tmp_path: Path) -> Path:
                                    f"s3://bucket/x?X-Amz-Signature={SECRET}"])  # fmt: skip
 def test_every_setting_refuses_a_secret_and_does_not_show_it(file: Path, key: str, value: str) -> None:
     before = file.read_bytes()
-    with pytest.raises(SettingsError, match=rf"params\.yaml: {key.replace('.', '[.]')}: found ") as told:
+    with pytest.raises(SettingsError, match=rf"params\.yaml: {key.replace('.', '[.]')}: found ") as refusal:
         override(file, {key: value})
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
     assert file.read_bytes() == before
     group, name = key.split(".")
     lines = [f'  {name}: "{value}"' if line.startswith(f"  {name}:") else line for line in before.decode().split("\n")]
     file.write_text("\n".join(lines))  # by hand
-    with pytest.raises(SettingsError, match=rf"{group}\.{name}") as told:
+    with pytest.raises(SettingsError, match=rf"{group}\.{name}") as refusal:
         settings.load(file)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_every_setting_refuses_a_secret_and_does_not_show_it(file: Path, key: st
     ],
 )
 def test_the_message_names_the_place_for_the_secret(file: Path, key: str, value: str, instead: str) -> None:
-    with pytest.raises(SettingsError, match=r"Fix: ") as told:
+    with pytest.raises(SettingsError, match=r"Fix: ") as refusal:
         override(file, {key: value})
-    assert instead in str(told.value)
-    assert SECRET not in str(told.value)
+    assert instead in str(refusal.value)
+    assert SECRET not in str(refusal.value)
 
 
 @pytest.mark.parametrize("key", ["ssh://me@host/data", "s3://bucket/data", "abfs://container@account.dfs.example/x"])
@@ -120,16 +120,16 @@ def test_a_user_without_password_is_accepted(file: Path, key: str) -> None:
     ],
 )  # fmt: skip
 def test_no_other_message_shows_the_secret(file: Path, assignment: str) -> None:
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as refusal:
         override(file, parse_assignments([assignment]))
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
 
 
 @pytest.mark.system
 def test_the_command_line_refuses_before_anything_is_written(project: Any) -> None:
     before = (project.root / "params.yaml").read_bytes()
     for command in (("set",), ("train", "--set")):
-        told = project.refused("ratchet", *command, f"data.path=s3://me:{SECRET}@bucket/x")
-        assert "data.path: found s3://me:***@bucket/x" in told
-        assert SECRET not in told
+        refusal = project.refused("ratchet", *command, f"data.path=s3://me:{SECRET}@bucket/x")
+        assert "data.path: found s3://me:***@bucket/x" in refusal
+        assert SECRET not in refusal
     assert (project.root / "params.yaml").read_bytes() == before

@@ -46,10 +46,10 @@ def _assert_same_training(project: Any, other: Any, *, steps: int) -> None:
     assert last.step == steps
     assert {name.partition("/")[0] for name in last.tensors} >= {"model", "optimizer", "best", "sums"}
 
-    told, expected = points(project), points(other)
-    assert max(Counter((name, step) for name, step, _ in told).values()) == 1
-    assert Counter((name, step) for name, step, _ in told) == Counter((name, step) for name, step, _ in expected)
-    same = [sorted(point for point in some if not any(own in point[0] for own in OWN)) for some in (told, expected)]
+    actual, expected = points(project), points(other)
+    assert max(Counter((name, step) for name, step, _ in actual).values()) == 1
+    assert Counter((name, step) for name, step, _ in actual) == Counter((name, step) for name, step, _ in expected)
+    same = [sorted(point for point in some if not any(own in point[0] for own in OWN)) for some in (actual, expected)]
     assert same[0] == same[1]
 
 

@@ -96,10 +96,10 @@ def task_states(project: Any) -> tuple[str, dict[str, str]]:
 @pytest.mark.parametrize("command", ["set", "train --set"])
 def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: str, assignment: str, words: str) -> None:
     with nothing_written(fresh):
-        told = fresh.refused("ratchet", *command.split(), assignment)
-    assert told.startswith("ratchet: params.yaml: ")
-    assert words in told
-    assert len(told.splitlines()) == 1
+        message = fresh.refused("ratchet", *command.split(), assignment)
+    assert message.startswith("ratchet: params.yaml: ")
+    assert words in message
+    assert len(message.splitlines()) == 1
     assert not (fresh.root / ".ratchet").exists()
 
 
@@ -108,8 +108,12 @@ def test_every_command_refuses_a_bad_file_with_all_faults(fresh: Any) -> None:
     text = path.read_text().replace("optimizer: adamw", "optimizer: adagrad").replace("min_side: 4", "minside: 4")
     path.write_text(text)
     with nothing_written(fresh):
-        told = [fresh.refused("ratchet", "train"), fresh.refused(*fresh.stage("ingest")), fresh.refused("dvc", "repro")]
-    for output in told:
+        message = [
+            fresh.refused("ratchet", "train"),
+            fresh.refused(*fresh.stage("ingest")),
+            fresh.refused("dvc", "repro"),
+        ]
+    for output in message:
         for words in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "Did you mean data.min_side?"):
             assert words in output
 
@@ -129,15 +133,15 @@ def test_outside_a_project_the_way_in_is_told(tmp_path: Path, shared_project: An
 
 def test_an_unknown_source_is_refused_with_those_there_are(fresh: Any) -> None:
     with nothing_written(fresh):
-        told = [
+        message = [
             fresh.refused("ratchet", "set", "data.source=digts"),
             fresh.refused("ratchet", "train", "--set", "data.source=digts"),
         ]
     path = fresh.workspace.params
     path.write_text(path.read_text().replace("source: digits", "source: digts"))
     with nothing_written(fresh):
-        told.append(fresh.refused(*fresh.stage("ingest")))
-    for output in told:
+        message.append(fresh.refused(*fresh.stage("ingest")))
+    for output in message:
         assert "data.source: found 'digts', which is not a source. Did you mean digits" in output
         assert "Allowed: digits, image-folder, image-manifest, factory, or one of torchvision.datasets: " in output
         assert "CIFAR10, CIFAR100" in output
@@ -147,8 +151,8 @@ def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     folder = use_pictures(fresh)
     with nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
-            told = fresh.refused(*command)
-            assert f"data.path: {folder} does not exist. Fix: set it to a folder with your images" in told
+            message = fresh.refused(*command)
+            assert f"data.path: {folder} does not exist. Fix: set it to a folder with your images" in message
     assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
 
 
@@ -157,20 +161,20 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any, address: 
     """DVC looks at the source before the stage does, and lets a storage's errors through as they are."""
     fresh.good("ratchet", "set", "data.source=image-folder", f"data.path={address}")
     with nothing_written(fresh):
-        told = fresh.refused(
+        message = fresh.refused(
             "ratchet", "train", AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_EC2_METADATA_DISABLED="true"
         )
-    (sentence,) = [line for line in told.splitlines() if line.startswith("ratchet: data.path")]
+    (sentence,) = [line for line in message.splitlines() if line.startswith("ratchet: data.path")]
     assert f"{address} does not answer" in sentence
-    assert len(told.splitlines()) < 8
+    assert len(message.splitlines()) < 8
 
 
 def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
     folder = use_pictures(fresh)
     pictures(folder / "cat", 3)
     with nothing_written(fresh):
-        told = fresh.refused(*fresh.stage("ingest"))
-    assert f"{folder}: has only one class ('cat')" in told
+        message = fresh.refused(*fresh.stage("ingest"))
+    assert f"{folder}: has only one class ('cat')" in message
 
 
 def test_an_empty_class_is_refused(fresh: Any) -> None:
@@ -178,8 +182,8 @@ def test_an_empty_class_is_refused(fresh: Any) -> None:
     pictures(folder / "cat", 3)
     (folder / "dog").mkdir()
     with nothing_written(fresh):
-        told = fresh.refused(*fresh.stage("ingest"))
-    assert f"{folder / 'dog'}: the class folder is empty. Fix: add images, or remove it" in told
+        message = fresh.refused(*fresh.stage("ingest"))
+    assert f"{folder / 'dog'}: the class folder is empty. Fix: add images, or remove it" in message
 
 
 def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
@@ -189,10 +193,10 @@ def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
         for number in range(5):
             (folder / name / f"{number}.png").write_bytes(b"" if number else b"no picture")
     with nothing_written(fresh, but=("data/quarantine.parquet",)):
-        told = fresh.refused(*fresh.stage("ingest"))
-    assert "10 of 10 samples are bad" in told
-    assert "empty-file 8" in told
-    assert str(fresh.workspace.quarantine) in told
+        message = fresh.refused(*fresh.stage("ingest"))
+    assert "10 of 10 samples are bad" in message
+    assert "empty-file 8" in message
+    assert str(fresh.workspace.quarantine) in message
     assert pl.read_parquet(fresh.workspace.quarantine)["source"].n_unique() == 10
 
 
@@ -209,8 +213,8 @@ def test_bad_images_are_quarantined_and_the_run_continues(fresh: Any) -> None:
     }
     for name, content in bad.items():
         (folder / name).write_bytes(content)
-    told = fresh.good(*fresh.stage("ingest"))
-    assert "4 quarantined, see data/quarantine.parquet" in told
+    message = fresh.good(*fresh.stage("ingest"))
+    assert "4 quarantined, see data/quarantine.parquet" in message
     table = pl.read_parquet(fresh.workspace.quarantine)
     assert set(table["source"]) == bad.keys()
     assert all(table["hint"].str.len_chars() > 10)
@@ -224,8 +228,10 @@ def test_a_project_that_cannot_be_written_is_told(
         path.chmod(0o555)
     try:
         for command in (project.stage("ingest"), ("ratchet", "set", "training.epochs=3")):
-            told = project.refused(*unprivileged, *command, PYTHONDONTWRITEBYTECODE="1")
-            assert "cannot be read or written (Permission denied): make it readable and writable for this user" in told
+            message = project.refused(*unprivileged, *command, PYTHONDONTWRITEBYTECODE="1")
+            assert (
+                "cannot be read or written (Permission denied): make it readable and writable for this user" in message
+            )
     finally:
         for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
             path.chmod(0o755)
@@ -258,14 +264,14 @@ def test_a_run_continues_after_a_full_disk_has_room(small_disk: Path, shared_pro
     quiet = {"PYTHONDONTWRITEBYTECODE": "1"}
     filler = fill(small_disk, leave=64 << 10)
     with nothing_written(project):
-        told = project.refused(*project.stage("ingest"), **quiet)
-    assert "cannot be written (No space left on device): free some space" in told
+        message = project.refused(*project.stage("ingest"), **quiet)
+    assert "cannot be written (No space left on device): free some space" in message
     assert not list((project.root / "data").rglob(".draft-*"))
     filler.unlink()
     project.good(*project.stage("ingest"), **quiet)
     filler = fill(small_disk, leave=512 << 10)
-    told = project.refused(*project.stage("train"), **quiet)
-    assert "No space left on device" in told
+    message = project.refused(*project.stage("train"), **quiet)
+    assert "No space left on device" in message
     assert not (project.root / "data" / "model").exists()
     filler.unlink()
     project.good(*project.stage("train"), **quiet)
@@ -275,24 +281,24 @@ def test_a_run_continues_after_a_full_disk_has_room(small_disk: Path, shared_pro
 def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
     fresh.good("ratchet", "set", "access.runners=[ann]")
     with nothing_written(fresh):
-        told = fresh.refused("ratchet", "train")
-    assert "may not run train-flow: params.yaml: access.runners allows ann" in told
+        message = fresh.refused("ratchet", "train")
+    assert "may not run train-flow: params.yaml: access.runners allows ann" in message
 
 
 def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:
     with Workspace(fresh.root).hold("a long training"), nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
-            told = fresh.refused(*command)
-            assert f"held by a long training (process {os.getpid()})" in told
+            message = fresh.refused(*command)
+            assert f"held by a long training (process {os.getpid()})" in message
 
 
 def test_with_mlflow_away_everything_but_registering_is_done_and_kept(fresh: Any) -> None:
     before = fresh.workspace.params.read_bytes()
-    told = fresh.refused("ratchet", "train", "--set", f"tracking.uri={DEAD}")
+    message = fresh.refused("ratchet", "train", "--set", f"tracking.uri={DEAD}")
     assert fresh.workspace.params.read_bytes() == before
-    assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in told
-    assert f"MLflow at {DEAD} does not accept requests" in told
-    assert "`ratchet sync`" in told
+    assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in message
+    assert f"MLflow at {DEAD} does not accept requests" in message
+    assert "`ratchet sync`" in message
     state, tasks = task_states(fresh)
     assert state == "FAILED"
     assert {name: tasks[name] for name in ("ingest", "train", "evaluate")} == dict.fromkeys(

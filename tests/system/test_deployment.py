@@ -79,9 +79,9 @@ class Served:
     def deploy(self, *options: str, **overrides: object) -> dict[str, Any]:
         """`prefect deployment run`; the newest run as Prefect has it."""
         parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
-        told = self.shell("deployment", "run", "train-flow/local", *parameter, *options)
+        output = self.shell("deployment", "run", "train-flow/local", *parameter, *options)
         found = self.runs()
-        assert found, told
+        assert found, output
         return found[0]
 
     def train(self, **overrides: object) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class Served:
 
     def retried(self, run: dict[str, Any]) -> dict[str, Any]:
         """`prefect flow-run retry`; the run when it is over again."""
-        told = self.shell("flow-run", "retry", run["id"])
-        assert "scheduled for retry" in told
+        output = self.shell("flow-run", "retry", run["id"])
+        assert "scheduled for retry" in output
         until(lambda: self.prefect(f"/flow_runs/{run['id']}")["run_count"] > run["run_count"])
         until(lambda: self.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in OVER)
         again: dict[str, Any] = self.prefect(f"/flow_runs/{run['id']}")
@@ -325,8 +325,8 @@ def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: di
     assert approved["state"]["message"] == f"digits version {number}: approved by ann"
     served.project.good("ratchet", "down")  # an approval waits in the ledger, not in a paused run
     served.project.good("ratchet", "up")
-    told = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
-    assert told["state"]["message"] == f"digits version {number}: approved by ann, and champion"
+    output = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
+    assert output["state"]["message"] == f"digits version {number}: approved by ann, and champion"
     aliases = served.mlflow("/registered-models/get?name=digits")["registered_model"]["aliases"]
     assert {one["alias"]: one["version"] for one in aliases} == {"champion": number}
     listed = served.project.good("ratchet", "ledger", "digits")

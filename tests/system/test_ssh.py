@@ -145,10 +145,10 @@ def test_a_training_stored_by_ssh_is_in_a_clone(project: Any, sshd: Sshd, tmp_pa
 def test_an_unreachable_server_is_named_and_nothing_is_lost(project: Any, sshd: Sshd, tmp_path: Path) -> None:
     sshd.stop()
     said = project.good("ratchet", "train", "--set", "seed=1")
-    told = [line for line in said.splitlines() if AWAY in line]
-    assert [line.partition(":")[0].strip() for line in told] == ["train", "evaluate", "register"]
-    assert all("Connect call failed" in line and f"'{HOST}', {sshd.port}" in line for line in told)
-    assert all(line.endswith("`dvc push` stores it later") for line in told)
+    output = [line for line in said.splitlines() if AWAY in line]
+    assert [line.partition(":")[0].strip() for line in output] == ["train", "evaluate", "register"]
+    assert all("Connect call failed" in line and f"'{HOST}', {sshd.port}" in line for line in output)
+    assert all(line.endswith("`dvc push` stores it later") for line in output)
     sshd.start()
     project.good("dvc", "push")
     assert_a_clone_has_all(project, tmp_path / "clone", sshd)

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from flows.server.heartbeat import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.figures import Figures, read_figures
+from ratchet.evaluation.metrics import Metrics, read_metrics
 from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.markdown import escaped
@@ -35,14 +35,14 @@ _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for 
 
 def publish(params: Params, workspace: Workspace) -> None:
     """Publish the verdict and the results, the metrics as tables and an image, and a link to the whole report."""
-    registration, figures = Registration.load(workspace), read_figures(workspace.reports)
+    registration, metrics = Registration.load(workspace), read_metrics(workspace.reports)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
-        _report(params, workspace, registration, figures, page),
+        _report(params, workspace, registration, metrics, page),
         key="report",
         description="The gate's verdict, the metrics, and where everything is",
     )
-    create_table_artifact(_classes(figures), key="classes", description="Metrics of each class on the test rows")
+    create_table_artifact(_classes(metrics), key="classes", description="Metrics of each class on the test rows")
     image = base64.b64encode((workspace.reports / "confusion.png").read_bytes()).decode()
     create_image_artifact(  # the image itself, so that the page shows it even if MLflow is down
         f"data:image/png;base64,{image}",
@@ -70,12 +70,12 @@ def publish_stop(message: str) -> None:
 
 
 def _report(
-    params: Params, workspace: Workspace, registration: Registration, figures: Figures, page: str | None
+    params: Params, workspace: Workspace, registration: Registration, metrics: Metrics, page: str | None
 ) -> str:
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
     lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
-    lines += ["## Test metrics", "", f"| metric | value | {figures.confidence:.0%} CI |", "|---|---|---|"]
-    intervals = {"accuracy": figures.accuracy, "macro F1": figures.macro_f1, "log-loss": figures.log_loss}
+    lines += ["## Test metrics", "", f"| metric | value | {metrics.confidence:.0%} CI |", "|---|---|---|"]
+    intervals = {"accuracy": metrics.accuracy, "macro F1": metrics.macro_f1, "log-loss": metrics.log_loss}
     lines += [
         f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()
     ]
@@ -96,7 +96,7 @@ def _report(
     return "\n".join(lines)
 
 
-def _classes(figures: Figures) -> list[dict[str, Any]]:
+def _classes(metrics: Metrics) -> list[dict[str, Any]]:
     return [
         {
             "class": row.name,
@@ -105,7 +105,7 @@ def _classes(figures: Figures) -> list[dict[str, Any]]:
             "F1": _rounded(row.f1),
             "test rows": row.support,
         }
-        for row in figures.per_class
+        for row in metrics.per_class
     ]
 
 

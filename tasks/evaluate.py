@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import split_ids
-from ratchet.evaluation.figures import read_figures
+from ratchet.evaluation.metrics import read_metrics
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
@@ -35,9 +35,9 @@ class Evaluation:
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
-        figures = read_figures(workspace.reports)
-        accuracy = figures.accuracy
-        return cls(accuracy.value, accuracy.low, accuracy.high, figures.confidence, figures.rows)
+        metrics = read_metrics(workspace.reports)
+        accuracy = metrics.accuracy
+        return cls(accuracy.value, accuracy.low, accuracy.high, metrics.confidence, metrics.rows)
 
     @property
     def summary(self) -> str:
@@ -53,7 +53,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.evaluation import plots
     from ratchet.evaluation.calibration import fit_temperature
     from ratchet.evaluation.explanations import write_explanations
-    from ratchet.evaluation.metrics import measure
+    from ratchet.evaluation.measure import measure
     from ratchet.evaluation.predictions import Predictions, write_predictions
     from ratchet.evaluation.slices import slice_columns
     from ratchet.training import load_model, open_split, predict_logits
@@ -70,18 +70,18 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
         logits = logits / temperature
     predictions = Predictions(split_ids(workspace.packed, "test"), test.labels, logits, spec.classes)
     columns = slice_columns(workspace.packed, params.evaluation)
-    figures = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
-    figures = replace(figures, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+    metrics = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
+    metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
     explanations = _explanations(workspace, test, predictions, params.evaluation)
 
     write_explanations(workspace.reports / "explanations.safetensors", explanations)
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     settings = {"temperature": temperature, "flip_average": int(model.flip_average)}
-    files.write_json(workspace.reports / "metrics.json", {**figures.numbers(), **settings})
-    files.write_json(workspace.reports / "figures.json", figures.to_json())
+    files.write_json(workspace.reports / "metrics.json", {**metrics.numbers(), **settings})
+    files.write_json(workspace.reports / "evaluation.json", metrics.to_json())
     plots.write_confusion(workspace.reports / "confusion.csv", predictions)
-    plots.write_reliability(workspace.reports / "reliability.csv", figures.reliability)
-    files.write_bytes(workspace.reports / "confusion.png", plots.draw_confusion(figures))
+    plots.write_reliability(workspace.reports / "reliability.csv", metrics.reliability)
+    files.write_bytes(workspace.reports / "confusion.png", plots.draw_confusion(metrics))
     return Evaluation.load(workspace)
 
 

@@ -87,20 +87,20 @@ def _candidate(
     workspace: Workspace,
 ) -> "Candidate":
     """Return the candidate as the stage evaluate measured it."""
-    from ratchet.evaluation.figures import read_figures
+    from ratchet.evaluation.metrics import read_metrics
     from ratchet.evaluation.slices import slice_columns
     from ratchet.gate import Candidate
     from ratchet.registry.samples import split_samples
 
-    manifest, figures = Manifest.read(workspace.packed), read_figures(workspace.reports)
+    manifest, metrics = Manifest.read(workspace.packed), read_metrics(workspace.reports)
     return Candidate(
-        accuracy=figures.accuracy,
+        accuracy=metrics.accuracy,
         ids=predictions.ids,
         labels=predictions.labels,
         correct=predictions.correct,
         classes=predictions.classes,
         input_shape=(manifest.height, manifest.width, manifest.channels),
-        calibration_error=figures.ece,
+        calibration_error=metrics.ece,
         slices=slice_columns(workspace.packed, params.evaluation),
         exported=exported,
         saw=rows.are_in(split_samples(workspace.packed, "train", "validation")),

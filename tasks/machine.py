@@ -18,7 +18,7 @@ class MachineUse:
         self._device = device
         psutil.cpu_percent()  # the first call always returns 0
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return utilization in percent since the last call, current memory in MiB, and the GPU's peak memory.
 
         Anonymous memory belongs to the process. The rest of the resident memory is file pages, such as memory-mapped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings, urls
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.figures import read_figures
+from ratchet.evaluation.metrics import read_metrics
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.trained_model import TrainedModel
@@ -60,7 +60,7 @@ def attach_card(
         number=version.number,
         purpose=params.registry.purpose,
         verdict=verdict,
-        figures=read_figures(workspace.reports),
+        metrics=read_metrics(workspace.reports),
         settings=settings.changed(params, _SHOWN_SETTINGS),
         cost=total_cost(journal),
         checksums=registry.checksums(version),

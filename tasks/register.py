@@ -270,7 +270,7 @@ def _record_outcome(registry: "ModelRegistry", candidate: _Candidate, verdict: "
         candidate.run_id,
         {
             workspace.report: "report",
-            workspace.reports / "figures.json": "report",
+            workspace.reports / "evaluation.json": "report",
             workspace.reports / "confusion.png": "report",
             workspace.reports / "predictions.parquet": "report",
             workspace.packed / "profile.json": "data",

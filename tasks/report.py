@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.figures import read_figures
+from ratchet.evaluation.metrics import read_metrics
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -43,7 +43,7 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
         ReportContent(
             title=f"{manifest.name}, {params.model.called}",
             verdict=verdict,
-            figures=read_figures(workspace.reports),
+            metrics=read_metrics(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
             examples=examples,
             unexplained=explanations.reason,

@@ -178,7 +178,7 @@ class _Listener:
                     text = self._last_epoch or f"loss {event.values['step/loss']:.4f}"
                     self._watch.progress(event.step, self._total, text)
                 case training.Epoch():
-                    self._record_metrics(event, step=event.epoch, more=self._machine.figures())
+                    self._record_metrics(event, step=event.epoch, more=self._machine.metrics())
                     self._last_epoch = _epoch_summary(event)
                     self._watch.progress(event.step, self._total, self._last_epoch)
                 case training.Checkpointed():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import sklearn.metrics  # noqa: F401  # its import draws from Python's random state, which a test must not change
 
-from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.limits import Limits, find_limits, weak_classes
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
+from ratchet.evaluation.metrics import Metrics
 from ratchet.reports.limits_text import limit_sentences
 from ratchet.settings.model import EvaluationSettings
 
@@ -15,9 +15,9 @@ MANY = dict.fromkeys(CLASSES, 2000)
 GOOD = dict.fromkeys(CLASSES, 0.95)
 
 
-def figures(
+def metrics(
     right: dict[str, float], rows: dict[str, int], *, sure: float = 4.0, light: list[str | None] | None = None
-) -> Figures:
+) -> Metrics:
     """Measure predictions with these recalls, all with the same confidence."""
     labels = np.repeat(np.arange(4), [rows[name] for name in CLASSES])
     predicted = labels.copy()
@@ -32,13 +32,13 @@ def figures(
 
 
 def test_good_model_on_many_images_has_no_limits() -> None:
-    measured = figures(GOOD, MANY)
+    measured = metrics(GOOD, MANY)
     assert find_limits(measured) == Limits([], [], None, [], [], None)
     assert limit_sentences(measured) == []
 
 
 def test_class_with_a_lower_recall_is_named() -> None:
-    measured = figures({**GOOD, "cat": 0.8}, MANY, sure=3.5)
+    measured = metrics({**GOOD, "cat": 0.8}, MANY, sure=3.5)
     (weak,) = find_limits(measured).weak_classes
     assert (weak.name, weak.rows, weak.recall.value) == ("cat", 2000, 0.8)
     (sentence,) = limit_sentences(measured)
@@ -46,11 +46,11 @@ def test_class_with_a_lower_recall_is_named() -> None:
 
 
 def test_low_recall_that_chance_explains_is_not_weak() -> None:
-    assert weak_classes(figures({**GOOD, "cat": 0.9}, {**MANY, "cat": 10})) == []
+    assert weak_classes(metrics({**GOOD, "cat": 0.9}, {**MANY, "cat": 10})) == []
 
 
 def test_classes_with_few_images_or_none_are_named() -> None:
-    measured = figures(dict.fromkeys(CLASSES, 1.0), {"ant": 60, "bee": 0, "cat": 29, "dog": 5}, sure=9.0)
+    measured = metrics(dict.fromkeys(CLASSES, 1.0), {"ant": 60, "bee": 0, "cat": 29, "dog": 5}, sure=9.0)
     limits = find_limits(measured)
     assert limits.untested == ["bee"]
     assert [(metrics.name, metrics.support) for metrics in limits.barely_tested] == [("cat", 29), ("dog", 5)]
@@ -61,7 +61,7 @@ def test_classes_with_few_images_or_none_are_named() -> None:
 
 
 def test_small_test_set_is_named() -> None:
-    measured = figures(GOOD, dict.fromkeys(CLASSES, 40))
+    measured = metrics(GOOD, dict.fromkeys(CLASSES, 40))
     assert find_limits(measured).accuracy == measured.accuracy
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Small test set")]
     assert sentence.startswith("Small test set (160 images): accuracy has a CI of 9")
@@ -69,7 +69,7 @@ def test_small_test_set_is_named() -> None:
 
 def test_slice_with_a_lower_accuracy_is_named() -> None:
     light: list[str | None] = ["dark" if number % 2000 < 200 else "bright" for number in range(8000)]
-    measured = figures(GOOD, MANY, light=light)
+    measured = metrics(GOOD, MANY, light=light)
     (weak,) = find_limits(measured).weak_slices
     assert (weak.column, weak.value, weak.rows, weak.accuracy.value) == ("light", "dark", 800, 0.5)
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
@@ -78,7 +78,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
 
 @pytest.mark.parametrize("sure", [1.0, 12.0])
 def test_calibration_error_is_named(sure: float) -> None:
-    measured = figures(GOOD, MANY, sure=sure)
+    measured = metrics(GOOD, MANY, sure=sure)
     assert find_limits(measured).ece == measured.ece
     (sentence,) = limit_sentences(measured)
     assert sentence.startswith("Calibration error (ECE) is ")

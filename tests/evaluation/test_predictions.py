@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ratchet.errors import DataError
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
 from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
 from ratchet.settings.model import EvaluationSettings
@@ -98,13 +98,13 @@ def test_confusion_has_a_line_for_each_image(tmp_path: Path, predictions: Predic
 
 
 def test_reliability_lines_add_up_to_the_images(tmp_path: Path, predictions: Predictions) -> None:
-    figures = measure(
+    metrics = measure(
         predictions.logits,
         predictions.labels,
         classes=predictions.classes,
         settings=EvaluationSettings(resamples=100),
     )
-    write_reliability(tmp_path / "reliability.csv", figures.reliability)
+    write_reliability(tmp_path / "reliability.csv", metrics.reliability)
     with (tmp_path / "reliability.csv").open(newline="", encoding="utf-8") as file:
         assert sum(int(line["count"]) for line in csv.DictReader(file)) == 50
 
@@ -119,9 +119,9 @@ def test_confusion_image_is_complete_and_reproducible(classes: int) -> None:
     labels = generator.integers(classes, size=200)
     logits = np.eye(classes, dtype=np.float32)[labels]
     names = ["long name " * 9 if not number else f"c{number}" for number in range(classes)]
-    figures = measure(logits, labels, classes=names, settings=EvaluationSettings(resamples=100))
-    content = draw_confusion(figures)
-    assert content == draw_confusion(figures)
+    metrics = measure(logits, labels, classes=names, settings=EvaluationSettings(resamples=100))
+    content = draw_confusion(metrics)
+    assert content == draw_confusion(metrics)
     with Image.open(io.BytesIO(content)) as image:
         image.load()
         assert image.format == "PNG"

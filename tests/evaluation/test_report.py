@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
@@ -71,10 +71,10 @@ def predictions() -> Predictions:
 
 @pytest.fixture(scope="module")
 def content(predictions: Predictions) -> ReportContent:
-    figures = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
+    metrics = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
     asking = Candidate(
-        figures.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
-        figures.ece,
+        metrics.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
+        metrics.ece,
     )  # fmt: skip
     reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
@@ -85,7 +85,7 @@ def content(predictions: Predictions) -> ReportContent:
     return ReportContent(
         title="digits",
         verdict=judge(asking, None, GateSettings(calibration_error=0.6), FEW, reloaded=reloaded),
-        figures=figures,
+        metrics=metrics,
         history=epochs,
         examples=[
             Example(
@@ -149,7 +149,7 @@ def test_page_loads_nothing_from_outside(content: ReportContent) -> None:
 
 def test_text_from_data_never_becomes_markup(predictions: Predictions, content: ReportContent) -> None:
     classes = (NASTY, *predictions.classes[1:])
-    figures = measure(predictions.logits, predictions.labels, classes=classes, settings=FEW)
+    metrics = measure(predictions.logits, predictions.labels, classes=classes, settings=FEW)
     example = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
     nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
     assert content.verdict is not None
@@ -158,7 +158,7 @@ def test_text_from_data_never_becomes_markup(predictions: Predictions, content: 
         ReportContent(
             title=NASTY,
             verdict=replace(content.verdict, rules=rules),
-            figures=figures,
+            metrics=metrics,
             examples=[example],
             manifest=nested,
             settings=nested,
@@ -216,9 +216,9 @@ def test_many_classes_make_a_small_page() -> None:
     logits = generator.normal(size=(5000, 1000)).astype(np.float32)
     logits[np.arange(5000), labels] += 3
     names = tuple(f"species {number}" for number in range(1000))
-    figures = measure(logits, labels, classes=names, settings=FEW)
+    metrics = measure(logits, labels, classes=names, settings=FEW)
     balance = {name: int((labels == number).sum()) for number, name in enumerate(names)}
-    page = render(ReportContent("flowers", None, figures, manifest={"classes": balance}))
+    page = render(ReportContent("flowers", None, metrics, manifest={"classes": balance}))
     Reader(page)
     assert len(page) < 1_000_000
     assert 'class="heat"' not in page
@@ -228,10 +228,10 @@ def test_many_classes_make_a_small_page() -> None:
 
 def test_perfect_model_has_no_errors() -> None:
     labels = np.arange(60) % 3
-    figures = measure(np.eye(3, dtype=np.float32)[labels] * 9, labels, classes=("a", "b", "c"), settings=FEW)
-    page = render(ReportContent("perfect", None, figures))
+    metrics = measure(np.eye(3, dtype=np.float32)[labels] * 9, labels, classes=("a", "b", "c"), settings=FEW)
+    page = render(ReportContent("perfect", None, metrics))
     assert "None: all 60 test samples are classified correctly." in page
-    low = f"{100 * figures.accuracy.low:.1f}"
+    low = f"{100 * metrics.accuracy.low:.1f}"
     assert low == "94.0"  # no error on 60 samples does not mean no errors at all
     assert f"<span>{low}\N{EN DASH}100.0\N{NO-BREAK SPACE}%</span>" in page
 
@@ -259,10 +259,10 @@ def test_worse_slices_come_first_and_are_named(content: ReportContent, predictio
     ward = ["north"] * rows
     for row in [*wrong, *range(0, 60)]:
         ward[row] = "south <b>"
-    figures = measure(
+    metrics = measure(
         predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW, columns={"ward": ward}
     )
-    page = render(replace(content, figures=figures))
+    page = render(replace(content, metrics=metrics))
     texts = Reader(page).texts
     assert any(
         text.startswith("ward: south <b> is significantly worse than the rest: \N{MINUS SIGN}") for text in texts
@@ -272,7 +272,7 @@ def test_worse_slices_come_first_and_are_named(content: ReportContent, predictio
         predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW,
         columns={"parity": ["even" if row % 2 else "odd" for row in range(rows)]},
     )  # fmt: skip
-    assert "No slice is significantly worse than the rest." in Reader(render(replace(content, figures=equal))).texts
+    assert "No slice is significantly worse than the rest." in Reader(render(replace(content, metrics=equal))).texts
 
 
 def images_of(page: str) -> list[np.ndarray]:
@@ -326,12 +326,12 @@ def test_accuracy_by_strength_is_drawn_and_listed(content: ReportContent) -> Non
         lambda corrupted: (corrupted.mean(axis=(1, 2, 3)) > 140).astype(np.int64), images, labels, clean=labels,
         confidence=0.95,
     )  # fmt: skip
-    page = render(replace(content, figures=replace(content.figures, robustness=robustness)))
+    page = render(replace(content, metrics=replace(content.metrics, robustness=robustness)))
     texts = Reader(page).texts
     assert 'aria-label="Accuracy by strength"' in page
     assert texts.index("Robustness") < texts.index("Metrics by class")
     place = texts.index("brightness", texts.index("none"))
     shares = [f"{100 * accuracy.value:.1f}" for accuracy in robustness.corrupted["brightness"]]
     assert texts[place : place + 7] == ["brightness", f"{100 * robustness.mean('brightness'):.1f}", *shares]
-    without = replace(content.figures, robustness=NotMeasured("there are no test samples"))
-    assert "Not measured: there are no test samples." in Reader(render(replace(content, figures=without))).texts
+    without = replace(content.metrics, robustness=NotMeasured("there are no test samples"))
+    assert "Not measured: there are no test samples." in Reader(render(replace(content, metrics=without))).texts

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ratchet.evaluation.corruptions import KINDS, STRENGTHS, corrupt
-from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import share_interval
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness, automatic_rows, evenly_spaced, measure_robustness
 from ratchet.settings.model import EvaluationSettings
 
@@ -37,7 +37,7 @@ def measured(images: np.ndarray) -> Robustness:
 
 
 @pytest.fixture(scope="module")
-def figures(measured: Robustness) -> Figures:
+def metrics(measured: Robustness) -> Metrics:
     labels = np.arange(ROWS) % 2
     logits = np.eye(2, dtype=np.float32)[labels]
     settings = EvaluationSettings(resamples=100, slice_rows=20)
@@ -92,14 +92,14 @@ def test_large_images_need_fewer_rows() -> None:
     assert [automatic_rows(side, side) for side in (8, 64, 128, 224, 1024)] == [500, 500, 125, 50, 50]
 
 
-def test_metrics_include_robustness(figures: Figures, measured: Robustness) -> None:
-    assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
-    numbers = figures.numbers()
+def test_metrics_include_robustness(metrics: Metrics, measured: Robustness) -> None:
+    assert Metrics.from_json(json.loads(json.dumps(metrics.to_json()))) == metrics
+    numbers = metrics.numbers()
     assert numbers["robustness"] == measured.overall
     assert {f"robustness_{kind}" for kind in KINDS} < numbers.keys()
 
 
-def test_metrics_without_robustness_have_a_reason(figures: Figures) -> None:
-    without = replace(figures, robustness=NotMeasured("it is switched off"))
-    assert Figures.from_json(json.loads(json.dumps(without.to_json()))) == without
+def test_metrics_without_robustness_have_a_reason(metrics: Metrics) -> None:
+    without = replace(metrics, robustness=NotMeasured("it is switched off"))
+    assert Metrics.from_json(json.loads(json.dumps(without.to_json()))) == without
     assert not any(name.startswith("robustness") for name in without.numbers())

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
 from ratchet.evaluation.robustness import Robustness
 from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
@@ -27,7 +27,7 @@ def content() -> CardContent:
     logits = random.normal(size=(300, 3)).astype(np.float32)
     logits[np.arange(300), labels] += 2.0
     parts: list[str | None] = ["dark" if number % 3 else NASTY for number in range(300)]
-    figures = measure(
+    metrics = measure(
         logits, labels, classes=CLASSES, settings=EvaluationSettings(resamples=100), columns={"light": parts}
     )
     rules = (AccuracyResult(True, Interval(0.75, 0.8, 0.84), confidence=0.95, minimum=0.5, images=300),)
@@ -36,7 +36,7 @@ def content() -> CardContent:
         number="3",
         purpose="",
         verdict=Verdict(True, rules),
-        figures=figures,
+        metrics=metrics,
         input=(8, 8, 1),
         dtype="uint8",
         data={"name": NASTY, "source": "image-folder", "version": "0123.dir"},
@@ -79,7 +79,7 @@ def test_text_from_data_never_becomes_markup(content: CardContent, purpose: str)
 def test_card_has_what_a_decision_needs(content: CardContent) -> None:
     text = " ".join(visible(render_html(content)))
     low, value, high = (
-        f"{100 * share:.1f}" for share in [getattr(content.figures.accuracy, name) for name in ("low", "value", "high")]
+        f"{100 * share:.1f}" for share in [getattr(content.metrics.accuracy, name) for name in ("low", "value", "high")]
     )
     for wanted in (
         f"Accuracy on 300 test samples: {value} % (95 % CI {low}\N{EN DASH}{high} %).",
@@ -116,7 +116,7 @@ def test_card_holds_no_password(content: CardContent) -> None:
 def test_accuracy_with_corruption_is_listed(content: CardContent) -> None:
     shares = tuple(Interval(low, low + 0.05, low + 0.1) for low in (0.9, 0.7, 0.5, 0.3, 0.1))
     robustness = Robustness(120, Interval(0.9, 0.95, 0.98), {"blur": shares})
-    text = " ".join(visible(render_html(replace(content, figures=replace(content.figures, robustness=robustness)))))
+    text = " ".join(visible(render_html(replace(content, metrics=replace(content.metrics, robustness=robustness)))))
     assert "corruption mean accuracy lowest strength highest strength blur 55.0 % 95.0 % 15.0 %" in text
     assert "measured on 120 test samples at five strengths" in text
     assert "corruption" not in " ".join(visible(render_html(content)))

@@ -9,7 +9,7 @@ import pytest
 from ratchet import settings
 from ratchet.training.checkpoint import read_checkpoint
 
-OWN = ("samples_per_second", "data_wait", "system/", "cost/")  # the figures of a machine, which differ from run to run
+OWN = ("samples_per_second", "data_wait", "system/", "cost/")  # the metrics of a machine, which differ from run to run
 NET = """
 from torch import nn
 

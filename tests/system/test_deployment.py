@@ -174,7 +174,7 @@ def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, 
     assert not any("Traceback" in line for line in served.log(first))
 
 
-def test_report_and_figures_are_artifacts_of_the_run(served: Served, first: dict[str, Any]) -> None:
+def test_report_and_metrics_are_artifacts_of_the_run(served: Served, first: dict[str, Any]) -> None:
     artifacts = {artifact["key"]: artifact for artifact in served.of_run("artifacts", first)}
     assert {"report", "classes", "confusion", "report-page"} <= set(artifacts)
     registration = files.read_json(served.root / "data" / "registration.json")

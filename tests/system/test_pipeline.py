@@ -29,7 +29,7 @@ SAME_BY_BOTH_WAYS = (
     "data/packed",
     "data/quarantine.parquet",
     "data/reports/explanations.safetensors",
-    "data/reports/figures.json",
+    "data/reports/evaluation.json",
     "data/reports/metrics.json",
     "data/reports/predictions.parquet",
 )

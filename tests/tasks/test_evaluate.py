@@ -14,7 +14,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
 from ratchet.evaluation.corruptions import corrupt
 from ratchet.evaluation.explanations import read_explanations
-from ratchet.evaluation.figures import read_figures
+from ratchet.evaluation.metrics import read_metrics
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness, evenly_spaced
 from ratchet.evaluation.slices import slice_columns
@@ -106,7 +106,7 @@ def run_evaluate(workspace: Workspace, **changes: object) -> None:
 def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspace) -> None:
     with_model(workspace)
     run_evaluate(workspace, robustness_rows=16, explained_errors=0)
-    robustness = read_figures(workspace.reports).robustness
+    robustness = read_metrics(workspace.reports).robustness
     assert isinstance(robustness, Robustness)
     test = open_split(workspace.packed, "test")
     rows = evenly_spaced(len(test), 16)
@@ -136,7 +136,7 @@ def test_as_many_worst_errors_are_explained_as_set(workspace: Workspace) -> None
 def test_measurements_that_are_switched_off_have_a_reason(workspace: Workspace) -> None:
     with_model(workspace)
     run_evaluate(workspace, robustness_rows=0, explained_errors=0)
-    assert read_figures(workspace.reports).robustness == NotMeasured("evaluation.robustness_rows is 0")
+    assert read_metrics(workspace.reports).robustness == NotMeasured("evaluation.robustness_rows is 0")
     assert (
         read_explanations(workspace.reports / "explanations.safetensors").reason == "evaluation.explained_errors is 0"
     )
@@ -145,7 +145,7 @@ def test_measurements_that_are_switched_off_have_a_reason(workspace: Workspace) 
 
 def test_evaluating_twice_gives_the_same_bytes(workspace: Workspace) -> None:
     with_model(workspace)
-    names = ("figures.json", "metrics.json", "explanations.safetensors", "predictions.parquet")
+    names = ("evaluation.json", "metrics.json", "explanations.safetensors", "predictions.parquet")
     run_evaluate(workspace, robustness_rows=16, explained_errors=2)
     first = [(workspace.reports / name).read_bytes() for name in names]
     run_evaluate(workspace, robustness_rows=16, explained_errors=2)

@@ -17,10 +17,10 @@ GROWING = f"""
 import json
 from tasks.machine import MachineUse
 use = MachineUse()
-before = use.figures()
+before = use.metrics()
 kept = bytearray({64 * MIB})
 kept[::1024] = b"x" * len(kept[::1024])  # touch every page: else the kernel allocates none
-print(json.dumps([before, use.figures()]))
+print(json.dumps([before, use.metrics()]))
 """
 
 
@@ -34,7 +34,7 @@ def test_memory_is_of_this_process_in_mib() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports anonymous memory")
 def test_anonymous_memory_is_the_kernels_value() -> None:
-    metric = MachineUse().figures()["system/process_anonymous_memory_megabytes"]
+    metric = MachineUse().metrics()["system/process_anonymous_memory_megabytes"]
     lines = Path("/proc/self/status").read_text().splitlines()
     kernel = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
     assert metric == pytest.approx(kernel, rel=0.05)
@@ -43,8 +43,8 @@ def test_anonymous_memory_is_the_kernels_value() -> None:
 def test_cpu_load_is_measured() -> None:
     use = MachineUse()
     sum(range(20_000_000))
-    assert 0.0 < use.figures()["system/cpu_utilization_percentage"] <= 100.0
+    assert 0.0 < use.metrics()["system/cpu_utilization_percentage"] <= 100.0
 
 
 def test_no_gpu_metrics_without_a_gpu() -> None:
-    assert not [name for name in MachineUse("cpu").figures() if "gpu" in name]
+    assert not [name for name in MachineUse("cpu").metrics() if "gpu" in name]

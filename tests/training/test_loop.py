@@ -11,10 +11,10 @@ from ratchet.training.loop import _Training
 
 @pytest.fixture
 def scripted(lab, monkeypatch: pytest.MonkeyPatch):
-    """Trainings whose validation says given figures, (accuracy, loss) per epoch; all the rest is real."""
+    """Trainings whose validation says given metrics, (accuracy, loss) per epoch; all the rest is real."""
 
-    def run(figures: list[tuple[float, float]], **changes):
-        answers = iter(figures)
+    def run(metrics: list[tuple[float, float]], **changes):
+        answers = iter(metrics)
 
         def validate(_self: _Training) -> dict[str, float]:
             accuracy, loss = next(answers)
@@ -22,7 +22,7 @@ def scripted(lab, monkeypatch: pytest.MonkeyPatch):
             return {"validation/loss": loss, **{f"validation/{name}": accuracy for name in names}}
 
         monkeypatch.setattr(_Training, "_validate", validate)
-        plan = lab.plan(epochs=len(figures), **changes)
+        plan = lab.plan(epochs=len(metrics), **changes)
         return list(lab.events(plan))
 
     return run
@@ -73,7 +73,7 @@ def test_validation_that_is_not_finite_is_refused(scripted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "best", "expected"),
+    ("metrics", "best", "expected"),
     [
         ([(0.5, 1.0), (0.7, 2.0), (0.6, 0.5)], "validation/accuracy", 2),
         ([(0.5, 1.0), (0.7, 2.0), (0.6, 0.5)], "validation/loss", 3),
@@ -82,12 +82,12 @@ def test_validation_that_is_not_finite_is_refused(scripted) -> None:
         ([(0.5, 1.0), (0.9, 1.0), (0.9, 1.0)], "validation/loss", 1),
     ],
 )
-def test_the_best_epoch_is_kept(lab, scripted, figures, best, expected) -> None:
+def test_the_best_epoch_is_kept(lab, scripted, metrics, best, expected) -> None:
     """Its weights and its checkpoint are kept."""
-    events = scripted(figures, best=best, keep_last=1, keep_best=1, checkpoint_steps=0)
+    events = scripted(metrics, best=best, keep_last=1, keep_best=1, checkpoint_steps=0)
     finished = events[-1]
     assert finished.best_epoch == expected
-    assert finished.best_value == figures[expected - 1][0 if best.endswith("accuracy") else 1]
+    assert finished.best_value == metrics[expected - 1][0 if best.endswith("accuracy") else 1]
     assert [epoch.epoch for epoch in lab.every(events, Epoch) if epoch.best][-1] == expected
     paths = lab.store(lab.plan()).paths()
     assert [int(path.stem.removeprefix("step-")) // 4 for path in paths] == sorted({expected, 3})
@@ -124,7 +124,7 @@ def test_patience_survives_a_resume(lab, scripted) -> None:
     assert len(events[-1].history) == 4
     for path in lab.store(plan).paths()[-1:]:
         path.unlink()
-    again = list(lab.events(plan))  # the figures go on where they stood: one more epoch of .5
+    again = list(lab.events(plan))  # the metrics go on where they stood: one more epoch of .5
     assert len(again[-1].history) == 4
 
 

@@ -107,6 +107,6 @@ def test_validation_is_measured_without_what_only_teaches(lab) -> None:
     taught = lab.plan(
         epochs=1, optimizer="sgd", learning_rate=1e-30, label_smoothing=0.3, class_weights=(9.0, 1.0, 1.0)
     )
-    figures = [lab.run(plan, name=name).history[0] for name, plan in (("plain", plain), ("taught", taught))]
-    assert figures[0]["validation/loss"] == figures[1]["validation/loss"]
-    assert figures[0]["train/loss"] != figures[1]["train/loss"]
+    metrics = [lab.run(plan, name=name).history[0] for name, plan in (("plain", plain), ("taught", taught))]
+    assert metrics[0]["validation/loss"] == metrics[1]["validation/loss"]
+    assert metrics[0]["train/loss"] != metrics[1]["train/loss"]

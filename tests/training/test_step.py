@@ -140,7 +140,7 @@ def test_told_norms_are_those_of_the_gradients(lab) -> None:
     assert reported["step/gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
 
 
-def test_figures_of_an_epoch_are_means_over_its_samples(lab) -> None:
+def test_metrics_of_an_epoch_are_means_over_its_samples(lab) -> None:
     """With a rate too small to move a weight, an epoch's loss is the loss of the weights it began with."""
     unmoved = {"learning_rate": 1e-30, "optimizer": "sgd", "label_smoothing": 0.0}
     plan = lab.plan(epochs=1, crop_padding=0, flip="none", **unmoved)

@@ -1,4 +1,4 @@
-"""The figures of an epoch against scikit-learn's, on the same answers."""
+"""The metrics of an epoch against scikit-learn's, on the same answers."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ class Reads(nn.Module):
         return 5.0 * nn.functional.one_hot(images[:, 0, 0, 0].long(), 4).float()
 
 
-def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch_size: int = 3) -> dict[str, float]:
+def metrics(labels: list[int], answers: list[int], *, ignored: int = -100, batch_size: int = 3) -> dict[str, float]:
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     images[:, 0, 0, 0] = answers
     split = Split("validation", [images], np.zeros(1, np.int64), np.array(labels), np.arange(len(labels)))
@@ -40,8 +40,8 @@ def figures(labels: list[int], answers: list[int], *, ignored: int = -100, batch
         ([0, 1, 2, 0], [1, 2, 0, 3]),
     ],
 )
-def test_figures_are_scikit_learns(labels: list[int], answers: list[int]) -> None:
-    result = figures(labels, answers)
+def test_metrics_are_scikit_learns(labels: list[int], answers: list[int]) -> None:
+    result = metrics(labels, answers)
     assert set(result) == {f"validation/{name}" for name in METRICS}
     assert result["validation/accuracy"] == pytest.approx(accuracy_score(labels, answers))
     recalls = [np.mean(np.array(answers)[np.array(labels) == item] == item) for item in sorted(set(labels))]
@@ -53,8 +53,8 @@ def test_figures_are_scikit_learns(labels: list[int], answers: list[int]) -> Non
 
 
 def test_ignored_rows_do_not_count() -> None:
-    kept = figures([0, 1, 2, 0], [0, 1, 0, 0])
-    assert figures([0, 1, 3, 2, 0, 3], [0, 1, 1, 0, 0, 3], ignored=3) == pytest.approx(kept)
+    kept = metrics([0, 1, 2, 0], [0, 1, 0, 0])
+    assert metrics([0, 1, 3, 2, 0, 3], [0, 1, 1, 0, 0, 3], ignored=3) == pytest.approx(kept)
 
 
 @pytest.mark.parametrize("best", [f"validation/{name}" for name in METRICS])

@@ -78,7 +78,7 @@ class Answers:
 
 
 def check(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequence[str]) -> None:
-    """Raise DataError or TrainingError where nothing can be measured (see `ratchet.evaluation.metrics.measure`)."""
+    """Raise DataError or TrainingError where nothing can be measured (see `ratchet.evaluation.measure.measure`)."""
     if labels.ndim != 1 or logits.shape != (len(labels), len(classes)):
         raise DataError(
             f"logits of shape {logits.shape} and labels of shape {labels.shape} for {len(classes)} classes: "

@@ -5,8 +5,8 @@ A class or a slice counts as weak only where that is significant after a correct
 
 from dataclasses import dataclass
 
-from ratchet.evaluation.figures import ClassFigures, Figures
 from ratchet.evaluation.intervals import Interval, share_interval
+from ratchet.evaluation.metrics import ClassMetrics, Metrics
 from ratchet.evaluation.slices import Slice
 
 __all__ = ["FEW_IMAGES", "Limits", "WeakClass", "find_limits", "weak_classes"]
@@ -33,34 +33,34 @@ class Limits:
     weak_slices: list[Slice]  # significantly worse than the other images, worst first
     ece: Interval | None  # calibration error, if it is notable and not explained by chance
     untested: list[str]  # classes without test images
-    barely_tested: list[ClassFigures]  # classes with fewer than FEW_IMAGES test images
+    barely_tested: list[ClassMetrics]  # classes with fewer than FEW_IMAGES test images
     accuracy: Interval | None  # if the test set is small
 
 
-def find_limits(figures: Figures) -> Limits:
+def find_limits(metrics: Metrics) -> Limits:
     """Return the reasons not to rely on the model."""
-    ece, accuracy = figures.ece, figures.accuracy
+    ece, accuracy = metrics.ece, metrics.accuracy
     return Limits(
-        weak_classes=weak_classes(figures),
-        weak_slices=sorted((part for part in figures.slices if part.is_worse), key=lambda part: part.gap.high),
+        weak_classes=weak_classes(metrics),
+        weak_slices=sorted((part for part in metrics.slices if part.is_worse), key=lambda part: part.gap.high),
         ece=ece if ece.value >= _NOTABLE_ECE and ece.low > 0.0 else None,
-        untested=[metrics.name for metrics in figures.per_class if not metrics.support],
-        barely_tested=[metrics for metrics in figures.per_class if 0 < metrics.support < FEW_IMAGES],
+        untested=[row.name for row in metrics.per_class if not row.support],
+        barely_tested=[row for row in metrics.per_class if 0 < row.support < FEW_IMAGES],
         accuracy=accuracy if (accuracy.high - accuracy.low) / 2 > _WIDE else None,
     )
 
 
-def weak_classes(figures: Figures) -> list[WeakClass]:
+def weak_classes(metrics: Metrics) -> list[WeakClass]:
     """Return the classes whose recall is significantly below the overall accuracy, worst first."""
-    tested = [(number, metrics) for number, metrics in enumerate(figures.per_class) if metrics.support]
-    level = 1 - (1 - figures.confidence) / max(1, len(tested))  # Bonferroni
+    tested = [(number, row) for number, row in enumerate(metrics.per_class) if row.support]
+    level = 1 - (1 - metrics.confidence) / max(1, len(tested))  # Bonferroni
     measured = [
         WeakClass(
-            metrics.name,
-            metrics.support,
-            share_interval(figures.confusion[number][number], metrics.support, confidence=level),
+            row.name,
+            row.support,
+            share_interval(metrics.confusion[number][number], row.support, confidence=level),
         )
-        for number, metrics in tested
+        for number, row in tested
     ]
-    weak = [each for each in measured if each.recall.high < figures.accuracy.value]
+    weak = [each for each in measured if each.recall.high < metrics.accuracy.value]
     return sorted(weak, key=lambda each: (each.recall.high, each.name))

@@ -1,141 +1,102 @@
-"""Metrics of a classifier's predictions on the test images."""
+"""All metrics of one evaluation, as values that are written to JSON and read back."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from ratchet.evaluation.answers import Answers, check
-from ratchet.evaluation.calibration import calibration_error, reliability
-from ratchet.evaluation.figures import Averages, ClassFigures, Figures
-from ratchet.evaluation.headline import intervals
-from ratchet.evaluation.robustness import NotMeasured
-from ratchet.evaluation.slices import slices
-from ratchet.settings.model import EvaluationSettings
+from ratchet import files
+from ratchet.evaluation.calibration import Bin
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.robustness import NotMeasured, Robustness
+from ratchet.evaluation.slices import Slice
 
-__all__ = ["measure"]
+__all__ = ["Averages", "ClassMetrics", "Metrics", "read_metrics"]
 
-Labels = NDArray[np.int64]
-
-
-def measure(
-    logits: NDArray[np.float32],
-    labels: Labels,
-    *,
-    classes: Sequence[str],
-    settings: EvaluationSettings,
-    columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
-    seed: int = 0,
-) -> Figures:
-    """Return all metrics but robustness.
-
-    Log-loss is computed from the logits in double precision and is not clipped. A class without test images has no
-    recall and does not count in the means of ROC-AUC and PR-AUC.
-
-    Args:
-        logits: (rows, classes).
-        labels: (rows,), indices into `classes`.
-        classes: names, in the order of the logits.
-        settings: of the evaluation.
-        columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
-        seed: of the bootstrap's resamples.
-
-    Raises:
-        DataError: there are no test images, the shapes disagree, or a label is not a class.
-        TrainingError: a logit is not a finite number.
-    """
-    check(logits, labels, classes=classes)
-    answers = Answers(logits, labels)
-    macro, weighted, per_class, confusion = _classical(answers, classes)
-    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
-    roc_auc = _mean([metrics.roc_auc for metrics in per_class])
-    values = {
-        "accuracy": float(answers.correct.mean()),
-        "macro_f1": macro.f1,
-        "log_loss": float(answers.losses.mean()),
-        "ece": calibration_error(bins),
-    }
-    if settings.top_k < answers.classes:
-        values["top_k"] = float((answers.rank < settings.top_k).mean())
-    if roc_auc is not None:
-        values["roc_auc"] = roc_auc
-    bounds = intervals(answers, values, settings=settings, seed=seed)
-    return Figures(
-        rows=answers.rows,
-        classes=tuple(classes),
-        confidence=settings.confidence,
-        k=settings.top_k,
-        accuracy=bounds["accuracy"],
-        top_k=bounds.get("top_k"),
-        macro_f1=bounds["macro_f1"],
-        log_loss=bounds["log_loss"],
-        ece=bounds["ece"],
-        roc_auc=roc_auc,
-        roc_auc_interval=bounds.get("roc_auc"),
-        pr_auc=_mean([metrics.pr_auc for metrics in per_class]),
-        macro=macro,
-        weighted=weighted,
-        per_class=per_class,
-        confusion=confusion,
-        reliability=bins,
-        slices=slices(
-            answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
-        ),
-        robustness=NotMeasured("only `evaluate` measures it"),
-    )
+_INTERVALS = ("accuracy", "top_k", "macro_f1", "log_loss", "ece", "roc_auc_interval")
 
 
-def _classical(
-    answers: Answers, classes: Sequence[str]
-) -> tuple[Averages, Averages, tuple[ClassFigures, ...], tuple[tuple[int, ...], ...]]:
-    """Return macro means, means weighted by support, the metrics of each class, and the confusion matrix."""
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class. None: not defined; recall needs images, precision needs predictions, F1 one of both."""
 
-    labels, predicted = answers.labels, answers.predicted
-    every_class = np.arange(len(classes))
-    confusion = confusion_matrix(labels, predicted, labels=every_class)
-    predictions = confusion.sum(axis=0)
-    precision, recall, f1, support = precision_recall_fscore_support(
-        labels, predicted, labels=every_class, zero_division=0.0
-    )
-    per_class = []
-    for number, name in enumerate(classes):
-        roc_auc, pr_auc = _ranking(answers, number)
-        metrics = ClassFigures(
-            name=name,
-            precision=float(precision[number]) if predictions[number] else None,
-            recall=float(recall[number]) if support[number] else None,
-            f1=float(f1[number]) if support[number] + predictions[number] else None,
-            support=int(support[number]),
-            predicted=int(predictions[number]),
-            roc_auc=roc_auc,
-            pr_auc=pr_auc,
-        )
-        per_class.append(metrics)
-    means = [
-        Averages(
-            *(
-                float(value)
-                for value in precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
-            )
-        )
-        for kind in ("macro", "weighted")
-    ]
-    return means[0], means[1], tuple(per_class), tuple(tuple(int(cell) for cell in row) for row in confusion)
+    name: str
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    support: int
+    predicted: int
+    roc_auc: float | None
+    pr_auc: float | None
 
 
-def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:
-    """Return ROC-AUC and average precision of one class against the rest; None where one side has no images."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
+@dataclass(frozen=True)
+class Averages:
+    """Means over the classes that occur among labels or predictions; an undefined value counts as 0."""
 
-    truth, score = answers.labels == number, answers.probabilities[:, number]
-    if not truth.any():
-        return None, None
-    roc_auc = None if truth.all() else float(roc_auc_score(truth, score))
-    return roc_auc, float(average_precision_score(truth, score))
+    precision: float
+    recall: float
+    f1: float
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return float(np.mean(defined)) if defined else None
+@dataclass(frozen=True)
+class Metrics:
+    """All metrics of a model on the test images. None: not defined on these images."""
+
+    # The test images
+    rows: int
+    classes: tuple[str, ...]
+    confidence: float  # level of the intervals
+    k: int  # of top-k accuracy
+    # The headline
+    accuracy: Interval
+    top_k: Interval | None  # None where k reaches the number of classes: it would be 1
+    macro_f1: Interval
+    log_loss: Interval
+    ece: Interval
+    roc_auc: float | None  # one class against the rest, mean over the classes that occur
+    roc_auc_interval: Interval | None  # None also where it costs too much time
+    pr_auc: float | None  # average precision, mean over the classes that occur
+    # The rest
+    macro: Averages
+    weighted: Averages  # by support
+    per_class: tuple[ClassMetrics, ...]
+    confusion: tuple[tuple[int, ...], ...]  # [actual][predicted]
+    reliability: tuple[Bin, ...]
+    slices: tuple[Slice, ...]
+    robustness: Robustness | NotMeasured
+
+    def numbers(self) -> dict[str, float]:
+        """Return the defined metrics by name, for DVC and MLflow; the bounds of intervals as NAME_low and NAME_high."""
+        flat: dict[str, float] = {}
+        for field in _INTERVALS:
+            name = field.removesuffix("_interval")
+            interval: Interval | None = getattr(self, field)
+            if interval is not None:
+                flat |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        areas = {"roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
+        flat |= {name: value for name, value in areas.items() if value is not None}
+        flat |= {"macro_precision": self.macro.precision, "macro_recall": self.macro.recall}
+        if isinstance(self.robustness, Robustness):
+            flat |= self.robustness.numbers()
+        return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, equal for equal metrics, that `from_json` reads."""
+        content: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Metrics":
+        """Read what `to_json` returned."""
+        return _ADAPTER.validate_python(content)
+
+
+_ADAPTER = TypeAdapter(Metrics)
+
+
+def read_metrics(reports: Path) -> Metrics:
+    """Read the metrics of the last evaluation from the folder data/reports."""
+    return Metrics.from_json(files.read_json(reports / "evaluation.json"))

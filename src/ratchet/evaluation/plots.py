@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet import files
 from ratchet.evaluation.calibration import Bin
-from ratchet.evaluation.figures import Figures
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
 
 __all__ = ["draw_confusion", "write_confusion", "write_reliability"]
@@ -40,7 +40,7 @@ def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[objec
     files.write_text(path, text.getvalue())
 
 
-def draw_confusion(figures: Figures) -> bytes:
+def draw_confusion(metrics: Metrics) -> bytes:
     """Return the confusion matrix as a PNG image: one row for each true class, one column for each predicted class.
 
     Cells are shaded by their share of the row, green if right and red if wrong. Numbers and names are shown only for
@@ -48,16 +48,16 @@ def draw_confusion(figures: Figures) -> bytes:
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    classes = len(figures.classes)
+    classes = len(metrics.classes)
     numbered = classes <= _NUMBERED
     cell = max(2, 900 // classes) if not numbered else max(44, min(84, 900 // classes))
     font = ImageFont.load_default(size=20)
-    names = [_shortened(name) for name in figures.classes]
+    names = [_shortened(name) for name in metrics.classes]
     names_width = max(int(font.getlength(name)) for name in names) + 12 if numbered else 0
     left, top = _MARGIN + 30 + names_width, _MARGIN + 84 + names_width
     side = cell * classes
     title, title_font = (
-        f"{figures.accuracy.value:.1%} of {figures.rows:,} test rows right",
+        f"{metrics.accuracy.value:.1%} of {metrics.rows:,} test rows right",
         ImageFont.load_default(size=28),
     )
     width = max(left + side, _MARGIN + int(title_font.getlength(title))) + _MARGIN
@@ -66,7 +66,7 @@ def draw_confusion(figures: Figures) -> bytes:
     draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=title_font)
     draw.text((left + side / 2, _MARGIN + 58), "answer", fill=_MUTED, font=font, anchor="mm")
     _draw_turned(image, "truth", font=font, at=(_MARGIN, top + side // 2), colour=_MUTED, centred=True)
-    _draw_cells(draw, figures, corner=(left, top), cell=cell)
+    _draw_cells(draw, metrics, corner=(left, top), cell=cell)
     if numbered:
         for number, name in enumerate(names):
             middle = cell * number + cell // 2
@@ -78,12 +78,12 @@ def draw_confusion(figures: Figures) -> bytes:
     return content.getvalue()
 
 
-def _draw_cells(draw: Any, figures: Figures, *, corner: tuple[int, int], cell: int) -> None:
+def _draw_cells(draw: Any, metrics: Metrics, *, corner: tuple[int, int], cell: int) -> None:
     from PIL import ImageFont
 
-    numbered = len(figures.classes) <= _NUMBERED
+    numbered = len(metrics.classes) <= _NUMBERED
     font = ImageFont.load_default(size=max(13, min(22, cell // 3)))
-    for actual, row in enumerate(figures.confusion):
+    for actual, row in enumerate(metrics.confusion):
         for answer, count in enumerate(row):
             if not count:
                 continue

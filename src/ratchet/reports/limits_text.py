@@ -1,7 +1,7 @@
 """Text of a model's limits, for its card."""
 
-from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.limits import FEW_IMAGES, find_limits
+from ratchet.evaluation.metrics import Metrics
 from ratchet.reports.numbers import percent, percent_range
 
 __all__ = ["limit_sentences"]
@@ -9,9 +9,9 @@ __all__ = ["limit_sentences"]
 _LISTED = 5  # classes or slices
 
 
-def limit_sentences(figures: Figures) -> list[str]:
+def limit_sentences(metrics: Metrics) -> list[str]:
     """Return one sentence for each limit of the model, the most serious first; none where there are no limits."""
-    limits, sentences = find_limits(figures), []
+    limits, sentences = find_limits(metrics), []
     for weak in limits.weak_classes[:_LISTED]:
         sentences.append(
             f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test images "
@@ -36,11 +36,11 @@ def limit_sentences(figures: Figures) -> list[str]:
     if limits.untested:
         sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
     if limits.barely_tested:
-        counted = [f"{metrics.name} ({metrics.support:,})" for metrics in limits.barely_tested]
+        counted = [f"{row.name} ({row.support:,})" for row in limits.barely_tested]
         sentences.append(f"Barely measured, with fewer than {FEW_IMAGES} test images: {_listed(counted)}.")
     if limits.accuracy is not None:
         sentences.append(
-            f"Small test set ({figures.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
+            f"Small test set ({metrics.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
             "smaller difference from another model may be chance."
         )
     return sentences

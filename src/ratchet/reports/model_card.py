@@ -10,8 +10,8 @@ from typing import Any
 
 from ratchet import urls
 from ratchet.cost import Cost
-from ratchet.evaluation.figures import Figures
 from ratchet.evaluation.intervals import share_interval
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import RuleResult, Verdict
@@ -36,7 +36,7 @@ class CardContent:
     number: str
     purpose: str  # in the user's words; "": not given
     verdict: Verdict
-    figures: Figures
+    metrics: Metrics
     input: tuple[int, int, int]  # height, width and channels of one image
     dtype: str  # of its pixels
     data: Mapping[str, Any]  # its name, source and version, and counts
@@ -66,8 +66,8 @@ def description(content: CardContent) -> str:
 
 
 def _values(content: CardContent) -> dict[str, object]:
-    figures, unused, classes = content.figures, content.verdict.unused, content.figures.classes
-    robustness = None if isinstance(figures.robustness, NotMeasured) else figures.robustness
+    metrics, unused, classes = content.metrics, content.verdict.unused, content.metrics.classes
+    robustness = None if isinstance(metrics.robustness, NotMeasured) else metrics.robustness
     return {
         "name": content.name,
         "number": content.number,
@@ -75,18 +75,18 @@ def _values(content: CardContent) -> dict[str, object]:
         "class_count": len(classes),
         "classes": ", ".join(classes[:_CLASSES]),
         "more_classes": max(0, len(classes) - _CLASSES),
-        "test_samples": figures.rows,
-        "accuracy": figures.accuracy,
-        "level": percent(figures.confidence, 0),
+        "test_samples": metrics.rows,
+        "accuracy": metrics.accuracy,
+        "level": percent(metrics.confidence, 0),
         "verdict": message(content.verdict),
-        "warnings": limit_sentences(figures),
+        "warnings": limit_sentences(metrics),
         "data_name": content.data["name"],
         "quarantined": content.quarantined,
-        "headline": _headline(figures),
+        "headline": _headline(metrics),
         "unused": unused,
-        "unused_accuracy": share_interval(unused.right, unused.rows, confidence=figures.confidence) if unused else None,
-        "lowest_recall": _lowest_recall(figures),
-        "lowest_slices": _lowest_slices(figures),
+        "unused_accuracy": share_interval(unused.right, unused.rows, confidence=metrics.confidence) if unused else None,
+        "lowest_recall": _lowest_recall(metrics),
+        "lowest_slices": _lowest_slices(metrics),
         "corrupted_samples": robustness.rows if robustness else 0,
         "corruptions": _corruptions(robustness) if robustness else [],
         "rules": [_rule(rule) for rule in content.verdict.rules],
@@ -115,32 +115,32 @@ def _data(content: CardContent) -> dict[str, object]:
     return {**content.data, **samples, "quarantined": quarantined or "none"}
 
 
-def _headline(figures: Figures) -> Rows:
-    metrics = {
-        "accuracy": figures.accuracy,
-        f"top-{figures.k} accuracy": figures.top_k,
-        "macro F1": figures.macro_f1,
-        "log loss": figures.log_loss,
-        "calibration error (ECE)": figures.ece,
-        "ROC-AUC": figures.roc_auc_interval,
+def _headline(metrics: Metrics) -> Rows:
+    intervals = {
+        "accuracy": metrics.accuracy,
+        f"top-{metrics.k} accuracy": metrics.top_k,
+        "macro F1": metrics.macro_f1,
+        "log loss": metrics.log_loss,
+        "calibration error (ECE)": metrics.ece,
+        "ROC-AUC": metrics.roc_auc_interval,
     }
     return [
         (name, f"{metric.value:.4f}", f"{metric.low:.4f} to {metric.high:.4f}")
-        for name, metric in metrics.items()
+        for name, metric in intervals.items()
         if metric is not None
     ]
 
 
-def _lowest_recall(figures: Figures) -> Rows:
-    tested = [(metrics.recall, metrics.name, metrics) for metrics in figures.per_class if metrics.recall is not None]
+def _lowest_recall(metrics: Metrics) -> Rows:
+    tested = [(row.recall, row.name, row) for row in metrics.per_class if row.recall is not None]
     lowest = sorted(tested, key=lambda item: item[:2])[:_LISTED]
     return [
-        (name, percent(recall), None if metrics.precision is None else percent(metrics.precision), metrics.support)
-        for recall, name, metrics in lowest
+        (name, percent(recall), None if row.precision is None else percent(row.precision), row.support)
+        for recall, name, row in lowest
     ]
 
 
-def _lowest_slices(figures: Figures) -> Rows:
+def _lowest_slices(metrics: Metrics) -> Rows:
     return [
         (
             f"{slice.column}: {slice.value}",
@@ -149,7 +149,7 @@ def _lowest_slices(figures: Figures) -> Rows:
             slice.rows,
             slice.is_worse,
         )
-        for slice in sorted(figures.slices, key=lambda slice: slice.gap.value)[:_LISTED]
+        for slice in sorted(metrics.slices, key=lambda slice: slice.gap.value)[:_LISTED]
     ]
 
 
@@ -163,7 +163,7 @@ def _corruptions(robustness: Robustness) -> Rows:
 def _program(content: CardContent) -> str:
     """Return the lines of Python that load the model and predict."""
     uri = f"models:/{content.name}/{content.number}"
-    shape, classes = ", ".join(map(str, ("n", *content.input))), len(content.figures.classes)
+    shape, classes = ", ".join(map(str, ("n", *content.input))), len(content.metrics.classes)
     lines = [
         "import mlflow",
         "",

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ratchet.evaluation.figures import ClassFigures, Figures
+from ratchet.evaluation.metrics import ClassMetrics, Metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import RuleResult, Verdict
@@ -31,7 +31,7 @@ class ReportContent:
 
     title: str
     verdict: Verdict | None  # None: not judged yet
-    figures: Figures
+    metrics: Metrics
     # Of each epoch: epoch, train/loss, train/accuracy, train/learning_rate, validation/loss, validation/accuracy
     history: Epochs = ()
     examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
@@ -92,24 +92,24 @@ class Group:
 
 def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
-    figures, robustness = content.figures, content.figures.robustness
-    many = len(figures.classes) > _NUMBERED
+    metrics, robustness = content.metrics, content.metrics.robustness
+    many = len(metrics.classes) > _NUMBERED
     return render_html(
         "run_report.html.j2",
         title=content.title,
         head=_head(content.verdict) if content.verdict else None,
-        figures=figures,
+        metrics=metrics,
         curves=_curves(content.history),
-        confusions=_confusions(figures),
-        confusion_map=heat_map(figures.confusion) if many else None,
-        reliability=reliability_chart(figures.reliability),
-        slices=sorted(figures.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
+        confusions=_confusions(metrics),
+        confusion_map=heat_map(metrics.confusion) if many else None,
+        reliability=reliability_chart(metrics.reliability),
+        slices=sorted(metrics.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
         robustness=robustness,
         corruption_chart=None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
         corruptions={} if isinstance(robustness, NotMeasured) else robustness.corrupted,
-        classes=_classes(figures),
+        classes=_classes(metrics),
         listed=_LISTED,
-        wrong=figures.rows - sum(row[actual] for actual, row in enumerate(figures.confusion)),
+        wrong=metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
         errors=error_cards(content.examples),
         error_colours=worst_errors.COLOURS,
         unexplained=content.unexplained,
@@ -165,23 +165,23 @@ def _corruption_chart(robustness: Robustness) -> Chart:
     return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
 
 
-def _confusions(figures: Figures) -> list[Confusion]:
+def _confusions(metrics: Metrics) -> list[Confusion]:
     """Return the pairs of classes that are confused, the most frequent first."""
-    names = figures.classes
+    names = metrics.classes
     confusions = [
         Confusion(names[actual], names[predicted], count, count / sum(row))
-        for actual, row in enumerate(figures.confusion)
+        for actual, row in enumerate(metrics.confusion)
         for predicted, count in enumerate(row)
         if actual != predicted and count
     ]
     return sorted(confusions, key=lambda confusion: -confusion.count)
 
 
-def _classes(figures: Figures) -> Sequence[ClassFigures]:
+def _classes(metrics: Metrics) -> Sequence[ClassMetrics]:
     """Return the metrics by class; where there are many classes, those with the lowest F1 first."""
-    if len(figures.per_class) <= _LISTED:
-        return figures.per_class
-    return sorted(figures.per_class, key=lambda metrics: (metrics.f1 is None, metrics.f1 or 0.0, metrics.name))
+    if len(metrics.per_class) <= _LISTED:
+        return metrics.per_class
+    return sorted(metrics.per_class, key=lambda row: (row.f1 is None, row.f1 or 0.0, row.name))
 
 
 def _single(content: Mapping[str, Any]) -> dict[str, object]:

@@ -15,8 +15,8 @@ from scipy.special import log_softmax as scipy_log_softmax
 from sklearn import metrics as sk
 
 from ratchet.evaluation.answers import Answers
-from ratchet.evaluation.figures import Figures
-from ratchet.evaluation.metrics import measure
+from ratchet.evaluation.measure import measure
+from ratchet.evaluation.metrics import Metrics
 from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100, top_k=2)
@@ -63,7 +63,7 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
-def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Figures:
+def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Metrics:
     classes = logits.shape[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -84,7 +84,7 @@ def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Figures
     return metrics
 
 
-def assert_probabilities(metrics: Figures, logits: np.ndarray, labels: np.ndarray) -> None:
+def assert_probabilities(metrics: Metrics, logits: np.ndarray, labels: np.ndarray) -> None:
     """Check top-k, log-loss, calibration error, ROC-AUC and PR-AUC."""
     answers, rows = Answers(logits, labels), range(len(labels))
     certain = scipy_log_softmax(logits.astype(np.float64), axis=1)
@@ -177,6 +177,6 @@ def test_perfect_and_all_wrong_are_1_and_0() -> None:
     perfect, wrong = (assert_metrics_as_defined(*cases()[name]) for name in ("perfect", "all wrong"))
     assert (perfect.accuracy.value, perfect.macro_f1.value, perfect.roc_auc, perfect.pr_auc) == (1.0,) * 4
     assert (wrong.accuracy.value, wrong.macro_f1.value, wrong.roc_auc) == (0.0,) * 3
-    for figures in (perfect, wrong):  # 200 images do not make it certain
-        assert figures.accuracy.high - figures.accuracy.low > 0.01
-        assert figures.macro_f1.high - figures.macro_f1.low > 0.01
+    for metrics in (perfect, wrong):  # 200 images do not make it certain
+        assert metrics.accuracy.high - metrics.accuracy.low > 0.01
+        assert metrics.macro_f1.high - metrics.macro_f1.low > 0.01

@@ -1,0 +1,141 @@
+"""Metrics of a classifier's predictions on the test images."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.answers import Answers, check
+from ratchet.evaluation.calibration import calibration_error, reliability
+from ratchet.evaluation.headline import intervals
+from ratchet.evaluation.metrics import Averages, ClassMetrics, Metrics
+from ratchet.evaluation.robustness import NotMeasured
+from ratchet.evaluation.slices import slices
+from ratchet.settings.model import EvaluationSettings
+
+__all__ = ["measure"]
+
+Labels = NDArray[np.int64]
+
+
+def measure(
+    logits: NDArray[np.float32],
+    labels: Labels,
+    *,
+    classes: Sequence[str],
+    settings: EvaluationSettings,
+    columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
+    seed: int = 0,
+) -> Metrics:
+    """Return all metrics but robustness.
+
+    Log-loss is computed from the logits in double precision and is not clipped. A class without test images has no
+    recall and does not count in the means of ROC-AUC and PR-AUC.
+
+    Args:
+        logits: (rows, classes).
+        labels: (rows,), indices into `classes`.
+        classes: names, in the order of the logits.
+        settings: of the evaluation.
+        columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
+        seed: of the bootstrap's resamples.
+
+    Raises:
+        DataError: there are no test images, the shapes disagree, or a label is not a class.
+        TrainingError: a logit is not a finite number.
+    """
+    check(logits, labels, classes=classes)
+    answers = Answers(logits, labels)
+    macro, weighted, per_class, confusion = _classical(answers, classes)
+    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
+    roc_auc = _mean([row.roc_auc for row in per_class])
+    values = {
+        "accuracy": float(answers.correct.mean()),
+        "macro_f1": macro.f1,
+        "log_loss": float(answers.losses.mean()),
+        "ece": calibration_error(bins),
+    }
+    if settings.top_k < answers.classes:
+        values["top_k"] = float((answers.rank < settings.top_k).mean())
+    if roc_auc is not None:
+        values["roc_auc"] = roc_auc
+    bounds = intervals(answers, values, settings=settings, seed=seed)
+    return Metrics(
+        rows=answers.rows,
+        classes=tuple(classes),
+        confidence=settings.confidence,
+        k=settings.top_k,
+        accuracy=bounds["accuracy"],
+        top_k=bounds.get("top_k"),
+        macro_f1=bounds["macro_f1"],
+        log_loss=bounds["log_loss"],
+        ece=bounds["ece"],
+        roc_auc=roc_auc,
+        roc_auc_interval=bounds.get("roc_auc"),
+        pr_auc=_mean([row.pr_auc for row in per_class]),
+        macro=macro,
+        weighted=weighted,
+        per_class=per_class,
+        confusion=confusion,
+        reliability=bins,
+        slices=slices(
+            answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
+        ),
+        robustness=NotMeasured("only `evaluate` measures it"),
+    )
+
+
+def _classical(
+    answers: Answers, classes: Sequence[str]
+) -> tuple[Averages, Averages, tuple[ClassMetrics, ...], tuple[tuple[int, ...], ...]]:
+    """Return macro means, means weighted by support, the metrics of each class, and the confusion matrix."""
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    labels, predicted = answers.labels, answers.predicted
+    every_class = np.arange(len(classes))
+    confusion = confusion_matrix(labels, predicted, labels=every_class)
+    predictions = confusion.sum(axis=0)
+    precision, recall, f1, support = precision_recall_fscore_support(
+        labels, predicted, labels=every_class, zero_division=0.0
+    )
+    per_class = []
+    for number, name in enumerate(classes):
+        roc_auc, pr_auc = _ranking(answers, number)
+        row = ClassMetrics(
+            name=name,
+            precision=float(precision[number]) if predictions[number] else None,
+            recall=float(recall[number]) if support[number] else None,
+            f1=float(f1[number]) if support[number] + predictions[number] else None,
+            support=int(support[number]),
+            predicted=int(predictions[number]),
+            roc_auc=roc_auc,
+            pr_auc=pr_auc,
+        )
+        per_class.append(row)
+    means = [
+        Averages(
+            *(
+                float(value)
+                for value in precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
+            )
+        )
+        for kind in ("macro", "weighted")
+    ]
+    return means[0], means[1], tuple(per_class), tuple(tuple(int(cell) for cell in row) for row in confusion)
+
+
+def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:
+    """Return ROC-AUC and average precision of one class against the rest; None where one side has no images."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    truth, score = answers.labels == number, answers.probabilities[:, number]
+    if not truth.any():
+        return None, None
+    roc_auc = None if truth.all() else float(roc_auc_score(truth, score))
+    return roc_auc, float(average_precision_score(truth, score))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None

@@ -39,7 +39,7 @@ def intervals(
     """Return the interval of each metric in `values`, by name; ROC-AUC is missing where it has none.
 
     Shares of rows have Wilson's interval, log-loss the bootstrap-t, macro F1 and ROC-AUC a normal one on the logit
-    scale. docs/gate.md has the measured coverage of each.
+    scale. docs/evaluation.md has the measured coverage of each.
     """
     rows, level = answers.rows, settings.confidence
     drawn = _resampled(answers, settings=settings, seed=seed)

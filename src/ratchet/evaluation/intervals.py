@@ -2,8 +2,9 @@
 
 The bootstrap (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993) draws the test rows again with replacement
 and computes the metric on each such set. No single method gives every metric its nominal coverage, so the method
-depends on the metric; docs/gate.md has the measured coverage of each. Every resample is drawn from a counter-based
-generator at (seed, number of the resample). So neither the size of a chunk nor the order of the work changes a result.
+depends on the metric; docs/evaluation.md has the measured coverage of each. Every resample is drawn from a
+counter-based generator at (seed, number of the resample). So neither the size of a chunk nor the order of the
+work changes a result.
 """
 
 from collections.abc import Iterator

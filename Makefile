@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
 TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
 
-.PHONY: train test test-system test-all check up down bench lock setup
+.PHONY: train test test-system test-all lint check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
@@ -19,15 +19,17 @@ test: $(TOOLS)  ## set up, and run the quick tests
 test-system: $(TOOLS)  ## tests of whole commands and real servers
 	@$(TESTS) -m "system and not slow"
 
-check: $(TOOLS)  ## format, lint, types, layers, and the quick tests
+# Three at a time, because slow tests often wait for servers. Not reordered: files with few tests, which take long, would be last.
+test-all: $(TOOLS)  ## all tests, as CI runs them
+	@$(TESTS) --numprocesses=3 --no-loadscope-reorder
+
+lint: $(TOOLS)  ## format, lint, types, layers
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
-	$(TESTS) -m "not slow and not system"
 
-test-all: $(TOOLS)  ## all tests: an hour and more
-	@$(TESTS)
+check: lint test  ## what must pass before a commit
 
 up: $(READY)  ## start Prefect server, MLflow server and a worker
 	@ratchet up

@@ -160,7 +160,8 @@ def committed(served: Served, first: dict[str, Any]) -> None:
     served.project.good("git", "commit", "--quiet", "--message=trained")
 
 
-def until(true: Callable[[], object], *, pause: float = 0.05) -> None:
+def until(true: Callable[[], object], *, pause: float = 0.5) -> None:
+    """Wait. A question to a server takes so much time of the processor that it is asked rarely."""
     while not true():
         time.sleep(pause)
 
@@ -219,7 +220,7 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
 ) -> None:
     before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS})
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
     assert served.project.workspace.params.read_bytes() != before
     worker = served.parts()["worker"]
     # The worker itself; its supervisor restarts it, and the new worker first corrects the state of its runs.
@@ -249,7 +250,7 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
     """Read when Prefect's worker has written its own message over the run's state."""
     before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS}, seed=2)
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
     run = served.runs()[0]
     worker = psutil.Process(served.parts()["worker"]["pid"]).children()[0]
     processes = worker.children(recursive=True)
@@ -280,7 +281,7 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
 
 def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: dict[str, Any]) -> None:
     served.deploy(training={"epochs": EPOCHS}, seed=4)
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")))
+    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
     run = served.runs()[0]
     psutil.Process(served.parts()["prefect"]["pid"]).children()[0].kill()
     until(lambda: served.project.run("ratchet", "status").returncode == 0)
@@ -426,7 +427,7 @@ def test_a_killed_nightly_run_continues_when_prefect_retries_it(served: Served, 
     commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
     run = served.deploy("--param", "revision=HEAD")
     running = served.root / ".ratchet" / "production" / "data" / "running"
-    until(lambda: list(running.glob("*/step-*.safetensors")))
+    until(lambda: list(running.glob("*/step-*.safetensors")), pause=0.05)
     psutil.Process(served.parts()["worker"]["pid"]).children()[0].kill()
     until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] not in ("RUNNING", "PENDING"))
     assert served.runs()[0]["state"]["type"] == "CRASHED", served.runs()[0]["state"]

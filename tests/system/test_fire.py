@@ -1,4 +1,4 @@
-"""A training killed two hundred times, wherever a kill may strike: the real stage, real data, a real MLflow database.
+"""A training killed a hundred times, wherever a kill may strike: the real stage, real data, a real MLflow database.
 
 The truth is an undisturbed run of the same command in a project of its own. A kill is SIGKILL, at a moment of chance
 or right before a change of the file system; the files on disk show where it was killed.
@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported PyTorch"),
 ]
 
-KILLS = 200
-EPOCHS, EPOCH = 30, 20  # steps to an epoch: the digits' training rows in batches of 64
+KILLS = 100
+EPOCHS, EPOCH = 40, 20  # steps to an epoch: the digits' training rows in batches of 64
 SETTINGS = {
     "training.epochs": EPOCHS,
     "training.batch_size": 64,
@@ -172,8 +172,8 @@ def make(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]
     return make
 
 
-def test_a_training_killed_two_hundred_times_ends_the_same(make, tmp_path, assert_same_training) -> None:
-    undisturbed, killed, log, chance = make("undisturbed"), make("killed"), tmp_path / "log", random.Random(200)
+def test_a_training_killed_a_hundred_times_ends_the_same(make, tmp_path, assert_same_training) -> None:
+    undisturbed, killed, log, chance = make("undisturbed"), make("killed"), tmp_path / "log", random.Random(100)
     undisturbed.good(*undisturbed.stage("train"), OMP_NUM_THREADS="1")
     with on_fire(killed, log) as fire:
         # Before each of the first changes of the disk; then while MLflow's tables are made, which takes a while.
@@ -185,7 +185,7 @@ def test_a_training_killed_two_hundred_times_ends_the_same(make, tmp_path, asser
         assert fire.train((fire.mlruns / "mlflow.db").exists) == -signal.SIGKILL, log.read_text()
 
         # On the way: at any moment, in a checkpoint's write, in a sync.
-        while fire.struck.total() < KILLS - 50:
+        while fire.struck.total() < KILLS - 40:
             ahead = fire.step() + chance.randint(0, 1) * 3
             moment = later(chance.uniform(0.0, 0.05), lambda ahead=ahead: fire.step() >= ahead)
             kind = chance.choice(("any", "any", "write", "write", "sync", "sent"))
@@ -196,8 +196,9 @@ def test_a_training_killed_two_hundred_times_ends_the_same(make, tmp_path, asser
             elif kind == "sync":
                 enough = fire.step() + 9  # a transaction is short: it may be missed
                 code = fire.train(lambda enough=enough: fire.is_sending() or fire.step() >= enough)
-            else:  # MLflow has it, and that is about to be noted
-                code = fire.train(near=f"/journal/{fire.running().name}/.draft-", after=chance.randint(1, 4))
+            else:  # MLflow has it, and that is about to be noted; on a busy machine only after many steps
+                enough, near = fire.step() + 30, f"/journal/{fire.running().name}/.draft-"
+                code = fire.train(lambda enough=enough: fire.step() >= enough, near=near, after=chance.randint(1, 4))
             assert code == -signal.SIGKILL, log.read_text()
         assert fire.step() < EPOCHS * EPOCH
 

@@ -78,7 +78,7 @@ class Team:
 
 def until(true: Callable[[], object]) -> None:
     while not true():
-        time.sleep(0.05)
+        time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")

@@ -74,12 +74,14 @@ def server(new_project: Callable[[str], Any]) -> Iterator[Server]:
             "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
             f"database_uri = sqlite:///{server.folder}/users.db\n"
             "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+            "auth_cache_ttl_seconds = 3600\n"  # MLflow hashes the password at each request otherwise
         )
         environment = new_project("server").environment | {
             "MLFLOW_AUTH_CONFIG_PATH": str(config),
             "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN,
             "MLFLOW_FLASK_SERVER_SECRET_KEY": "of this test",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # by five more processes
         }
         command = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "1"]
         command += ["--host", HOST, "--port", str(server.port)]

@@ -16,8 +16,7 @@ import numpy as np
 
 from bench import online_testing
 from bench.report import Row, alone, options
-from ratchet.evaluation.significance import p_better
-from ratchet.gate.level import FIRST_TRY, spend
+from ratchet.gate.significance import FIRST_TRY, p_better, spend
 from ratchet.settings.model import GateSettings
 from tests.simulations.gate import BETTER, FIVE_PER_CENT, Answers, Pair, detectable, share_promoted, simulate_nights
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ratchet.gate.level import FIRST_TRY, Tries, spend
+from ratchet.gate.significance import FIRST_TRY, Tries, spend
 
 __all__ = ["PROCEDURES"]
 

@@ -206,11 +206,11 @@ def write_page(comparison: Comparison, references: tuple[str, str], workspace: W
     Raises:
         DataError: the path is a folder.
     """
-    from ratchet.reports.comparison_page import page
+    from ratchet.reports.lineage_pages import comparison_page
 
     a, b = (re.sub(r"[^\w.-]+", "-", reference.removeprefix("models:/")) for reference in references)
     path = path or workspace.reports / f"compare-{a}-{b}.html"
     if path.is_dir():
         raise DataError(f"{path}: is a folder. Allowed for --html: the path of a file")
-    files.write_text(path, page(comparison))
+    files.write_text(path, comparison_page(comparison))
     return path

@@ -15,7 +15,7 @@ from ratchet.provenance.lineage import Acts, Link, data_link
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Entry, Ledger
 from ratchet.registry.provenance_record import PACKED
-from ratchet.reports import chain_page
+from ratchet.reports.lineage_pages import trace_page
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
@@ -54,7 +54,7 @@ def print_trace(name: str, workspace: Workspace, html: Path | None) -> None:
     """Print the lineage of `name`, and write it to an HTML page if `html` is given."""
     lineage = trace(workspace, name)
     if html:
-        files.write_text(html, chain_page.render(name, lineage.descriptions, lineage.chains))
+        files.write_text(html, trace_page(name, lineage.descriptions, lineage.chains))
     print("\n".join([*lineage.descriptions, *(line for chain in lineage.chains for line in _tree(chain))]))
     if html:
         print(f"\npage: {html}")

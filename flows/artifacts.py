@@ -19,7 +19,7 @@ from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.metrics import Metrics, read_metrics
 from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
-from ratchet.reports.markdown import escaped
+from ratchet.reports.templating import escaped
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
 from ratchet.settings.model import Params

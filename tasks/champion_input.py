@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ratchet.training import Classifier, ModelSpec, Split
 
-__all__ = ["InputAdapter", "correct_answers"]
+__all__ = ["InputAdapter", "right_answers"]
 
 _BATCH = 512
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
@@ -80,10 +80,10 @@ class InputAdapter:
         return logits
 
 
-def correct_answers(
+def right_answers(
     logits: NDArray[np.float32], labels: NDArray[np.int64], *, classes: Sequence[str], known: Sequence[str]
-) -> NDArray[np.bool_]:
-    """Return whether each answer of a model with other classes is the label, (rows,).
+) -> NDArray[np.float64]:
+    """Return the score of each answer of a model with other classes, (rows,): 1 where it is the label, else 0.
 
     A class that the data no longer has is right for no image, so the most probable of the other classes counts.
 
@@ -95,5 +95,5 @@ def correct_answers(
     """
     shared = [number for number, name in enumerate(known) if name in classes]
     new_index = np.array([classes.index(known[number]) for number in shared], np.int64)
-    right: NDArray[np.bool_] = new_index[logits[:, shared].argmax(1)] == labels
-    return right
+    score: NDArray[np.float64] = (new_index[logits[:, shared].argmax(1)] == labels).astype(np.float64)
+    return score

@@ -7,6 +7,7 @@ from ratchet import files
 from ratchet.data.manifest import split_ids
 from ratchet.evaluation.metrics import read_metrics
 from ratchet.settings.model import EvaluationSettings, Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
 
@@ -68,7 +69,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
         held_out = open_split(workspace.packed, "validation", workers=workers, sample_timeout=timeout)
         temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
         logits = logits / temperature
-    predictions = Predictions(split_ids(workspace.packed, "test"), test.labels, logits, spec.classes)
+    predictions = Predictions(logits, test.labels, split_ids(workspace.packed, "test"), spec.classes)
     columns = slice_columns(workspace.packed, params.evaluation)
     metrics = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
     metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
@@ -78,7 +79,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     settings = {"temperature": temperature, "flip_average": int(model.flip_average)}
     files.write_json(workspace.reports / "metrics.json", {**metrics.numbers(), **settings})
-    files.write_json(workspace.reports / "evaluation.json", metrics.to_json())
+    files.write_json(workspace.reports / "evaluation.json", to_plain(metrics))
     plots.write_confusion(workspace.reports / "confusion.csv", predictions)
     plots.write_reliability(workspace.reports / "reliability.csv", metrics.reliability)
     files.write_bytes(workspace.reports / "confusion.png", plots.draw_confusion(metrics))
@@ -97,8 +98,14 @@ def _robustness(
     import numpy as np
     import torch
 
-    from ratchet.evaluation.corruptions import KINDS, STRENGTHS
-    from ratchet.evaluation.robustness import NotMeasured, automatic_rows, evenly_spaced, measure_robustness
+    from ratchet.evaluation.robustness import (
+        KINDS,
+        STRENGTHS,
+        NotMeasured,
+        automatic_rows,
+        evenly_spaced,
+        measure_robustness,
+    )
     from ratchet.training import Split, predict_logits
 
     wanted = settings.robustness_rows

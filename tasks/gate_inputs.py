@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
-from ratchet.errors import ChampionMoved
+from ratchet.errors import ChampionMoved, DataError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -45,6 +45,7 @@ def judge_model(
 
     Raises:
         ChampionMoved: another version has become champion.
+        DataError: the predictions are not of the packed test images.
         RegistryError: the files of the champion or of the model cannot be read.
     """
     from hashlib import sha256
@@ -56,7 +57,10 @@ def judge_model(
     from ratchet.registry.samples import split_samples
     from ratchet.registry.tries import Question
 
-    predictions = read_predictions(workspace.reports / "predictions.parquet")
+    path = workspace.reports / "predictions.parquet"
+    predictions = read_predictions(path)
+    if predictions.ids != split_ids(workspace.packed, "test"):
+        raise DataError(f"{path}: its images are not the test images of data/packed. Fix: `dvc repro evaluate`")
     reloaded, exported = _reload(promotions.registry, model_uri, predictions, workspace)
     rows = split_samples(workspace.packed, "test")
     candidate = _candidate(predictions, rows, exported, params, workspace)
@@ -65,7 +69,7 @@ def judge_model(
     question = Question(
         run=run_id,
         over=over,
-        answers=sha256(predictions.correct.tobytes()).hexdigest(),
+        answers=sha256(predictions.score.tobytes()).hexdigest(),
         rows=rows,
         settings=gate.model_dump(include=_COMPARISON_SETTINGS),
     )
@@ -95,9 +99,8 @@ def _candidate(
     manifest, metrics = Manifest.read(workspace.packed), read_metrics(workspace.reports)
     return Candidate(
         accuracy=metrics.accuracy,
-        ids=predictions.ids,
+        score=predictions.score,
         labels=predictions.labels,
-        correct=predictions.correct,
         classes=predictions.classes,
         input_shape=(manifest.height, manifest.width, manifest.channels),
         calibration_error=metrics.ece,
@@ -121,7 +124,7 @@ def _measure_champion(
 
     from ratchet.gate import Champion
     from ratchet.training import load_model, open_split
-    from tasks.champion_input import InputAdapter, correct_answers
+    from tasks.champion_input import InputAdapter, right_answers
 
     registry, name = promotions.registry, promotions.name
     with tempfile.TemporaryDirectory() as folder:
@@ -138,14 +141,13 @@ def _measure_champion(
     classes = predictions.classes
     can_answer = bool(set(classes) & set(spec.classes)) and not adapter.mismatch
     timed = bool(params.gate.latency_factor or params.gate.size_factor)
-    correct = np.zeros(len(test), np.bool_)
+    score = np.zeros(len(test))
     if can_answer:
         logits = adapter.logits(model, test)
-        correct = correct_answers(logits, predictions.labels, classes=classes, known=spec.classes)
+        score = right_answers(logits, predictions.labels, classes=classes, known=spec.classes)
     return Champion(
         name=f"{name} version {champion.version.number}",
-        ids=split_ids(workspace.packed, "test"),
-        correct=correct,
+        score=score,
         classes=spec.classes,
         input_shape=(spec.height, spec.width, spec.channels),
         costs=_costs(model, test, adapter, params, workspace) if can_answer and timed else None,

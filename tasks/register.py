@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.settings.model import Params
+from ratchet.typed_json import parse, to_plain
 from ratchet.workspace import Workspace
 from tasks.gate_inputs import judge_model
 from tasks.model_card import attach_card
@@ -63,12 +64,12 @@ class Registration:
         from ratchet.gate.verdict import Verdict
 
         content = files.read_json(workspace.registration)
-        content |= {"aliases": tuple(content["aliases"]), "verdict": Verdict.from_json(content["verdict"])}
+        content |= {"aliases": tuple(content["aliases"]), "verdict": parse(Verdict, json.dumps(content["verdict"]))}
         return cls(**content)
 
     def save(self, workspace: Workspace) -> None:
         """Write data/registration.json."""
-        files.write_json(workspace.registration, {**vars(self), "verdict": self.verdict.to_json()})
+        files.write_json(workspace.registration, {**vars(self), "verdict": to_plain(self.verdict)})
 
 
 def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> Registration:
@@ -177,7 +178,7 @@ def _enter(
     from ratchet.registry.provenance_record import record_tags
     from ratchet.registry.statement import write_statement
 
-    tags = {"ratchet.verdict": json.dumps(verdict.to_json()), **record_tags(candidate.record)}
+    tags = {"ratchet.verdict": json.dumps(to_plain(verdict)), **record_tags(candidate.record)}
     registry, why = promotions.registry, message(verdict)
     version = registry.add_version(promotions.name, candidate.run_id, candidate.model_uri, tags=tags)
     journal = candidate.run.journal
@@ -213,7 +214,7 @@ def _valid_verdict(
     if version.number != over and (last["over"], last["rules"]) != (over, rules):
         return None
     tag = promotions.registry.verdict_tag(version)
-    return Verdict.from_json(json.loads(tag)) if tag and files.digest_json(tag) == last["evidence"]["verdict"] else None
+    return parse(Verdict, tag) if tag and files.digest_json(tag) == last["evidence"]["verdict"] else None
 
 
 def _complete_run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.evaluation.corruptions import KINDS
+from ratchet.evaluation.robustness import KINDS
 from ratchet.settings import errors as settings_errors
 from ratchet.settings.model import BudgetSettings, EvaluationSettings, TrainingSettings
 

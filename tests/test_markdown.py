@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ratchet.reports.markdown import escaped
-from ratchet.reports.templating import environment
+from ratchet.reports.templating import environment, escaped
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 NASTY = [

@@ -37,8 +37,8 @@ class Cost:
 
     def metrics(self) -> dict[str, float]:
         """Return the known values by their names in MLflow, in hours and watt-hours."""
-        hours = {"wall": self.wall / 3600, "cpu": self.cpu / 3600, "gpu": self.gpu / 3600}
-        metrics = {f"cost/{name}_hours": value for name, value in hours.items()}
+        times = {"wall": self.wall, "cpu": self.cpu, "gpu": self.gpu}
+        metrics = {f"cost/{name}_hours": seconds / 3600 for name, seconds in times.items()}
         return metrics | ({"cost/energy_wh": sum(self.energy.values()) / 3600} if self.energy else {})
 
     def to_json(self) -> dict[str, Any]:
@@ -191,15 +191,10 @@ class _GpuEnergy:
 
 def time_text(kind: str, seconds: float) -> str:
     """Return a time of one kind (wall, cpu, gpu) as text: "23 s wall", "3.5 GPU-hours"."""
-    name = kind.upper()
-    short, middle, long = (
-        (" s wall", " min wall", " h wall")
-        if kind == "wall"
-        else (f" {name}-seconds", f" {name}-minutes", f" {name}-hours")
-    )
-    if seconds < 120:
-        return _rounded(seconds) + short
-    return _rounded(seconds / 60) + middle if seconds < 7200 else _rounded(seconds / 3600) + long
+    units = ("s", "min", "h") if kind == "wall" else ("seconds", "minutes", "hours")
+    number = 0 if seconds < 120 else 1 if seconds < 7200 else 2
+    value = _rounded(seconds / 60**number)
+    return f"{value} {units[number]} wall" if kind == "wall" else f"{value} {kind.upper()}-{units[number]}"
 
 
 def _rounded(number: float) -> str:

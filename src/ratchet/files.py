@@ -18,7 +18,6 @@ __all__ = [
     "parse_yaml",
     "read_json",
     "read_yaml",
-    "sync_directory",
     "write_bytes",
     "write_json",
     "write_text",
@@ -47,7 +46,7 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
         raise
-    sync_directory(path.parent)
+    _sync(path.parent)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -94,7 +93,9 @@ def draft_directory(path: Path) -> Iterator[Path]:
     try:
         yield draft
         os.chmod(draft, 0o755)
-        _sync_tree(draft)
+        for file in draft.rglob("*"):
+            if file.is_file():
+                _sync(file)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
             os.replace(path, old)
@@ -110,7 +111,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    sync_directory(path.parent)
+    _sync(path.parent)
 
 
 def clear_drafts(parent: Path, name: str) -> None:
@@ -121,23 +122,13 @@ def clear_drafts(parent: Path, name: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def sync_directory(path: Path) -> None:
-    """Make a rename inside `path` survive a power cut."""
+def _sync(path: Path) -> None:
+    """Write a file, or the renames in a folder, to the disk, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_tree(path: Path) -> None:
-    for folder, _, names in os.walk(path):
-        for name in names:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 def digest_json(content: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
 
@@ -44,28 +45,34 @@ def disk_errors(place: Path) -> Iterator[None]:
         raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {fix}") from error
 
 
+class _In:
+    """A path in one of the workspace's folders, which a subclass may move."""
+
+    def __init__(self, folder: Literal["data", "reports", "state"], name: str) -> None:
+        self._folder, self._name = folder, name
+
+    def __get__(self, workspace: "Workspace", _: type) -> Path:
+        folder: Path = getattr(workspace, self._folder)
+        return folder / self._name
+
+
 @dataclass(frozen=True)
 class Workspace:
     """One project folder. It names every path that stages share."""
 
     root: Path
 
-    @classmethod
-    def find(cls, start: Path | None = None) -> "Workspace":
-        """Find the folder with params.yaml, at or above `start` (the working folder) or RATCHET_ROOT.
-
-        Raises:
-            WorkspaceError: there is none.
-        """
-        named = os.environ.get(ROOT_VARIABLE)
-        here = Path(named) if named else (start or Path.cwd())
-        here = here.resolve()
-        for folder in (here, *here.parents):
-            if (folder / "params.yaml").is_file():
-                return cls(folder)
-        raise WorkspaceError(
-            f"no params.yaml in {here} or above it: run this inside the project folder, or set {ROOT_VARIABLE} to it"
-        )
+    packed = _In("data", "packed")
+    quarantine = _In("data", "quarantine.parquet")
+    releases = _In("data", "releases.csv")  # quarantined samples that a user let in; committed to git
+    running = _In("data", "running")  # checkpoints of unfinished trainings, which DVC does not track
+    checkpoints = _In("data", "checkpoints")
+    model = _In("data", "model")
+    registration = _In("data", "registration.json")
+    reports = _In("data", "reports")
+    report = _In("reports", "report.html")
+    card = _In("reports", "data.html")  # the data card
+    overrides = _In("state", "overrides.json")  # settings of params.yaml that a run has replaced (run_settings)
 
     @property
     def params(self) -> Path:
@@ -77,52 +84,30 @@ class Workspace:
         return self.root / "data"
 
     @property
-    def packed(self) -> Path:
-        return self.data / "packed"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.data / "quarantine.parquet"
-
-    @property
-    def releases(self) -> Path:
-        """Quarantined samples that a user let in; committed to git."""
-        return self.data / "releases.csv"
-
-    @property
     def pretrained(self) -> Path:
         """Folder of pretrained weights."""
         return self.root / "data" / "pretrained"
 
     @property
-    def running(self) -> Path:
-        """Checkpoints of unfinished trainings, which DVC does not track."""
-        return self.data / "running"
+    def state(self) -> Path:
+        """State of this machine: locks, process ids, server logs and databases. Never committed."""
+        return self.root / ".ratchet"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.data / "checkpoints"
+    @classmethod
+    def find(cls, start: Path | None = None) -> "Workspace":
+        """Find the folder with params.yaml, at or above `start` (the working folder) or RATCHET_ROOT.
 
-    @property
-    def model(self) -> Path:
-        return self.data / "model"
-
-    @property
-    def reports(self) -> Path:
-        return self.data / "reports"
-
-    @property
-    def report(self) -> Path:
-        return self.reports / "report.html"
-
-    @property
-    def card(self) -> Path:
-        """The data card."""
-        return self.reports / "data.html"
-
-    @property
-    def registration(self) -> Path:
-        return self.data / "registration.json"
+        Raises:
+            WorkspaceError: there is none.
+        """
+        named = os.environ.get(ROOT_VARIABLE)
+        here = (Path(named) if named else start or Path.cwd()).resolve()
+        for folder in (here, *here.parents):
+            if (folder / "params.yaml").is_file():
+                return cls(folder)
+        raise WorkspaceError(
+            f"no params.yaml in {here} or above it: run this inside the project folder, or set {ROOT_VARIABLE} to it"
+        )
 
     @property
     def project(self) -> "Workspace":
@@ -145,16 +130,6 @@ class Workspace:
     @property
     def mlruns(self) -> Path:
         return self.project.root / "mlruns"
-
-    @property
-    def state(self) -> Path:
-        """State of this machine: locks, process ids, server logs and databases. Never committed."""
-        return self.root / ".ratchet"
-
-    @property
-    def overrides(self) -> Path:
-        """Settings of params.yaml that a running run has replaced (ratchet.settings.run_settings)."""
-        return self.state / "overrides.json"
 
     @contextmanager
     def hold(self, purpose: str, *, wait: float = 0.0) -> Iterator[str | None]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ratchet.evaluation.corruptions import KINDS, STRENGTHS, corrupt
+from ratchet.evaluation.robustness import KINDS, STRENGTHS, corrupt
 
 
 def images(channels: int = 3, side: int = 32, count: int = 20) -> np.ndarray:

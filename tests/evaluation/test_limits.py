@@ -7,7 +7,7 @@ import sklearn.metrics  # noqa: F401  # its import draws from Python's random st
 from ratchet.evaluation.limits import Limits, find_limits, weak_classes
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import Metrics
-from ratchet.reports.limits_text import limit_sentences
+from ratchet.reports.model_card import limit_sentences
 from ratchet.settings.model import EvaluationSettings
 
 CLASSES = ("ant", "bee", "cat", "dog")

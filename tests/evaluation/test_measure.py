@@ -14,6 +14,7 @@ from ratchet.errors import DataError, TrainingError
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import Metrics
 from ratchet.settings.model import EvaluationSettings
+from ratchet.typed_json import parse, to_plain
 
 FEW = EvaluationSettings(resamples=100)
 
@@ -66,8 +67,8 @@ def test_any_predictions_give_finite_metrics_without_warnings(data: st.DataObjec
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         metrics = measure(logits, np.array(labels), classes=named(classes), settings=FEW)
-    content = json.dumps(metrics.to_json(), allow_nan=False)
-    assert Metrics.from_json(json.loads(content)) == metrics
+    content = json.dumps(to_plain(metrics), allow_nan=False)
+    assert parse(Metrics, content) == metrics
     assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, logits.argmax(axis=1)), abs=1e-12)
     for interval in (metrics.accuracy, metrics.macro_f1, metrics.log_loss, metrics.ece):
         assert interval.low <= interval.value <= interval.high
@@ -152,7 +153,7 @@ def test_headline_intervals_equal_resampling_by_scikit_learn() -> None:
 def test_same_predictions_give_the_same_metrics() -> None:
     logits, labels = answers(120, 5)
     first, second = (measure(logits, labels, classes=named(5), settings=FEW) for _ in range(2))
-    assert json.dumps(first.to_json()) == json.dumps(second.to_json())
+    assert to_plain(first) == to_plain(second)
 
 
 def test_numbers_are_flat_and_all_numbers() -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax as scipy_log_softmax
 from sklearn import metrics as sk
 
-from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100, top_k=2)
@@ -95,7 +95,7 @@ def assert_probabilities(metrics: Metrics, logits: np.ndarray, labels: np.ndarra
     order = [sorted(range(logits.shape[1]), key=lambda number, row=row: (-logits[row, number], number)) for row in rows]
     if metrics.top_k is not None:
         assert metrics.top_k.value == near(np.mean([labels[row] in order[row][:2] for row in rows]))
-    assert metrics.ece.value == near(plain_calibration_error(answers.confidence, answers.correct))
+    assert metrics.ece.value == near(plain_calibration_error(answers.confidence, answers.score))
     for number, each in enumerate(metrics.per_class):
         truth, score = labels == number, answers.probabilities[:, number]
         if not truth.any():

@@ -20,7 +20,7 @@ def predictions() -> Predictions:
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(50, 3)).astype(np.float32)
     ids = tuple(f"photo/{number}.jpg" for number in range(50))
-    return Predictions(ids, generator.integers(3, size=50), logits, ("cat", 'dog, "big"', "Fuß"))
+    return Predictions(logits, generator.integers(3, size=50), ids, ("cat", 'dog, "big"', "Fuß"))
 
 
 def test_predictions_survive_the_file(tmp_path: Path, predictions: Predictions) -> None:
@@ -42,9 +42,9 @@ def test_same_predictions_give_the_same_bytes(tmp_path: Path, predictions: Predi
 
 def test_worst_errors_are_wrong_and_most_confident_first(predictions: Predictions) -> None:
     worst = predictions.worst_errors(10)
-    assert not predictions.correct[worst].any()
+    assert not predictions.score[worst].any()
     assert (np.diff(predictions.probability[worst]) <= 0).all()
-    left_out = np.setdiff1d(np.flatnonzero(~predictions.correct), worst)
+    left_out = np.setdiff1d(np.flatnonzero(predictions.score == 0), worst)
     assert predictions.probability[left_out].max() <= predictions.probability[worst].min()
 
 
@@ -85,7 +85,7 @@ def test_columns_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, 
 
 def test_duplicate_id_is_refused() -> None:
     with pytest.raises(DataError, match="1 ids occur twice"):
-        Predictions(("a", "a"), np.zeros(2, np.int64), np.zeros((2, 2), np.float32), ("x", "y"))
+        Predictions(np.zeros((2, 2), np.float32), np.zeros(2, np.int64), ("a", "a"), ("x", "y"))
 
 
 def test_confusion_has_a_line_for_each_image(tmp_path: Path, predictions: Predictions) -> None:

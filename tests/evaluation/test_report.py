@@ -66,15 +66,16 @@ def predictions() -> Predictions:
     model = LogisticRegression(max_iter=500, C=0.05).fit(images[:900] / 16, labels[:900])
     logits = model.decision_function(images[1200:] / 16).astype(np.float32)
     ids = tuple(f"digits/{number}" for number in range(len(logits)))
-    return Predictions(ids, labels[1200:].astype(np.int64), logits, tuple("0123456789"))
+    return Predictions(logits, labels[1200:].astype(np.int64), ids, tuple("0123456789"))
 
 
 @pytest.fixture(scope="module")
 def content(predictions: Predictions) -> ReportContent:
     metrics = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
+    rows = len(predictions.ids)
     asking = Candidate(
-        metrics.accuracy, predictions.ids, predictions.labels, predictions.correct, predictions.classes, (1, 8, 8),
-        metrics.ece,
+        score=predictions.score, accuracy=metrics.accuracy, calibration_error=metrics.ece, labels=predictions.labels,
+        classes=predictions.classes, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
     )  # fmt: skip
     reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15
@@ -255,7 +256,7 @@ def test_any_history_can_be_drawn(content: ReportContent, history: list[dict[str
 def test_worse_slices_come_first_and_are_named(content: ReportContent, predictions: Predictions) -> None:
     rows = len(predictions.ids)
     # Two wards, one of which holds most of the wrong answers.
-    wrong = np.flatnonzero(~predictions.correct)
+    wrong = np.flatnonzero(predictions.score == 0)
     ward = ["north"] * rows
     for row in [*wrong, *range(0, 60)]:
         ward[row] = "south <b>"

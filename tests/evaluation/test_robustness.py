@@ -7,12 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ratchet.evaluation.corruptions import KINDS, STRENGTHS, corrupt
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import Metrics
-from ratchet.evaluation.robustness import NotMeasured, Robustness, automatic_rows, evenly_spaced, measure_robustness
+from ratchet.evaluation.robustness import (
+    KINDS,
+    STRENGTHS,
+    NotMeasured,
+    Robustness,
+    automatic_rows,
+    corrupt,
+    evenly_spaced,
+    measure_robustness,
+)
 from ratchet.settings.model import EvaluationSettings
+from ratchet.typed_json import parse, to_plain
 
 ROWS = 60
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -93,7 +102,7 @@ def test_large_images_need_fewer_rows() -> None:
 
 
 def test_metrics_include_robustness(metrics: Metrics, measured: Robustness) -> None:
-    assert Metrics.from_json(json.loads(json.dumps(metrics.to_json()))) == metrics
+    assert parse(Metrics, json.dumps(to_plain(metrics))) == metrics
     numbers = metrics.numbers()
     assert numbers["robustness"] == measured.overall
     assert {f"robustness_{kind}" for kind in KINDS} < numbers.keys()
@@ -101,5 +110,5 @@ def test_metrics_include_robustness(metrics: Metrics, measured: Robustness) -> N
 
 def test_metrics_without_robustness_have_a_reason(metrics: Metrics) -> None:
     without = replace(metrics, robustness=NotMeasured("it is switched off"))
-    assert Metrics.from_json(json.loads(json.dumps(without.to_json()))) == without
+    assert parse(Metrics, json.dumps(to_plain(without))) == without
     assert not any(name.startswith("robustness") for name in without.numbers())

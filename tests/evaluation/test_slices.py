@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.intervals import share_difference, share_interval
+from ratchet.evaluation.predictions import Answers
 from ratchet.evaluation.slices import slices, thirds
+from ratchet.settings.model import EvaluationSettings
 
-HOW = {"confidence": 0.95, "bins": 15, "least": 20}
+SETTINGS = EvaluationSettings(slice_rows=20)
 
 
 def answered(shares: np.ndarray, *, classes: int = 3, seed: int = 0) -> Answers:
@@ -24,7 +25,7 @@ def answered(shares: np.ndarray, *, classes: int = 3, seed: int = 0) -> Answers:
 def test_each_slice_has_the_metrics_of_its_rows() -> None:
     answers = answered(np.full(300, 0.8))
     camera = [("canon", "nikon", None)[number % 3] for number in range(300)]
-    canon, nikon = slices(answers, {"camera": camera}, **HOW)
+    canon, nikon = slices(answers, {"camera": camera}, SETTINGS)
     assert (canon.column, canon.value, canon.rows, nikon.value) == ("camera", "canon", 100, "nikon")
     rows = np.arange(0, 300, 3)
     labels, predicted = answers.labels[rows], answers.predicted[rows]
@@ -34,13 +35,13 @@ def test_each_slice_has_the_metrics_of_its_rows() -> None:
         sk.log_loss(labels, answers.probabilities[rows], labels=[0, 1, 2]), abs=1e-12
     )
     rest = np.setdiff1d(np.arange(300), rows)
-    assert canon.gap.value == pytest.approx(canon.accuracy.value - answers.correct[rest].mean(), abs=1e-12)
+    assert canon.gap.value == pytest.approx(canon.accuracy.value - answers.score[rest].mean(), abs=1e-12)
 
 
 def test_only_the_slice_that_is_worse_is_reported() -> None:
     shares = np.where(np.arange(1200) % 4 == 0, 0.7, 0.9)
     names = [f"ward {number % 4}" for number in range(1200)]
-    measured = slices(answered(shares), {"ward": names}, **HOW)
+    measured = slices(answered(shares), {"ward": names}, SETTINGS)
     assert [part.value for part in measured if part.is_worse] == ["ward 0"]
 
 
@@ -50,7 +51,7 @@ def test_equal_slices_are_hardly_ever_called_worse() -> None:
     for seed in range(300):
         names = [f"part {number % 20:02d}" for number in range(1000)]
         alarms += any(
-            part.is_worse for part in slices(answered(np.full(1000, 0.85), seed=seed), {"part": names}, **HOW)
+            part.is_worse for part in slices(answered(np.full(1000, 0.85), seed=seed), {"part": names}, SETTINGS)
         )
     assert alarms / 300 <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
 
@@ -61,7 +62,7 @@ def test_equal_slices_are_hardly_ever_called_worse() -> None:
 )
 def test_columns_without_usable_values_have_no_slices(values: list[str | None]) -> None:
     """One value only, a value for each row, no values, or too few rows of a value."""
-    measured = slices(answered(np.full(100, 0.8)), {"column": values}, **HOW)
+    measured = slices(answered(np.full(100, 0.8)), {"column": values}, SETTINGS)
     assert [part for part in measured if part.value != "a"] == []
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ratchet.gate.level import Tries, spend
+from ratchet.gate.significance import Tries, spend
 from tests.simulations.gate import FIVE_PER_CENT, Pair, detectable, share_promoted, simulate_nights
 
 FIRST_LEVEL = 0.05 * (0.3 / 2 + 0.7 / 31)  # of the first try, as in docs/gate.md

@@ -21,7 +21,7 @@ from ratchet.provenance.comparison import (
     patched_files,
 )
 from ratchet.registry.provenance_record import Hardware, Provenance
-from ratchet.reports import comparison_page
+from ratchet.reports.lineage_pages import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
 PATCH = b"""diff --git a/a.py b/a.py
@@ -46,7 +46,7 @@ def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = 
     at = {name[0]: number for number, name in enumerate(classes)}
     logits = np.zeros((len(ids), len(classes)), np.float32)
     logits[np.arange(len(ids)), [at[letter] for letter in answers]] = 1
-    return Predictions(tuple(ids), np.array([at[letter] for letter in labels], np.int64), logits, classes)
+    return Predictions(logits, np.array([at[letter] for letter in labels], np.int64), tuple(ids), classes)
 
 
 def test_flips_are_answers_that_became_right_or_wrong() -> None:
@@ -73,7 +73,7 @@ def test_the_difference_is_a_paired_bootstrap_with_the_settings() -> None:
     ids = "".join(chr(1000 + number) for number in range(200))
     a, b = predictions(ids, labels, answers_a), predictions(ids, labels, answers_b)
     settings = {"evaluation.confidence": 0.8, "evaluation.resamples": 300, "seed": 7}
-    expected = paired_difference(b.correct, a.correct, resamples=300, confidence=0.8, seed=7)
+    expected = paired_difference(b.score, a.score, resamples=300, confidence=0.8, seed=7)
     answers = compare_answers(a, b, settings)
     assert answers.accuracy == expected
     assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in answers.summary
@@ -138,7 +138,7 @@ def differing() -> Comparison:
 
 
 def test_the_page_shows_everything_and_escapes_text(differing: Comparison) -> None:
-    page = comparison_page.page(differing)
+    page = comparison_page(differing)
     assert "<script>" not in page
     assert "<b>" not in page
     assert "<x>" not in page
@@ -161,7 +161,7 @@ def test_page_of_runs_without_records_says_what_is_missing(differing: Comparison
         differing, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None,
         environment=(), metrics=(), answers=None, doubts=("one/1: was changed",),
     )  # fmt: skip
-    page = comparison_page.page(unknown)
+    page = comparison_page(unknown)
     for text in (
         "Not comparable",
         "one/1: was changed",
@@ -179,7 +179,7 @@ def test_page_of_runs_without_records_says_what_is_missing(differing: Comparison
 def test_page_folds_away_many_changed_predictions(differing: Comparison) -> None:
     assert differing.answers is not None
     flips = tuple(Flip(f"sample {number}", "cat", "cat", "dog") for number in range(25))
-    page = comparison_page.page(replace(differing, answers=replace(differing.answers, worse=flips, better=())))
+    page = comparison_page(replace(differing, answers=replace(differing.answers, worse=flips, better=())))
     assert "Correct in A, wrong in B: 25" in page
     assert page.index("sample 19") < page.index("<summary>The other 5") < page.index("sample 20")
     assert "Wrong in A, correct in B" not in page

@@ -8,7 +8,7 @@ import pytest
 from ratchet.provenance.archive import ArchivedRun, ArchivedVersion
 from ratchet.provenance.lineage import Link, data_link
 from ratchet.registry.provenance_record import Hardware, Provenance
-from ratchet.reports import chain_page
+from ratchet.reports.lineage_pages import trace_page
 
 RECORD = Provenance(
     id="0123456789abcdef",
@@ -105,7 +105,7 @@ def test_a_missing_link_says_why(run: ArchivedRun, title: str, expected: str) ->
 def test_the_page_shows_every_link_and_escapes_text() -> None:
     nasty = "<script>alert('x')</script>"
     chain = data_link([replace(RUN, run_name=nasty)], storage="kept in DVC's cache")
-    page = chain_page.render("digits/2", ["digits version 2"], [chain])
+    page = trace_page("digits/2", ["digits version 2"], [chain])
     assert "<script" not in page
     shown = html.unescape(page)
     assert all(line in shown for title, texts in lines(chain).items() for line in (title, *texts))

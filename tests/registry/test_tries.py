@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ratchet.gate.level import Tries, spend
+from ratchet.gate.significance import Tries, spend
 from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples

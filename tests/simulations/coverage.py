@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
+from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 from tests.simulations.gate import Pair
 
@@ -59,19 +59,19 @@ POPULATIONS = (
 
 def headline_metrics(answers: Answers, *, bins: int, k: int) -> dict[str, float]:
     """Return each headline metric, by name and from its plain definition."""
-    labels = np.bincount(answers.labels, minlength=answers.classes)
-    predicted = np.bincount(answers.predicted, minlength=answers.classes)
-    hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
+    labels = np.bincount(answers.labels, minlength=answers.width)
+    predicted = np.bincount(answers.predicted, minlength=answers.width)
+    hits = np.bincount(answers.labels, weights=answers.score, minlength=answers.width)
     occurs = labels + predicted > 0
     areas = [_area(answers.probabilities[:, number], answers.labels == number) for number in np.flatnonzero(labels)]
-    top_k = {"top_k": float((answers.rank < k).mean())} if k < answers.classes else {}
+    top_k = {"top_k": float((answers.rank < k).mean())} if k < answers.width else {}
     return {
-        "accuracy": float(answers.correct.mean()),
+        "accuracy": float(answers.score.mean()),
         **top_k,
         "macro_f1": float((2 * hits[occurs] / (labels + predicted)[occurs]).mean()),
         "log_loss": float(answers.losses.mean()),
         "roc_auc": float(np.mean(areas)),
-        "ece": calibration_error(reliability(answers.confidence, answers.correct, bins=bins)),
+        "ece": calibration_error(reliability(answers.confidence, answers.score, bins=bins)),
     }
 
 
@@ -113,7 +113,7 @@ def paired_coverage(pair: Pair, *, rows: int, sets: int, resamples: int) -> floa
     generator = np.random.default_rng(2)
     held = 0
     for number in range(sets):
-        new, old = pair.draw(generator, rows)
+        new, old = (right.astype(np.float64) for right in pair.draw(generator, rows))
         difference = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
         held += difference.low <= pair.better <= difference.high
     return held / sets

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
-from ratchet.gate.level import FIRST_TRY, spend
+from ratchet.gate.significance import FIRST_TRY, spend
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["BETTER", "FIVE_PER_CENT", "PAIRS", "History", "Pair", "detectable", "share_promoted", "simulate_nights"]
@@ -78,16 +78,22 @@ FIVE_PER_CENT = Pair(0.93, 0.01, on_hard=0.7035)  # they differ on 5 % of the im
 
 
 def _is_promoted(new: Answers, old: Answers, gate: GateSettings, *, slices: int, seed: int) -> bool:
-    candidate, champion = _models(new, old, tuple(map(str, range(len(new)))), slices=slices)
+    candidate, champion = _models(new, old, slices=slices)
     return judge(candidate, champion, gate, EvaluationSettings(), reloaded=_RELOADED, seed=seed).passed
 
 
-def _models(new: Answers, old: Answers, ids: tuple[str, ...], *, slices: int = 0) -> tuple[Candidate, Champion]:
+def _models(new: Answers, old: Answers, *, slices: int = 0) -> tuple[Candidate, Champion]:
     classes, shape, nothing = ("a", "b"), (8, 8, 1), Interval(0.0, 0.0, 0.0)
     columns: dict[str, Sequence[str]] = {"slice": [str(row % slices) for row in range(len(new))]} if slices else {}
     labels, unseen = np.zeros(len(new), np.int64), np.zeros(len(new), np.bool_)
-    candidate = Candidate(nothing, ids, labels, new, classes, shape, calibration_error=nothing, slices=columns)
-    return candidate, Champion("the champion", ids, old, classes, shape, saw=unseen)
+    candidate = Candidate(
+        score=new.astype(np.float64), accuracy=nothing, calibration_error=nothing, labels=labels, classes=classes,
+        input_shape=shape, saw=unseen, uniform=np.zeros(len(new)), slices=columns,
+    )  # fmt: skip
+    champion = Champion(
+        name="the champion", score=old.astype(np.float64), classes=classes, input_shape=shape, saw=unseen
+    )
+    return candidate, champion
 
 
 def share_promoted(
@@ -134,14 +140,14 @@ def simulate_nights(
         gate: settings.
         seed: of the draws.
     """
-    generator, ids = np.random.default_rng([seed, rows]), tuple(map(str, range(rows)))
+    generator = np.random.default_rng([seed, rows])
     better, equal = pair.chances(generator, rows)
     champion, truth = generator.random(rows) < equal, 0.0
     tries, promotions, wrong, levels = FIRST_TRY, [], [], []
     for night in range(1, count + 1):
         is_better = night == better_on
         new = generator.random(rows) < (better if is_better else equal)
-        candidate, holder = _models(new, champion, ids)
+        candidate, holder = _models(new, champion)
         comparison = Case(candidate, holder, gate, EvaluationSettings(), tries=tries).comparison
         assert comparison is not None, "there is a champion"
         levels.append(comparison.level)

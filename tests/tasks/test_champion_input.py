@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.champion_input import InputAdapter, correct_answers
+from tasks.champion_input import InputAdapter, right_answers
 
 
 def adapter(shape: tuple[int, int, int], packed: tuple[int, int, int], dtype: str = "uint8") -> InputAdapter:
@@ -56,4 +56,4 @@ def test_answers_are_matched_by_class_name() -> None:
     """Classes that the data no longer has are skipped."""
     logits = np.array([[9.0, 1.0, 5.0], [0.0, 3.0, 9.0], [9.0, 2.0, 1.0]], np.float32)
     known, classes = ("owl", "dog", "cat"), ("cat", "dog", "bee")
-    assert correct_answers(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [True, False, True]
+    assert right_answers(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [1.0, 0.0, 1.0]

@@ -12,11 +12,10 @@ from PIL import Image
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
-from ratchet.evaluation.corruptions import corrupt
 from ratchet.evaluation.explanations import read_explanations
 from ratchet.evaluation.metrics import read_metrics
 from ratchet.evaluation.predictions import read_predictions
-from ratchet.evaluation.robustness import NotMeasured, Robustness, evenly_spaced
+from ratchet.evaluation.robustness import NotMeasured, Robustness, corrupt, evenly_spaced
 from ratchet.evaluation.slices import slice_columns
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
 from ratchet.training import ModelSpec, build, load_model, open_split, save_model
@@ -112,7 +111,7 @@ def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspa
     rows = evenly_spaced(len(test), 16)
     assert robustness.rows == 16 < len(test)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
-    assert robustness.clean.value == predictions.correct[rows].mean()
+    assert robustness.clean.value == predictions.score[rows].mean()
     model, _ = load_model(workspace.model)
     corrupted = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
     with torch.inference_mode():

@@ -7,15 +7,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
 
-__all__ = [
-    "Bin",
-    "bin_numbers",
-    "calibration_error",
-    "calibration_interval",
-    "fit_temperature",
-    "log_softmax",
-    "reliability",
-]
+__all__ = ["Bin", "calibration_error", "calibration_interval", "fit_temperature", "log_softmax", "reliability"]
 
 Floats = NDArray[np.float64]
 
@@ -41,24 +33,19 @@ def log_softmax(logits: NDArray[np.floating]) -> Floats:
     return shifted
 
 
-def bin_numbers(confidence: Floats, *, bins: int) -> NDArray[np.int64]:
-    """Return the bin of each confidence, from 0, among `bins` bins (low, high] of equal width."""
-    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-
-
-def reliability(confidence: Floats, correct: NDArray[np.bool_], *, bins: int) -> tuple[Bin, ...]:
-    """Return mean confidence and accuracy in bins of equal width (Guo et al. 2017, section 2)."""
-    numbers = bin_numbers(confidence, bins=bins)
+def reliability(confidence: Floats, score: Floats, *, bins: int) -> tuple[Bin, ...]:
+    """Return mean confidence and mean score in bins (low, high] of equal width (Guo et al. 2017, section 2)."""
+    numbers = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     counts = np.bincount(numbers, minlength=bins)
     confidences = np.bincount(numbers, weights=confidence, minlength=bins)
-    hits = np.bincount(numbers, weights=correct, minlength=bins)
+    scores = np.bincount(numbers, weights=score, minlength=bins)
     return tuple(
         Bin(
             low=number / bins,
             high=(number + 1) / bins,
             count=int(count),
             confidence=float(confidences[number] / count) if count else None,
-            accuracy=float(hits[number] / count) if count else None,
+            accuracy=float(scores[number] / count) if count else None,
         )
         for number, count in enumerate(counts)
     )

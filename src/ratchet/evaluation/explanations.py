@@ -91,11 +91,16 @@ def explain(
     maps = [contributions for contributions, _ in explained]
     contributions = np.stack(maps) if maps else np.zeros((0, *images.shape[2:]), np.float32)
     margins = np.array([margin for _, margin in explained], np.float32)
+    return _checked(Explanations(rows, contributions, margins))
+
+
+def _checked(explanations: Explanations) -> Explanations:
+    """Return the explanations, or the reason why they would mislead."""
+    contributions = explanations.contributions
     if not np.isfinite(contributions).all():
         return Explanations.none("the model's gradients are not finite numbers")
-    if explained and not contributions.any():
+    if len(contributions) and not contributions.any():
         return Explanations.none("the model's gradient is zero everywhere, as with a model that rounds")
-    explanations = Explanations(rows, contributions, margins)
     if explanations.gap > _LARGEST_GAP:
         return Explanations.none(
             f"the contributions differ from the required sum by {explanations.gap:.0%}, so the model's gradient does "

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_interval, reliability
 from ratchet.evaluation.intervals import (
     Interval,
@@ -21,6 +20,7 @@ from ratchet.evaluation.intervals import (
     resample_weights,
     share_interval,
 )
+from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["intervals"]
@@ -58,7 +58,7 @@ def intervals(
         error=float(answers.losses.std()) / rows**0.5,
         confidence=level,
     )
-    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
+    bins = reliability(answers.confidence, answers.score, bins=settings.calibration_bins)
     bounds["ece"] = calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed)
     return {name: interval for name, interval in bounds.items() if interval is not None}
 
@@ -66,8 +66,8 @@ def intervals(
 def _resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
     """Return the values that the intervals need, by name, shape (resamples,); NaN where a value is not defined."""
     terms, rows, mean = _terms(answers), answers.rows, float(answers.losses.mean())
-    with_roc_auc = rows * answers.classes * settings.resamples <= _ROC_AUC_WORK
-    rankings = [_Ranking.of(answers, number) for number in range(answers.classes)] if with_roc_auc else []
+    with_roc_auc = rows * answers.width * settings.resamples <= _ROC_AUC_WORK
+    rankings = [_Ranking.of(answers, number) for number in range(answers.width)] if with_roc_auc else []
     chunks: list[dict[str, Floats]] = []
     for weights in resample_weights(rows, resamples=settings.resamples, seed=seed):
         sums = (terms.T @ weights.T).T
@@ -90,17 +90,17 @@ def _terms(answers: Answers) -> Any:
     """
     from scipy.sparse import csr_array
 
-    rows, classes, correct = answers.rows, answers.classes, answers.correct
+    rows, classes = answers.rows, answers.width
     count, off = np.ones(rows), answers.losses - answers.losses.mean()
     entries = [
         (np.zeros(rows, np.int64), off),
         (np.full(rows, 1), off**2),
         (2 + answers.labels, count),
         (2 + classes + answers.predicted, count),
-        (2 + 2 * classes + answers.labels, correct),
+        (2 + 2 * classes + answers.labels, answers.score),
     ]
     columns = np.stack([column for column, _ in entries], axis=1).ravel()
-    values = np.stack([value.astype(np.float64) for _, value in entries], axis=1).ravel()
+    values = np.stack([value for _, value in entries], axis=1).ravel()
     starts = np.arange(rows + 1) * len(entries)
     return csr_array((values, columns, starts), shape=(rows, 2 + 3 * classes))
 

@@ -111,10 +111,8 @@ def mean_interval(
     return Interval(min(max(float(low), least), mean), mean, max(float(high), mean))
 
 
-def paired_difference(
-    correct_a: NDArray[np.bool_], correct_b: NDArray[np.bool_], *, resamples: int, confidence: float, seed: int
-) -> Interval:
-    """Return the accuracy of A minus the accuracy of B on the same rows, by paired percentile bootstrap.
+def paired_difference(score_a: Floats, score_b: Floats, *, resamples: int, confidence: float, seed: int) -> Interval:
+    """Return the mean score of A minus that of B on the same rows, by paired percentile bootstrap.
 
     Rows are resampled in pairs, so the difficulty of a row that affects both models cancels out. The interval consists
     of quantiles of the resampled difference. A row contributes +1 (only A is right), -1 (only B is right) or 0. Drawing
@@ -122,8 +120,8 @@ def paired_difference(
     the same and the cost does not grow with the rows.
 
     Args:
-        correct_a: (rows,).
-        correct_b: (rows,), in the same order.
+        score_a: (rows,), each 0 or 1.
+        score_b: (rows,), in the same order.
         resamples: number of draws.
         confidence: level of the interval.
         seed: of the draws.
@@ -131,18 +129,13 @@ def paired_difference(
     Raises:
         ValueError: the arrays are empty or differ in length.
     """
-    if correct_a.shape != correct_b.shape or correct_a.ndim != 1 or correct_a.size == 0:
-        raise ValueError(
-            f"paired rows of shape {correct_a.shape} and {correct_b.shape}: need the same, and at least one"
-        )
-    rows = correct_a.size
-    only_a = int(np.count_nonzero(correct_a & ~correct_b))
-    only_b = int(np.count_nonzero(correct_b & ~correct_a))
-    shares = np.array([only_a, only_b, rows - only_a - only_b]) / rows
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    counts = generator.multinomial(rows, shares, size=resamples)
-    value = (only_a - only_b) / rows
-    tail = (1.0 - confidence) / 2.0
+    if score_a.shape != score_b.shape or score_a.ndim != 1 or score_a.size == 0:
+        raise ValueError(f"paired rows of shape {score_a.shape} and {score_b.shape}: need the same, and at least one")
+    rows = score_a.size
+    wins, losses = int(np.count_nonzero(score_a > score_b)), int(np.count_nonzero(score_b > score_a))
+    shares = np.array([wins, losses, rows - wins - losses]) / rows
+    counts = np.random.Generator(np.random.Philox(key=seed)).multinomial(rows, shares, size=resamples)
+    value, tail = (wins - losses) / rows, (1.0 - confidence) / 2.0
     low, high = np.quantile((counts[:, 0] - counts[:, 1]) / rows, [tail, 1.0 - tail])
     return Interval(low=min(float(low), value), value=value, high=max(float(high), value))
 

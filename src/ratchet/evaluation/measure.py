@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import Answers, check
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.metrics import Averages, ClassMetrics, Metrics
+from ratchet.evaluation.predictions import Answers, check
 from ratchet.evaluation.robustness import NotMeasured
 from ratchet.evaluation.slices import slices
 from ratchet.settings.model import EvaluationSettings
@@ -47,20 +48,19 @@ def measure(
     """
     check(logits, labels, classes=classes)
     answers = Answers(logits, labels)
-    macro, weighted, per_class, confusion = _classical(answers, classes)
-    bins = reliability(answers.confidence, answers.correct, bins=settings.calibration_bins)
-    roc_auc = _mean([row.roc_auc for row in per_class])
+    per_class, confusion = _by_class(answers, classes)
+    macro, weighted = _averages(answers, "macro"), _averages(answers, "weighted")
+    bins = reliability(answers.confidence, answers.score, bins=settings.calibration_bins)
     values = {
-        "accuracy": float(answers.correct.mean()),
+        "accuracy": float(answers.score.mean()),
         "macro_f1": macro.f1,
         "log_loss": float(answers.losses.mean()),
         "ece": calibration_error(bins),
+        "top_k": float((answers.rank < settings.top_k).mean()) if settings.top_k < answers.width else None,
+        "roc_auc": _mean([row.roc_auc for row in per_class]),
     }
-    if settings.top_k < answers.classes:
-        values["top_k"] = float((answers.rank < settings.top_k).mean())
-    if roc_auc is not None:
-        values["roc_auc"] = roc_auc
-    bounds = intervals(answers, values, settings=settings, seed=seed)
+    defined = {name: value for name, value in values.items() if value is not None}
+    bounds = intervals(answers, defined, settings=settings, seed=seed)
     return Metrics(
         rows=answers.rows,
         classes=tuple(classes),
@@ -71,7 +71,7 @@ def measure(
         macro_f1=bounds["macro_f1"],
         log_loss=bounds["log_loss"],
         ece=bounds["ece"],
-        roc_auc=roc_auc,
+        roc_auc=values["roc_auc"],
         roc_auc_interval=bounds.get("roc_auc"),
         pr_auc=_mean([row.pr_auc for row in per_class]),
         macro=macro,
@@ -79,17 +79,20 @@ def measure(
         per_class=per_class,
         confusion=confusion,
         reliability=bins,
-        slices=slices(
-            answers, columns, confidence=settings.confidence, bins=settings.calibration_bins, least=settings.slice_rows
-        ),
+        slices=slices(answers, columns, settings),
         robustness=NotMeasured("only `evaluate` measures it"),
     )
 
 
-def _classical(
-    answers: Answers, classes: Sequence[str]
-) -> tuple[Averages, Averages, tuple[ClassMetrics, ...], tuple[tuple[int, ...], ...]]:
-    """Return macro means, means weighted by support, the metrics of each class, and the confusion matrix."""
+def _averages(answers: Answers, kind: Literal["macro", "weighted"]) -> Averages:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    means = precision_recall_fscore_support(answers.labels, answers.predicted, average=kind, zero_division=0.0)
+    return Averages(*map(float, means[:3]))
+
+
+def _by_class(answers: Answers, classes: Sequence[str]) -> tuple[tuple[ClassMetrics, ...], tuple[tuple[int, ...], ...]]:
+    """Return the metrics of each class, and the confusion matrix."""
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     labels, predicted = answers.labels, answers.predicted
@@ -113,16 +116,7 @@ def _classical(
             pr_auc=pr_auc,
         )
         per_class.append(row)
-    means = [
-        Averages(
-            *(
-                float(value)
-                for value in precision_recall_fscore_support(labels, predicted, average=kind, zero_division=0.0)[:3]
-            )
-        )
-        for kind in ("macro", "weighted")
-    ]
-    return means[0], means[1], tuple(per_class), tuple(tuple(int(cell) for cell in row) for row in confusion)
+    return tuple(per_class), tuple(tuple(row) for row in confusion.tolist())
 
 
 def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:

@@ -1,17 +1,13 @@
 """All metrics of one evaluation, as values that are written to JSON and read back."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from ratchet import files
 from ratchet.evaluation.calibration import Bin
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.slices import Slice
+from ratchet.typed_json import parse
 
 __all__ = ["Averages", "ClassMetrics", "Metrics", "read_metrics"]
 
@@ -83,20 +79,7 @@ class Metrics:
             flat |= self.robustness.numbers()
         return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data, equal for equal metrics, that `from_json` reads."""
-        content: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
-        return content
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Metrics":
-        """Read what `to_json` returned."""
-        return _ADAPTER.validate_python(content)
-
-
-_ADAPTER = TypeAdapter(Metrics)
-
 
 def read_metrics(reports: Path) -> Metrics:
     """Read the metrics of the last evaluation from the folder data/reports."""
-    return Metrics.from_json(files.read_json(reports / "evaluation.json"))
+    return parse(Metrics, (reports / "evaluation.json").read_bytes())

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.errors import SettingsError
-from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.intervals import Interval, share_difference, share_interval
+from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["Slice", "rows_by_slice", "slice_columns", "slices", "thirds"]
@@ -45,24 +45,33 @@ class Slice:
         return self.gap.high < 0.0
 
 
-def slices(
-    answers: Answers, columns: Mapping[str, Values], *, confidence: float, bins: int, least: int
-) -> tuple[Slice, ...]:
+def slices(answers: Answers, columns: Mapping[str, Values], settings: EvaluationSettings) -> tuple[Slice, ...]:
     """Return the metrics for each value of each column, column by column and in the order of values.
 
-    Args:
-        answers: predictions for all test images.
-        columns: by name, the value of each row; None: the row is in no slice of that column.
-        confidence: level of the intervals.
-        bins: of the calibration error.
-        least: smallest number of rows of a slice. Smaller ones are left out, and so are columns with a single value.
+    `columns` have the value of each row by name; None: the row is in no slice of that column. Slices with fewer rows
+    than evaluation.slice_rows are left out, and so are columns with a single value.
     """
-    chosen = rows_by_slice(columns, least=least)
-    corrected = 1 - (1 - confidence) / max(1, len(chosen))  # Bonferroni
-    return tuple(
-        _measure(answers, name, value, rows, confidence=confidence, corrected=corrected, bins=bins)
-        for name, value, rows in chosen
-    )
+    chosen = rows_by_slice(columns, least=settings.slice_rows)
+    corrected = 1 - (1 - settings.confidence) / max(1, len(chosen))  # Bonferroni
+    right = int(answers.score.sum())
+    measured = []
+    for name, value, rows in chosen:
+        inside = Answers(answers.logits[rows], answers.labels[rows])
+        here = (int(inside.score.sum()), inside.rows)
+        elsewhere = (right - here[0], answers.rows - inside.rows)
+        bins = reliability(inside.confidence, inside.score, bins=settings.calibration_bins)
+        part = Slice(
+            column=name,
+            value=value,
+            rows=inside.rows,
+            accuracy=share_interval(*here, confidence=settings.confidence),
+            gap=share_difference(here, elsewhere, confidence=corrected),
+            macro_f1=_macro_f1(inside),
+            log_loss=float(inside.losses.mean()),
+            ece=calibration_error(bins),
+        )
+        measured.append(part)
+    return tuple(measured)
 
 
 def rows_by_slice(columns: Mapping[str, Values], *, least: int) -> list[tuple[str, str, NDArray[np.int64]]]:
@@ -134,28 +143,8 @@ def thirds(numbers: NDArray[np.float64], *, reference: NDArray[np.float64]) -> l
     return [_THIRDS[place] if np.isfinite(number) else None for place, number in zip(places, numbers, strict=True)]
 
 
-def _measure(
-    answers: Answers, name: str, value: str, rows: NDArray[np.int64], *, confidence: float, corrected: float, bins: int
-) -> Slice:
-    inside = Answers(answers.logits[rows], answers.labels[rows])
-    right = int(inside.correct.sum())
-    right_elsewhere = int(answers.correct.sum()) - right
-    return Slice(
-        column=name,
-        value=value,
-        rows=inside.rows,
-        accuracy=share_interval(right, inside.rows, confidence=confidence),
-        gap=share_difference((right, inside.rows), (right_elsewhere, answers.rows - inside.rows), confidence=corrected),
-        macro_f1=_macro_f1(inside),
-        log_loss=float(inside.losses.mean()),
-        ece=calibration_error(reliability(inside.confidence, inside.correct, bins=bins)),
-    )
-
-
 def _macro_f1(answers: Answers) -> float:
-    labels, predicted = (
-        np.bincount(values, minlength=answers.classes) for values in (answers.labels, answers.predicted)
-    )
-    hits = np.bincount(answers.labels[answers.correct], minlength=answers.classes)
+    labels, predicted = (np.bincount(values, minlength=answers.width) for values in (answers.labels, answers.predicted))
+    hits = np.bincount(answers.labels, weights=answers.score, minlength=answers.width)
     occurs = labels + predicted > 0
     return float((2 * hits[occurs] / (labels + predicted)[occurs]).mean())

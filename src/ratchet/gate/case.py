@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.latency import Costs
-from ratchet.evaluation.significance import p_better, p_not_worse
-from ratchet.gate.level import FIRST_TRY, Tries, spend
+from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_not_worse, spend
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
 from ratchet.serving.program import NotExported, Parity
 from ratchet.settings.model import EvaluationSettings, GateSettings
@@ -20,38 +19,37 @@ __all__ = ["Candidate", "Case", "Champion"]
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Scores = NDArray[np.float64]
 
 _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bounds do not depend on a few
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The model that is judged, measured on the test images. Row i of every array is the image `ids[i]`."""
+    """The model that is judged. Row i of every array is test image i."""
 
+    score: Scores  # (rows,), larger is better; the mean is the accuracy: 1 where the answer is right, else 0
     accuracy: Interval
-    ids: tuple[str, ...]
+    calibration_error: Interval
     labels: NDArray[np.int64]  # (rows,), indices into `classes`
-    correct: Mask  # (rows,)
     classes: tuple[str, ...]  # in the order of the model's outputs
     input_shape: tuple[int, ...]  # height, width, channels
-    calibration_error: Interval
+    saw: Mask  # (rows,), used to train or select it
+    uniform: NDArray[np.float64]  # (rows,), in [0, 1) by content; below gate.reserved_fraction: reserved
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
-    saw: Mask | None = None  # (rows,), used to train or select it; None: none of them
-    uniform: NDArray[np.float64] | None = None  # (rows,), in [0, 1) by content; below gate.reserved_fraction: reserved
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Champion:
     """The champion, measured on the same test images. Its answer is its most probable class among those still used."""
 
     name: str  # for people: "digits version 3"
-    ids: tuple[str, ...]
-    correct: Mask
+    score: Scores
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     costs: Costs | None = None  # of both models, measured side by side; None: not measured
-    saw: Mask | None = None  # (rows,), used to train or select it; None: that was not recorded
+    saw: Mask | None  # (rows,), used to train or select it; None: that was not recorded
     mismatch: str = ""  # why it cannot take these images at all
 
 
@@ -71,33 +69,26 @@ class Case:
         """The champion, where there is one that can be compared with."""
         return None if self.champion is None or self.obstacle else self.champion
 
-    @property
-    def costs(self) -> Costs | None:
-        """Latency and size of both models, where they were measured."""
-        return self.comparable.costs if self.comparable is not None else None
-
     @functools.cached_property
     def seen(self) -> Mask:
         """Mask of the test images that were used to train or select either model."""
-        none: Mask = np.zeros(len(self.candidate.ids), np.bool_)
-        masks = [model.saw for model in (self.candidate, self.champion) if model is not None and model.saw is not None]
-        seen: Mask = np.logical_or.reduce([none, *masks])
-        return seen
+        saw, champion = self.candidate.saw, self.champion
+        return saw if champion is None or champion.saw is None else saw | champion.saw
 
     @functools.cached_property
     def unknown(self) -> Mask:
         """Mask of the test images of a class that the champion does not know."""
-        known = set(self.champion.classes) if self.champion else set(self.candidate.classes)
-        new = np.array([name not in known for name in self.candidate.classes], np.bool_)
+        ours = self.candidate.classes
+        known = self.champion.classes if self.champion else ours
+        new = np.array([name not in known for name in ours], np.bool_)
         mask: Mask = new[self.candidate.labels]
         return mask
 
     @functools.cached_property
     def reserved(self) -> Mask:
         """Mask of the test images that no comparison uses (gate.reserved_fraction)."""
-        uniform = self.candidate.uniform
-        none: Mask = np.zeros(len(self.candidate.ids), np.bool_)
-        return none if uniform is None else uniform < self.gate.reserved_fraction
+        mask: Mask = self.candidate.uniform < self.gate.reserved_fraction
+        return mask
 
     @functools.cached_property
     def compared(self) -> Rows:
@@ -107,67 +98,45 @@ class Case:
     @property
     def left_out(self) -> LeftOut:
         """Numbers of the test images that are not compared, by the first reason that applies."""
-        seen = self.seen
-        unknown = self.unknown & ~seen
-        reserved = self.reserved & ~seen & ~unknown
-        return LeftOut(*(int(np.count_nonzero(mask)) for mask in (seen, unknown, reserved)))
+        unknown = self.unknown & ~self.seen
+        reserved = self.reserved & ~self.seen & ~unknown
+        return LeftOut(*(int(np.count_nonzero(mask)) for mask in (self.seen, unknown, reserved)))
 
     @functools.cached_property
-    def ours(self) -> Mask:
-        """Correctness of the candidate's answers to the compared images."""
-        return self.candidate.correct[self.compared]
-
-    @functools.cached_property
-    def theirs(self) -> Mask:
-        """Correctness of the champion's answers to the compared images."""
+    def scores(self) -> tuple[Scores, Scores]:
+        """Scores of the candidate and of the champion on the compared images."""
         assert self.comparable is not None, "a rule checks `comparable` first"
-        if self.comparable.ids == self.candidate.ids:
-            return self.comparable.correct[self.compared]
-        by_id = dict(zip(self.comparable.ids, self.comparable.correct.tolist(), strict=True))
-        return np.array([by_id[self.candidate.ids[row]] for row in self.compared], dtype=np.bool_)
+        return self.candidate.score[self.compared], self.comparable.score[self.compared]
 
     @functools.cached_property
     def counts(self) -> tuple[int, int]:
-        """Numbers of compared images on which only the candidate is right, and only the champion."""
-        return int(np.count_nonzero(self.ours & ~self.theirs)), int(np.count_nonzero(self.theirs & ~self.ours))
+        """Numbers of compared images on which the candidate's score is larger, and on which the champion's is."""
+        ours, theirs = self.scores
+        return int(np.count_nonzero(ours > theirs)), int(np.count_nonzero(theirs > ours))
 
     @functools.cached_property
     def comparison(self) -> Comparison | None:
         """The significance test against the champion at the level of this try; None: they cannot be compared."""
         if self.comparable is None:
             return None
-        fixed, broken = self.counts
+        rows = len(self.compared)
         if self.gate.champion == "better":
-            p = p_better(fixed, broken)
+            p = p_better(*self.counts)
         else:
-            p = p_not_worse(fixed, broken, len(self.compared), tolerance=self.gate.tolerance)
-        level = spend(self.tries, confidence=self.gate.confidence)
-        return Comparison(
-            number=self.tries.count + 1,
-            rows=len(self.compared),
-            p=p,
-            level=level.level,
-            remaining=level.remaining,
-            won=p <= level.level,
-        )
+            p = p_not_worse(*self.counts, rows, tolerance=self.gate.tolerance)
+        spent = spend(self.tries, confidence=self.gate.confidence)
+        number = self.tries.count + 1
+        return Comparison(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
 
     @functools.cached_property
     def unused(self) -> Unused | None:
         """The test images that neither this comparison nor an earlier one used; None: there are none."""
         here = 1.0 if self.comparable is None else self.gate.reserved_fraction
-        share = min(here, self.tries.reserved)
-        uniform = self.candidate.uniform
-        if share == 1.0:
-            rows = np.ones(len(self.candidate.ids), np.bool_)
-        elif uniform is None or share == 0.0:
-            return None
-        else:
-            rows = uniform < share
-        count = int(np.count_nonzero(rows))
-        return Unused(count, int(np.count_nonzero(self.candidate.correct[rows]))) if count else None
+        score = self.candidate.score[self.candidate.uniform < min(here, self.tries.reserved)]
+        return Unused(len(score), int(score.sum())) if len(score) else None
 
     def difference(self, rows: Rows | slice = slice(None), *, looks: int = 1) -> Interval:
-        """Return the candidate's accuracy minus the champion's on some of the compared images, by paired bootstrap.
+        """Return the candidate's mean score minus the champion's on some of the compared images, by paired bootstrap.
 
         Args:
             rows: indices into `compared`; all by default.
@@ -175,9 +144,10 @@ class Case:
                 enough resamples that its bounds do not depend on a few of them.
         """
         outside = (1 - self.gate.confidence) / looks
+        ours, theirs = self.scores
         return paired_difference(
-            self.ours[rows],
-            self.theirs[rows],
+            ours[rows],
+            theirs[rows],
             resamples=max(self.evaluation.resamples, math.ceil(_IN_A_TAIL / outside)),
             confidence=1 - outside,
             seed=self.seed,
@@ -186,12 +156,10 @@ class Case:
     @functools.cached_property
     def obstacle(self) -> Obstacle | None:
         """Why the two models cannot be compared; None if they can be, or if there is no champion."""
-        if self.champion is None:
+        champion, allowed = self.champion, self.gate.classes
+        if champion is None:
             return None
-        return self._other_task(self.champion) or self._other_images(self.champion)
-
-    def _other_task(self, champion: Champion) -> Obstacle | None:
-        ours, theirs, allowed = self.candidate.classes, champion.classes, self.gate.classes
+        ours, theirs = self.candidate.classes, champion.classes
         new = tuple(name for name in ours if name not in theirs)
         lost = tuple(name for name in theirs if name not in ours)
         if champion.mismatch:
@@ -200,15 +168,9 @@ class Case:
             return Obstacle("no shared class", lost_classes=lost)
         if (new and allowed == "same") or (lost and allowed != "may-change"):
             return Obstacle("classes", new_classes=new, lost_classes=lost, allowed=allowed)
-        return None
-
-    def _other_images(self, champion: Champion) -> Obstacle | None:
-        ours, theirs, minimum = self.candidate.ids, champion.ids, self.gate.minimum_rows
-        if ours != theirs and (len(ours) != len(theirs) or set(ours) != set(theirs)):
-            missing, extra = len(set(ours) - set(theirs)), len(set(theirs) - set(ours))
-            return Obstacle("other images", missing=missing, extra=extra)
         if champion.saw is None:
             return Obstacle("no record")
-        if len(self.compared) < min(minimum, len(ours) / 2):  # of a small test set, half is enough
-            return Obstacle("too few images", compared=len(self.compared), minimum=minimum)
+        compared, minimum = len(self.compared), self.gate.minimum_rows
+        if compared < min(minimum, len(self.candidate.score) / 2):  # of a small test set, half is enough
+            return Obstacle("too few images", compared=compared, minimum=minimum)
         return None

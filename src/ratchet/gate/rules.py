@@ -7,22 +7,20 @@ its result in verdict.py and its text in text.py.
 import math
 from collections.abc import Callable
 
-import numpy as np
-
+from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.gate.case import Candidate, Case, Champion
-from ratchet.gate.level import FIRST_TRY, Tries
+from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.gate.verdict import (
     AccuracyResult,
     CalibrationResult,
     ChampionResult,
+    CostResult,
     ExportResult,
-    LatencyResult,
     LeftOut,
     PairedCounts,
     ReloadResult,
     RuleResult,
-    SizeResult,
     SlicesResult,
     Verdict,
 )
@@ -37,37 +35,26 @@ Rule = Callable[[Case], RuleResult | None]
 def minimum_accuracy(case: Case) -> AccuracyResult:
     """Check that test accuracy reaches gate.minimum_accuracy."""
     accuracy, minimum = case.candidate.accuracy, case.gate.minimum_accuracy
-    return AccuracyResult(
-        accuracy.value >= minimum,
-        accuracy=accuracy,
-        confidence=case.evaluation.confidence,
-        minimum=minimum,
-        images=len(case.candidate.ids),
-    )
+    confidence, images = case.evaluation.confidence, len(case.candidate.score)
+    return AccuracyResult(accuracy.value >= minimum, accuracy, confidence, minimum, images)
 
 
 def better_than_champion(case: Case) -> ChampionResult:
     """Check that the candidate is significantly better than the champion, or not worse (gate.champion).
 
-    An exact test on the same images decides, at the level of this try (see level.py). A model that is right on exactly
-    the same images as the champion is not worse at any level.
+    An exact test on the same images decides, at the level of this try (see significance.py). A model that is right on
+    exactly the same images as the champion is not worse at any level.
     """
-    champion, gate, candidate = case.champion, case.gate, case.candidate
+    champion, gate, comparison = case.champion, case.gate, case.comparison
     if champion is None:
         return ChampionResult(True)
-    comparison, counts, passed = case.comparison, None, False
+    counts, passed = None, False
     if comparison is not None:
+        ours, theirs = (int(score.sum()) for score in case.scores)
         fixed, broken = case.counts
-        passed = comparison.won or (fixed + broken == 0 and gate.champion == "not-worse")
-        counts = PairedCounts(
-            candidate_right=int(np.count_nonzero(case.ours)),
-            champion_right=int(np.count_nonzero(case.theirs)),
-            fixed=fixed,
-            broken=broken,
-            difference=case.difference(),
-        )
-    shapes, obstacle = (candidate.input_shape, champion.input_shape), case.obstacle
-    same_images = obstacle is None or obstacle.kind == "too few images"
+        counts = PairedCounts(ours, theirs, fixed, broken, case.difference())
+        passed = comparison.won or (case.counts == (0, 0) and gate.champion == "not-worse")
+    shapes, obstacle = (case.candidate.input_shape, champion.input_shape), case.obstacle
     return ChampionResult(
         passed,
         champion=champion.name,
@@ -77,9 +64,9 @@ def better_than_champion(case: Case) -> ChampionResult:
         goal=gate.champion,
         tolerance=gate.tolerance,
         confidence=gate.confidence,
-        test_images=len(candidate.ids),
+        test_images=len(case.candidate.score),
         new_share=case.tries.new_rows,
-        left_out=case.left_out if same_images else LeftOut(),
+        left_out=case.left_out if obstacle is None or obstacle.kind == "too few images" else LeftOut(),
         input_shapes=shapes if shapes[0] != shapes[1] else None,
     )
 
@@ -115,26 +102,30 @@ def calibrated(case: Case) -> CalibrationResult | None:
     return CalibrationResult(error.low <= limit, ece=error, confidence=case.evaluation.confidence, limit=limit)
 
 
-def latency(case: Case) -> LatencyResult | None:
+def latency(case: Case) -> CostResult | None:
     """Check that latency is at most gate.latency_factor times the champion's, for one image and a batch; 0: off.
 
     None also where the two models were not measured side by side.
     """
-    costs, limit = case.costs, case.gate.latency_factor
+    costs, limit = _costs(case), case.gate.latency_factor
     if costs is None or limit == 0.0:
         return None
     ours, theirs = costs.candidate, costs.champion
     factor = max(ours.single / theirs.single, ours.batch / theirs.batch)
-    return LatencyResult(factor <= limit, factor=factor, limit=limit, costs=costs)
+    return CostResult(factor <= limit, factor, limit, costs, "latency")
 
 
-def size(case: Case) -> SizeResult | None:
+def size(case: Case) -> CostResult | None:
     """Check that the weights take at most gate.size_factor times the champion's bytes; 0: off."""
-    costs, limit = case.costs, case.gate.size_factor
+    costs, limit = _costs(case), case.gate.size_factor
     if costs is None or limit == 0.0:
         return None
     factor = costs.candidate.weights / costs.champion.weights
-    return SizeResult(factor <= limit, factor=factor, limit=limit, costs=costs)
+    return CostResult(factor <= limit, factor, limit, costs, "size")
+
+
+def _costs(case: Case) -> Costs | None:
+    return case.comparable.costs if case.comparable else None
 
 
 def export_parity(case: Case) -> ExportResult | None:

@@ -10,13 +10,12 @@ from ratchet.gate.verdict import (
     CalibrationResult,
     ChampionResult,
     Comparison,
+    CostResult,
     ExportResult,
-    LatencyResult,
     Obstacle,
     PairedCounts,
     ReloadResult,
     RuleResult,
-    SizeResult,
     SlicesResult,
     Verdict,
 )
@@ -83,10 +82,8 @@ def rule_text(rule: RuleResult) -> RuleText:
             text = _slices(rule)
         case CalibrationResult():
             text = _calibration(rule)
-        case LatencyResult():
-            text = _latency(rule)
-        case SizeResult():
-            text = _size(rule)
+        case CostResult():
+            text = _cost(rule)
         case ExportResult():
             text = _export(rule)
         case ReloadResult():
@@ -164,12 +161,6 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle) -> tuple[str, str]:
                 f"{' and '.join(parts)}, and gate.classes is {obstacle.allowed}",
                 f"`ratchet set gate.classes={value}` compares them on the images of the classes that both know; or "
                 "set registry.model to another name if it is another task",
-            )
-        case "other images":
-            return (
-                f"it was measured on other test images ({obstacle.missing:,} of {rule.test_images:,} are missing, "
-                f"{obstacle.extra:,} are extra)",
-                "measure it on these images and judge again",
             )
         case "no record":
             return (
@@ -268,24 +259,20 @@ def _calibration(rule: CalibrationResult) -> RuleText:
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=f"{value}, {limit}")
 
 
-def _latency(rule: LatencyResult) -> RuleText:
+def _cost(rule: CostResult) -> RuleText:
     ours, theirs = rule.costs.candidate, rule.costs.champion
-    times = (
-        f"{ours.single * 1e3:.3g} ms for one image (champion {theirs.single * 1e3:.3g} ms), "
-        f"{ours.batch * 1e3:.3g} ms for {rule.costs.rows} images (champion {theirs.batch * 1e3:.3g} ms)"
-    )
-    return _factor(rule, f"Measured side by side it takes {times}", "as long", "gate.latency_factor")
-
-
-def _size(rule: SizeResult) -> RuleText:
-    ours, theirs = (_bytes(cost.weights) for cost in (rule.costs.candidate, rule.costs.champion))
-    return _factor(rule, f"The weights take {ours}, the champion's {theirs}", "as much", "gate.size_factor")
-
-
-def _factor(rule: LatencyResult | SizeResult, sentence: str, measure: str, setting: str) -> RuleText:
+    if rule.name == "latency":
+        sentence, times = (
+            f"Measured side by side it takes {ours.single * 1e3:.3g} ms for one image (champion "
+            f"{theirs.single * 1e3:.3g} ms), {ours.batch * 1e3:.3g} ms for {rule.costs.rows} images (champion "
+            f"{theirs.batch * 1e3:.3g} ms)",
+            "as long",
+        )
+    else:
+        sentence, times = f"The weights take {_bytes(ours.weights)}, the champion's {_bytes(theirs.weights)}", "as much"
     measured, limit = f"{rule.factor:.2f} times the champion's", f"limit {rule.limit:g} times"
-    details = f"{sentence}: {rule.factor:.2f} times {measure}, {limit}."
-    return _text(measured, limit, details, passed=rule.passed, fix=f"raise {setting} to allow more")
+    details = f"{sentence}: {rule.factor:.2f} times {times}, {limit}."
+    return _text(measured, limit, details, passed=rule.passed, fix=f"raise gate.{rule.name}_factor to allow more")
 
 
 def _export(rule: ExportResult) -> RuleText:

@@ -1,10 +1,9 @@
 """The gate's verdict as data: one result for each rule. The module `text` formats it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Costs
@@ -14,14 +13,13 @@ __all__ = [
     "CalibrationResult",
     "ChampionResult",
     "Comparison",
+    "CostResult",
     "ExportResult",
-    "LatencyResult",
     "LeftOut",
     "Obstacle",
     "PairedCounts",
     "ReloadResult",
     "RuleResult",
-    "SizeResult",
     "SlicesResult",
     "Unused",
     "Verdict",
@@ -76,13 +74,11 @@ class LeftOut:
 class Obstacle:
     """Reason why candidate and champion cannot be compared."""
 
-    kind: Literal["input", "no shared class", "classes", "other images", "no record", "too few images"]
+    kind: Literal["input", "no shared class", "classes", "no record", "too few images"]
     mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"
     new_classes: tuple[str, ...] = ()  # that the champion does not know
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know
     allowed: str = ""  # gate.classes
-    missing: int = 0  # test images that the champion was not measured on
-    extra: int = 0  # images that only the champion was measured on
     compared: int = 0
     minimum: int = 0  # gate.minimum_rows
 
@@ -131,25 +127,14 @@ class CalibrationResult:
 
 
 @dataclass(frozen=True)
-class LatencyResult:
-    """Time for an answer, as a factor of the champion's: the larger one of a single image and a batch."""
+class CostResult:
+    """Cost as a factor of the champion's: time (for an image or a batch, the larger factor), or bytes of weights."""
 
     passed: bool
     factor: float
     limit: float
     costs: Costs
-    name: Literal["latency"] = "latency"
-
-
-@dataclass(frozen=True)
-class SizeResult:
-    """Bytes of the weights, as a factor of the champion's."""
-
-    passed: bool
-    factor: float
-    limit: float
-    costs: Costs
-    name: Literal["size"] = "size"
+    name: Literal["latency", "size"]
 
 
 @dataclass(frozen=True)
@@ -177,14 +162,7 @@ class ReloadResult:
 
 
 RuleResult = Annotated[
-    AccuracyResult
-    | ChampionResult
-    | SlicesResult
-    | CalibrationResult
-    | LatencyResult
-    | SizeResult
-    | ExportResult
-    | ReloadResult,
+    AccuracyResult | ChampionResult | SlicesResult | CalibrationResult | CostResult | ExportResult | ReloadResult,
     Field(discriminator="name"),
 ]
 
@@ -219,21 +197,6 @@ class Verdict:
     def summary(self) -> str:
         """One line: "Passed, 5 of 5 rules" or "Refused, 1 of 5 rules failed"."""
         count = len(self.rules)
-        return (
-            f"Passed, {count} of {count} rules"
-            if self.passed
-            else f"Refused, {len(self.failed)} of {count} rules failed"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` reads."""
-        content: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
-        return content
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Verdict":
-        """Read what `to_json` returned."""
-        return _ADAPTER.validate_python(content)
-
-
-_ADAPTER = TypeAdapter(Verdict)
+        if self.passed:
+            return f"Passed, {count} of {count} rules"
+        return f"Refused, {len(self.failed)} of {count} rules failed"

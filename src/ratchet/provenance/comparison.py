@@ -190,16 +190,16 @@ def compare_answers(
     if not pairs:
         return AnswerComparison(0, totals, None, confidence, (), ())
     rows_a, rows_b = np.array(pairs).T
-    correct_a, correct_b = before.correct[rows_a], after.correct[rows_b]
+    score_a, score_b = before.score[rows_a], after.score[rows_b]
     accuracy = paired_difference(
-        correct_b,
-        correct_a,
+        score_b,
+        score_a,
         resamples=int(settings.get("evaluation.resamples", 2000)),
         confidence=confidence,
         seed=int(settings.get("seed", 0)),
     )
-    worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(correct_a & ~correct_b)]
-    better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(~correct_a & correct_b)]
+    worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_a > score_b)]
+    better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_b > score_a)]
     return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better))
 
 

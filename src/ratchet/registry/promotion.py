@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ratchet.gate.level import Tries
+    from ratchet.gate.significance import Tries
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.tries import Question
 

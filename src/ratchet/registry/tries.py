@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.gate.level import Tries
+from ratchet.gate.significance import Tries
 from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples

@@ -14,67 +14,15 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.reports.changed_samples import sample_tables
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
 __all__ = ["card"]
 
-Rows = Sequence[Sequence[object]]
-
 _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
-
-
-@dataclass(frozen=True)
-class QuarantinedSample:
-    """A sample that was kept out of the data."""
-
-    source: str
-    thumbnail: InlineImage | None
-    rule: str
-    value: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class NearDuplicates:
-    """Two samples with images that look the same."""
-
-    ids: Sequence[str]
-    images: Sequence[InlineImage | None]
-    splits: Sequence[str]  # each split once
-    change: str  # mirrored, turned ...; "": none
-
-
-@dataclass(frozen=True)
-class Imbalance:
-    """The smallest and the largest class, with their training samples."""
-
-    smallest: str
-    fewest: int
-    largest: str
-    most: int
-
-
-@dataclass(frozen=True)
-class Issues:
-    """All that a person should look at."""
-
-    quarantined: int
-    quarantined_by_rule: Mapping[str, int]
-    first_quarantined: Sequence[QuarantinedSample]
-    released: Rows  # sample, rule, reason, by, at
-    conflicts: int  # groups of identical images with different labels
-    first_conflicts: Rows  # ids, labels
-    near_duplicates: int  # pairs
-    across_splits: int
-    first_near_duplicates: Sequence[NearDuplicates]
-    constant_columns: Sequence[str]
-    leaking_columns: Sequence[tuple[str, float, float]]  # name, accuracy by it alone, accuracy of the largest class
-    imbalance: Imbalance | None
 
 
 @dataclass(frozen=True)
@@ -126,69 +74,45 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         changed: the difference to the previous version; None: there was none.
     """
     data = _PackedSet.open(packed)
-    manifest, counts = data.manifest, data.profile["classes"]
-    classes = [(name, *(counts[split][name] for split in SPLITS)) for name in manifest.classes]
-    spread = {"brightness": data.profile["brightness"], "contrast": data.profile["contrast"], **data.profile["sizes"]}
+    manifest, profile, quarantined = data.manifest, data.profile, pl.read_parquet(quarantine)
+    classes = [(name, *(profile["classes"][split][name] for split in SPLITS)) for name in manifest.classes]
+    near = profile["near_duplicates"]["first"][:_LISTED] if profile["near_duplicates"] else []
+    spread = {"brightness": profile["brightness"], "contrast": profile["contrast"], **profile["sizes"]}
     return render_html(
         "data_card.html.j2",
-        name=manifest.name,
-        version=manifest.digest[:12],
-        rows=data.profile["rows"],
-        changes=sample_tables(changed, _LISTED) if changed else None,
-        changes_summary=changed.summary if changed else "",
-        issues=_issues(data, pl.read_parquet(quarantine)),
+        manifest=manifest,
+        profile=profile,
+        columns=profile["telling"],
+        changes=changed,
+        listed=_LISTED,
+        quarantined=quarantined.height,
+        quarantined_by_rule=dict(quarantined.group_by("rule").len().sort("rule").rows()),
+        first_quarantined=[_with_thumbnail(row) for row in quarantined.head(_LISTED).iter_rows(named=True)],
+        released=[(row["source"], row["rule"], row["reason"], row["by"], row["at"]) for row in manifest.released],
+        first_near_duplicates=[{**pair, "images": [data.image_of(id) for id in pair["ids"]]} for pair in near],
+        imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
-        packed_images=not manifest.factory,
         images=_images(data),
-        shape=(manifest.width, manifest.height, manifest.channels, manifest.dtype),
         depth=_depth(data),
         mean=_numbers(manifest.mean),
         std=_numbers(manifest.std),
-        copies=data.profile["copies_within_splits"],
-        formats=data.profile["formats"],
         quantiles=list(spread["brightness"]),
         spread=[(name, *values.values()) for name, values in spread.items()],
     )
 
 
-def _issues(data: _PackedSet, quarantine: pl.DataFrame) -> Issues:
-    conflicts, near = data.profile["label_conflicts"], data.profile["near_duplicates"]
-    columns = data.profile["telling"]
-    by_rule = quarantine.group_by("rule").len().sort("rule").rows()
-    return Issues(
-        quarantined=quarantine.height,
-        quarantined_by_rule=dict(by_rule),
-        first_quarantined=[_quarantined(row) for row in quarantine.head(_LISTED).iter_rows(named=True)],
-        released=[(row["source"], row["rule"], row["reason"], row["by"], row["at"]) for row in data.manifest.released],
-        conflicts=conflicts["groups"],
-        first_conflicts=[(group["ids"], group["classes"]) for group in conflicts["first"][:_LISTED]],
-        near_duplicates=near["pairs"] if near else 0,
-        across_splits=near["across_splits"] if near else 0,
-        first_near_duplicates=[_near_duplicates(data, pair) for pair in near["first"][:_LISTED]] if near else [],
-        constant_columns=columns["constant"],
-        leaking_columns=[(leak["column"], leak["right"], leak["commonest"]) for leak in columns["class"]],
-        imbalance=_imbalance(data.profile["classes"]["train"]),
-    )
+def _with_thumbnail(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "thumbnail": inline_png(row["thumbnail"]) if row["thumbnail"] else None}
 
 
-def _quarantined(row: Mapping[str, Any]) -> QuarantinedSample:
-    thumbnail = inline_png(row["thumbnail"]) if row["thumbnail"] else None
-    return QuarantinedSample(row["source"], thumbnail, row["rule"], row["value"], row["hint"])
-
-
-def _near_duplicates(data: _PackedSet, pair: Mapping[str, Any]) -> NearDuplicates:
-    change = {"none": "", "turned": "mirrored or turned"}.get(pair.get("change", "none"), pair.get("change", ""))
-    images = [data.image_of(id) for id in pair["ids"]]
-    return NearDuplicates(pair["ids"], images, list(dict.fromkeys(pair["splits"])), change)
-
-
-def _imbalance(counts: Mapping[str, int]) -> Imbalance | None:
+def _imbalance(counts: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return the smallest and the largest class, where they differ much."""
     names = sorted((name for name, count in counts.items() if count), key=lambda name: counts[name])
     if not names or counts[names[-1]] <= _IMBALANCE * counts[names[0]]:
         return None
-    return Imbalance(names[0], counts[names[0]], names[-1], counts[names[-1]])
+    return names[0], names[-1]
 
 
 def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:

@@ -8,23 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet import urls
 from ratchet.cost import Cost
 from ratchet.evaluation.intervals import share_interval
+from ratchet.evaluation.limits import FEW_IMAGES, find_limits
 from ratchet.evaluation.metrics import Metrics
-from ratchet.evaluation.robustness import NotMeasured, Robustness
+from ratchet.evaluation.robustness import Robustness
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import RuleResult, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.reports import templating
-from ratchet.reports.limits_text import limit_sentences
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.serving.program import INPUT, PROGRAM
+from ratchet.urls import redacted
 
-__all__ = ["CardContent", "description", "render_html", "render_markdown"]
+__all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
 
 Rows = Sequence[Sequence[object]]
 
 _LISTED = 8  # of slices and classes
+_WEAK = 5  # classes or slices that are named as a limit, each with a sentence
 _CLASSES = 12  # named in a sentence
 
 
@@ -66,53 +67,37 @@ def description(content: CardContent) -> str:
 
 
 def _values(content: CardContent) -> dict[str, object]:
-    metrics, unused, classes = content.metrics, content.verdict.unused, content.metrics.classes
-    robustness = None if isinstance(metrics.robustness, NotMeasured) else metrics.robustness
+    metrics, unused, robustness = content.metrics, content.verdict.unused, content.metrics.robustness
+    measured = robustness if isinstance(robustness, Robustness) else None
+    rules = [(rule, rule_text(rule)) for rule in content.verdict.rules]
+    samples = {f"{split} samples": count for split, count in content.rows.items()}
+    quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
     return {
-        "name": content.name,
-        "number": content.number,
-        "purpose": content.purpose,
-        "class_count": len(classes),
-        "classes": ", ".join(classes[:_CLASSES]),
-        "more_classes": max(0, len(classes) - _CLASSES),
-        "test_samples": metrics.rows,
-        "accuracy": metrics.accuracy,
+        "content": content,
+        "metrics": metrics,
+        "classes": ", ".join(metrics.classes[:_CLASSES]),
+        "more_classes": max(0, len(metrics.classes) - _CLASSES),
         "level": percent(metrics.confidence, 0),
         "verdict": message(content.verdict),
         "warnings": limit_sentences(metrics),
-        "data_name": content.data["name"],
-        "quarantined": content.quarantined,
         "headline": _headline(metrics),
         "unused": unused,
         "unused_accuracy": share_interval(unused.right, unused.rows, confidence=metrics.confidence) if unused else None,
         "lowest_recall": _lowest_recall(metrics),
         "lowest_slices": _lowest_slices(metrics),
-        "corrupted_samples": robustness.rows if robustness else 0,
-        "corruptions": _corruptions(robustness) if robustness else [],
-        "rules": [_rule(rule) for rule in content.verdict.rules],
+        "corrupted_samples": measured.rows if measured else 0,
+        "corruptions": _corruptions(measured) if measured else [],
+        "rules": [(rule.name, rule.passed, text.measured, text.limit) for rule, text in rules],
         "shape": " x ".join(map(str, content.input)),
-        "dtype": content.dtype,
         "program": _program(content),
-        "data": _data(content),
+        "data": {**content.data, **samples, "quarantined": quarantined or "none"},
         "model": {
             **content.model,
             "cost": content.cost.summary if content.cost else "unknown: it was not trained here",
         },
-        "settings": [(key, _setting(value), _setting(default)) for key, (value, default) in content.settings.items()],
-        "provenance": content.lineage,
+        "settings": [(key, *(redacted(setting(value)) for value in pair)) for key, pair in content.settings.items()],
         "checksums": list(content.checksums.items()),
     }
-
-
-def _rule(rule: RuleResult) -> tuple[str, bool, str, str]:
-    text = rule_text(rule)
-    return rule.name, rule.passed, text.measured, text.limit
-
-
-def _data(content: CardContent) -> dict[str, object]:
-    samples = {f"{split} samples": count for split, count in content.rows.items()}
-    quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
-    return {**content.data, **samples, "quarantined": quarantined or "none"}
 
 
 def _headline(metrics: Metrics) -> Rows:
@@ -184,5 +169,41 @@ def _program(content: CardContent) -> str:
     return "\n".join(lines)
 
 
-def _setting(value: object) -> str:
-    return urls.redacted(setting(value))
+def limit_sentences(metrics: Metrics) -> list[str]:
+    """Return one sentence for each limit of the model, the most serious first; none where there are no limits."""
+    limits, sentences = find_limits(metrics), []
+    for weak in limits.weak_classes[:_WEAK]:
+        sentences.append(
+            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test images "
+            f"(CI {percent_range(weak.recall)}), significantly below the overall accuracy."
+        )
+    if more := len(limits.weak_classes[_WEAK:]):
+        sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
+    for part in limits.weak_slices[:_WEAK]:
+        sentences.append(
+            f"Where {part.column} is {part.value}, accuracy is {percent(part.accuracy.value)} on {part.rows:,} test "
+            f"images (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
+        )
+    if more := len(limits.weak_slices[_WEAK:]):
+        sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
+    if limits.ece is not None:
+        sentences.append(
+            f"Calibration error (ECE) is {percent(limits.ece.value)} (CI {percent_range(limits.ece)}): do not read the "
+            "probabilities as frequencies. evaluation.temperature_scaling may correct them."
+        )
+    if limits.untested:
+        sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
+    if limits.barely_tested:
+        counted = [f"{row.name} ({row.support:,})" for row in limits.barely_tested]
+        sentences.append(f"Barely measured, with fewer than {FEW_IMAGES} test images: {_listed(counted)}.")
+    if limits.accuracy is not None:
+        sentences.append(
+            f"Small test set ({metrics.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
+            "smaller difference from another model may be chance."
+        )
+    return sentences
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 2 * _WEAK:,} more" if len(names) > 2 * _WEAK else ""
+    return ", ".join(names[: 2 * _WEAK]) + more

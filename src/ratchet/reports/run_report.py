@@ -10,11 +10,11 @@ from markupsafe import Markup
 from ratchet.evaluation.metrics import ClassMetrics, Metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import RuleResult, Verdict
-from ratchet.reports import worst_errors
+from ratchet.gate.verdict import Verdict
+from ratchet.reports import images
 from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.images import Example, error_cards
 from ratchet.reports.templating import render_html
-from ratchet.reports.worst_errors import Example, error_cards
 from ratchet.urls import redacted
 
 __all__ = ["Example", "ReportContent", "render"]
@@ -42,42 +42,12 @@ class ReportContent:
 
 
 @dataclass(frozen=True)
-class RuleRow:
-    """The result of one rule of the gate."""
-
-    name: str
-    passed: bool
-    measured: str
-    required: str
-    details: str
-
-
-@dataclass(frozen=True)
-class Head:
-    """The verdict, and what decided it."""
-
-    passed: bool
-    summary: str
-    rules: Sequence[RuleRow]
-
-
-@dataclass(frozen=True)
 class Chart:
     """A drawing with its lines, which the legend names."""
 
     title: str
     drawing: Markup
     lines: Sequence[Line]
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """Samples of one true class with one predicted class."""
-
-    actual: str
-    predicted: str
-    count: int
-    share: float  # of the true class
 
 
 @dataclass(frozen=True)
@@ -97,7 +67,9 @@ def render(content: ReportContent) -> str:
     return render_html(
         "run_report.html.j2",
         title=content.title,
-        head=_head(content.verdict) if content.verdict else None,
+        verdict=content.verdict,
+        summary=_summary(content.verdict) if content.verdict else "",
+        rules=[(rule, rule_text(rule)) for rule in content.verdict.rules] if content.verdict else [],
         metrics=metrics,
         curves=_curves(content.history),
         confusions=_confusions(metrics),
@@ -111,7 +83,7 @@ def render(content: ReportContent) -> str:
         listed=_LISTED,
         wrong=metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
         errors=error_cards(content.examples),
-        error_colours=worst_errors.COLOURS,
+        error_colours=images.COLOURS,
         unexplained=content.unexplained,
         data=_single(content.manifest),
         data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
@@ -121,16 +93,10 @@ def render(content: ReportContent) -> str:
     )
 
 
-def _head(verdict: Verdict) -> Head:
-    """Summarize the verdict by the rules that failed, or else by the comparison with the champion."""
+def _summary(verdict: Verdict) -> str:
+    """Return the rules that failed, or else the comparison with the champion."""
     champion = [rule_text(rule).details for rule in verdict.rules if rule.name == "champion"]
-    summary = message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
-    return Head(verdict.passed, summary, [_rule(rule) for rule in verdict.rules])
-
-
-def _rule(rule: RuleResult) -> RuleRow:
-    text = rule_text(rule)
-    return RuleRow(rule.name, rule.passed, text.measured, text.limit, text.details)
+    return message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
 
 
 def _curves(history: Epochs) -> list[Chart]:
@@ -165,16 +131,16 @@ def _corruption_chart(robustness: Robustness) -> Chart:
     return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
 
 
-def _confusions(metrics: Metrics) -> list[Confusion]:
-    """Return the pairs of classes that are confused, the most frequent first."""
+def _confusions(metrics: Metrics) -> list[tuple[str, str, int, float]]:
+    """Return the pairs of classes that are confused, the most frequent first: both names, count, share of the first."""
     names = metrics.classes
     confusions = [
-        Confusion(names[actual], names[predicted], count, count / sum(row))
+        (names[actual], names[predicted], count, count / sum(row))
         for actual, row in enumerate(metrics.confusion)
         for predicted, count in enumerate(row)
         if actual != predicted and count
     ]
-    return sorted(confusions, key=lambda confusion: -confusion.count)
+    return sorted(confusions, key=lambda confusion: -confusion[2])
 
 
 def _classes(metrics: Metrics) -> Sequence[ClassMetrics]:

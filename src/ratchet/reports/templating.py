@@ -13,11 +13,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ratchet.reports import numbers
-from ratchet.reports.markdown import escaped
 
-__all__ = ["environment", "render_html", "render_markdown"]
+__all__ = ["environment", "escaped", "render_html", "render_markdown"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_MARKS = re.compile(r"([\\`*_\[\]<>|#~&])")
+# At the start of a line these begin a list or underline a title
+_LINE_START = re.compile(r"^(?:[-+=]|(\d+)(?=[.)](?:\s|$)))")
 _NUMBERS = ("decimal", "percent", "percent_number", "percent_range", "points", "points_range", "shown")
 
 
@@ -66,6 +68,19 @@ def environment(form: Literal["html", "markdown"]) -> Environment:
     }
     result.globals["stylesheet"] = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
     return result
+
+
+def escaped(value: object) -> str:
+    """Return a value as Markdown that shows it unchanged, on one line, whatever characters it holds.
+
+    Line breaks and other characters that cannot be printed become spaces.
+    """
+    text = "".join(letter if letter.isprintable() else " " for letter in numbers.shown(value))
+    return _LINE_START.sub(_escaped_start, _MARKS.sub(r"\\\1", text.strip()))
+
+
+def _escaped_start(match: re.Match[str]) -> str:
+    return f"{match[0]}\\" if match[1] else f"\\{match[0]}"
 
 
 def _markdown(text: str) -> Markup:

@@ -1,0 +1,106 @@
+"""The exact test against the champion: its p-value, and the level that the p-value must reach at each try.
+
+Candidates that are judged one after another on the same images are many tests, and one of them passes by chance sooner
+or later. So the error that `gate.confidence` leaves is spread over the tries by a fixed series (alpha spending: Foster
+and Stine 2008, "Alpha-investing"; Tian and Ramdas 2021, "Online control of the familywise error rate"). The series adds
+up to 1. By the union bound the chance of any wrong promotion is therefore at most the error, however the tries depend
+on each other. Two things restore what was used: a promotion through the gate, after which the hypotheses are about
+another champion (as in LORD, Javanmard and Montanari 2018), and test images that no earlier candidate was judged on.
+
+The levels are some hundred-thousandths, and a bootstrap of a few thousand resamples cannot give such p-values. So the
+distributions are computed exactly. bench/gate_errors.py measures the error rates by simulation.
+"""
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["FIRST_TRY", "Level", "Tries", "p_better", "p_not_worse", "spend"]
+
+_FIRST_SHARE = 0.3  # of the error: for the first few tries
+_LATER_TRIES = 30  # the rest: about evenly over so many tries, then slowly falling
+_REACH = 12.0  # standard deviations beyond which a probability is below 1e-30
+
+
+@dataclass(frozen=True)
+class Tries:
+    """The tries before a comparison, counted from the ledger.
+
+    Attributes:
+        count: comparisons since the last promotion through the gate.
+        spent: number of tries whose level is used up. New test images restore a share, so it may be a fraction.
+        new_rows: share of the test images that no earlier candidate was judged on; already subtracted from `spent`.
+        reserved: the smallest gate.reserved_fraction of any earlier comparison; 1 if there was none.
+    """
+
+    count: int = 0
+    spent: float = 0.0
+    new_rows: float = 1.0
+    reserved: float = 1.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """Largest p-value with which a comparison wins, and the error that remains for later ones."""
+
+    level: float
+    remaining: float
+
+
+FIRST_TRY = Tries()
+
+
+def spend(tries: Tries, *, confidence: float) -> Level:
+    """Return the level of the next comparison."""
+    error = 1.0 - confidence
+    before, after = _spent(tries.spent), _spent(tries.spent + 1)
+    return Level(level=error * (after - before), remaining=error * (1.0 - after))
+
+
+def _spent(tries: float) -> float:
+    """Return the share of the error that so many tries use up: concave, from 0 to 1.
+
+    Because it is concave, removing the share f of the tries restores at most the share f of the error.
+    """
+    return _FIRST_SHARE * tries / (tries + 1) + (1 - _FIRST_SHARE) * tries / (tries + _LATER_TRIES)
+
+
+def p_better(wins: int, losses: int) -> float:
+    """Return the p-value of "A is no better than B", given the numbers of rows on which A and B has the larger score.
+
+    This is the exact sign test; for scores of 0 and 1, McNemar's test (1947) without approximation. If A is no better,
+    it wins a row where the two differ with probability 1/2 at most. The other rows carry no information.
+    """
+    from scipy.stats import binom
+
+    differing = wins + losses
+    return float(binom.sf(wins - 1, differing, 0.5)) if differing else 1.0
+
+
+def p_not_worse(wins: int, losses: int, rows: int, *, tolerance: float) -> float:
+    """Return the p-value of "A's mean score is at least `tolerance` lower than B's", for scores of 0 and 1.
+
+    Under that hypothesis the most likely share of rows that B wins has a closed form (Tango 1998, "Equivalence test and
+    confidence interval for the difference in proportions for the paired-sample design"). With this share, the
+    distribution of the difference is computed from the multinomial itself, not from its normal approximation. With a
+    tolerance of 0 this is the sign test.
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    if tolerance == 0.0:
+        return p_better(wins, losses)
+    share = _least_favourable(wins, losses, rows, tolerance)
+    either, given = 2 * share - tolerance, (share - tolerance) / (2 * share - tolerance)
+    spread = _REACH * math.sqrt(rows * either * (1 - either)) + _REACH**2
+    low, high = max(0, math.floor(rows * either - spread)), min(rows, math.ceil(rows * either + spread))
+    differing = np.arange(low, high + 1)
+    needed = np.ceil((differing + wins - losses) / 2)  # wins for a difference as large as the measured one
+    tail = binom.pmf(differing, rows, either) * binom.sf(needed - 1, differing, given)
+    return min(1.0, float(tail.sum()))
+
+
+def _least_favourable(wins: int, losses: int, rows: int, tolerance: float) -> float:
+    """Return the most likely share of rows that B wins, if A is worse by exactly `tolerance`."""
+    linear = -(wins + losses) - tolerance * (2 * rows - wins + losses)
+    root = math.sqrt(linear**2 - 8 * rows * losses * tolerance * (1 + tolerance))
+    return min(max((root - linear) / (4 * rows), tolerance), (1 + tolerance) / 2)

@@ -11,11 +11,12 @@ from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.provenance import comparison
-from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.comparison import CodeChange, Comparison, changes, environment_changes, patched_files
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
+from ratchet.registry.versions import REFERENCE
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from ratchet import files, git
 from ratchet.errors import DataError, RegistryError, TrainingError
-from ratchet.provenance.archive import Archive, ArchivedRun, ArchivedVersion
+from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.comparison import Change, changes
 from ratchet.provenance.record import installed_packages, read_record_file
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
+from ratchet.registry.versions import Version
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
@@ -36,14 +37,14 @@ class Recipe:
     place: str  # the DVC stores that have the data
 
     @classmethod
-    def of(cls, run: ArchivedRun, release: ArchivedVersion, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
+    def of(cls, run: ArchivedRun, release: Version, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
         """Collect the recipe of a version, and copy its files to `into`.
 
         Raises:
             RegistryError: it has no record, its commit is unknown here, or a recorded file is not stored.
             DataError: its data is lost.
         """
-        name = f"models:/{release.name}/{release.number}"
+        name = release.uri
         record = run.record
         if record is None:
             is_damaged = bool({PROVENANCE_TAG, RECORD_TAG} & run.tags.keys())

@@ -11,7 +11,7 @@ from commands.rebuild import Rebuild, Recipe
 from commands.tensors import TensorComparison, compare_tensors
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
-from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.archive import Archive
 from ratchet.provenance.comparison import Change, changes, environment_changes
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
@@ -90,7 +90,7 @@ def reproduce(
         run, release = archive.version(reference)
         ledger = Ledger.of(workspace, params)
         ledger.require_intact()
-        checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release, run.run_id)
+        checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release)
         run = SealedReader(archive, ledger).verify(run)
         recipe = Recipe.of(run, release, archive, store, Path(files_folder))
         _require_versions(recipe, anyway=anyway)
@@ -101,13 +101,12 @@ def reproduce(
         return _outcome(rebuild)
 
 
-def require_evidence(sync: AliasSync, release: ArchivedVersion, run_id: str) -> str:
+def require_evidence(sync: AliasSync, version: Version) -> str:
     """Compare every stored file with the ledger's evidence. Return a sentence about what was compared.
 
     Raises:
         RegistryError: names each file that is not what was registered, with both digests.
     """
-    version = Version(release.name, release.number, run_id, release.aliases)
     expected = sync.recorded_evidence(version)
     if expected is None:
         return "the ledger does not know this version: its stored files cannot be checked"
@@ -118,7 +117,7 @@ def require_evidence(sync: AliasSync, release: ArchivedVersion, run_id: str) -> 
             for name in changed
         )
         raise RegistryError(
-            f"models:/{release.name}/{release.number} is not what was registered: {differences}. Nothing was rebuilt. "
+            f"{version.uri} is not what was registered: {differences}. Nothing was rebuilt. "
             "Fix: restore the file from a backup of MLflow's artifacts"
         )
     same = sum(digest == stored.get(name) for name, digest in expected.items())

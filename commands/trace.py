@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ratchet import files, settings
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import REFERENCE, Archive, ArchivedRun
+from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.lineage import Acts, Link, data_link
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Entry, Ledger
 from ratchet.registry.provenance_record import PACKED
+from ratchet.registry.versions import REFERENCE
 from ratchet.reports.lineage_pages import trace_page
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of

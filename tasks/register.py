@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.settings.model import Params
-from ratchet.typed_json import parse, to_plain
+from ratchet.typed_json import from_plain, parse, to_plain
 from ratchet.workspace import Workspace
 from tasks.gate_inputs import judge_model
 from tasks.model_card import attach_card
@@ -64,7 +64,7 @@ class Registration:
         from ratchet.gate.verdict import Verdict
 
         content = files.read_json(workspace.registration)
-        content |= {"aliases": tuple(content["aliases"]), "verdict": parse(Verdict, json.dumps(content["verdict"]))}
+        content |= {"aliases": tuple(content["aliases"]), "verdict": from_plain(Verdict, content["verdict"])}
         return cls(**content)
 
     def save(self, workspace: Workspace) -> None:
@@ -213,7 +213,7 @@ def _valid_verdict(
         return None
     if version.number != over and (last["over"], last["rules"]) != (over, rules):
         return None
-    tag = promotions.registry.verdict_tag(version)
+    tag = version.tags.get("ratchet.verdict")
     return parse(Verdict, tag) if tag and files.digest_json(tag) == last["evidence"]["verdict"] else None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ratchet.errors import WorkspaceError
 
-__all__ = ["GitError", "GitMissing", "line", "run"]
+__all__ = ["GitError", "GitMissing", "line", "run", "text"]
 
 _OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 _FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1"}
@@ -68,9 +68,14 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
     return done.stdout
 
 
+def text(root: Path, *arguments: str) -> str:
+    """Return the output of git without surrounding space. Raises the errors of `run`."""
+    return os.fsdecode(run(root, *arguments)).strip()
+
+
 def line(root: Path, *arguments: str) -> str | None:
     """Return the output of git without surrounding space; None if it is empty or git fails for any reason."""
     try:
-        return os.fsdecode(run(root, *arguments)).strip() or None
+        return text(root, *arguments) or None
     except GitError:
         return None

@@ -1,4 +1,8 @@
-"""Frozen dataclasses as JSON and back. Reading is strict: types must match, and no key may be missing or unknown."""
+"""Frozen dataclasses as JSON and back.
+
+A dataclass with `__pydantic_config__ = STRICT` is read strictly: types must match, and no key may be missing or
+unknown. A field that is added to one whose old files must still be readable, as of `Provenance`, gets a default.
+"""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -8,7 +12,7 @@ from pydantic import ConfigDict
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["STRICT", "parse", "to_plain"]
+__all__ = ["STRICT", "from_plain", "parse", "to_plain"]
 
 T = TypeVar("T")
 
@@ -20,6 +24,12 @@ def to_plain(value: object) -> dict[str, Any]:
     """Return a dataclass as plain data that JSON can hold: dicts, lists, strings, numbers and None."""
     plain: dict[str, Any] = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
     return plain
+
+
+def from_plain(kind: type[T], content: object) -> T:
+    """Read what `to_plain` returned, and JSON made of it."""
+    value: T = _adapter(cast(Any, kind)).validate_python(content)
+    return value
 
 
 def parse(kind: type[T], content: str | bytes) -> T:

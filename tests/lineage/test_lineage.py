@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from ratchet.provenance.archive import ArchivedRun, ArchivedVersion
+from ratchet.provenance.archive import ArchivedRun
 from ratchet.provenance.lineage import Link, data_link
 from ratchet.registry.provenance_record import Hardware, Provenance
+from ratchet.registry.versions import Version
 from ratchet.reports.lineage_pages import trace_page
 
 RECORD = Provenance(
@@ -37,7 +38,7 @@ RUN = ArchivedRun(
     metrics={"test/accuracy": 0.5, "test interval/accuracy_low": 0.4, "test interval/accuracy_high": 0.6},
     dataset={"name": "digits", "digest": "d", "profile": {"classes": 2, "rows": {"train": 5}, "quarantined": 1}},
     record=RECORD,
-    versions=(ArchivedVersion("digits", "1", (), {}), ArchivedVersion("digits", "2", ("champion",), {})),
+    versions=(Version("digits", "1", "", ()), Version("digits", "2", "", ("champion",))),
 )
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from ratchet.errors import RegistryError, TrackingUnavailable
 from ratchet.provenance.archive import Archive
-from ratchet.registry.provenance_record import Provenance, parse_record, read_record, record_tags
+from ratchet.registry.provenance_record import Provenance, read_record, record_tags
 from ratchet.registry.runs import Run
 from ratchet.settings.model import Params, TrackingSettings
-from ratchet.typed_json import to_plain
+from ratchet.typed_json import parse, to_plain
 
 
 def log_run(place: Any, key: str, record: Provenance | None) -> str:
@@ -88,7 +88,7 @@ def test_a_record_too_long_for_tags_is_read_from_file(place: Any, key: str, tmp_
 def test_a_damaged_record_names_the_wrong_field(record: Provenance) -> None:
     """Wrong types, missing fields and unknown fields at any depth."""
     plain = to_plain(record)
-    assert parse_record(json.dumps(plain)) == record
+    assert parse(Provenance, json.dumps(plain)) == record
     hardware = plain["hardware"]
     for message, changes in {
         "seed: Input should be a valid integer": {"seed": "0"},
@@ -97,10 +97,10 @@ def test_a_damaged_record_names_the_wrong_field(record: Provenance) -> None:
         "hardware.other: Unexpected keyword argument": {"hardware": {**hardware, "other": 1}},
     }.items():
         with pytest.raises(ValueError, match=message):
-            parse_record(json.dumps(plain | changes))
+            parse(Provenance, json.dumps(plain | changes))
     del plain["settings"]
     with pytest.raises(ValueError, match="settings: Field required"):
-        parse_record(json.dumps(plain))
+        parse(Provenance, json.dumps(plain))
 
 
 def test_a_run_without_a_record_is_found(place: Any, key: str) -> None:

@@ -416,7 +416,7 @@ def test_attributes_and_settings_hide_no_committed_head(project: Workspace) -> N
     for name, value in (("log.showRoot", "false"), ("diff.noprefix", "true"), ("core.pager", "false")):
         subprocess.run(["git", "-C", str(project.root), "config", name, value], check=True)
     (project.root / ".gitattributes").write_text("* -diff\n")
-    assert [head.number for head in Ledger(project, URI).heads.committed()[0]] == [3]
+    assert [head.number for head in Ledger(project, URI).heads.committed[0]] == [3]
 
 
 def test_git_variables_and_replacements_hide_no_head(
@@ -428,7 +428,7 @@ def test_git_variables_and_replacements_hide_no_head(
     commit(project, FILE)
     subprocess.run(["git", "-C", str(project.root), "replace", "HEAD", "HEAD~"], check=True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert [head.number for head in Ledger(project, URI).heads.committed()[0]] == [3]
+    assert [head.number for head in Ledger(project, URI).heads.committed[0]] == [3]
 
 
 def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:

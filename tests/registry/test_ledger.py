@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import RegistryError
-from ratchet.registry.ledger import FIRST, Entry, Ledger
+from ratchet.registry.ledger import FIRST, Chain, Ledger
 from ratchet.workspace import Workspace
 
 
@@ -119,15 +119,17 @@ def test_a_resealed_entry_breaks_the_link_to_the_next(filled: Ledger, tmp_path: 
 
 
 def test_a_forbidden_act_is_not_written(ledger: Ledger) -> None:
-    def none_yet(entries: list[Entry]) -> None:
-        if entries:
+    def none_yet(chain: Chain) -> dict[str, str]:
+        if chain.of_model("pets"):
             raise LookupError("there is one")
+        return {"place": "first"}
 
     ledger.append("promote", model="cars", version="1")
-    ledger.append("promote", model="pets", version="1", only_if=none_yet)
+    ledger.append("promote", model="pets", version="1", derive=none_yet)
     with pytest.raises(LookupError):
-        ledger.append("promote", model="pets", version="2", only_if=none_yet)
-    assert [entry.version for entry in ledger.entries(model="pets")] == ["1"]
+        ledger.append("promote", model="pets", version="2", derive=none_yet)
+    (entry,) = ledger.entries(model="pets")
+    assert (entry.version, entry.content) == ("1", {"place": "first"})
 
 
 def _claim(root: str, uri: str, name: str, outcomes: Any) -> None:
@@ -135,12 +137,13 @@ def _claim(root: str, uri: str, name: str, outcomes: Any) -> None:
     ledger = Ledger(Workspace(Path(root)), uri)
     for number in range(10):
 
-        def not_yet(entries: list[Entry], number: int = number) -> None:
-            if len(entries) > number:
+        def not_yet(chain: Chain, number: int = number) -> dict[str, str]:
+            if len(chain.entries) > number:
                 raise LookupError
+            return {}
 
         try:
-            ledger.append("promote", model="pets", version=f"{name}{number}", only_if=not_yet)
+            ledger.append("promote", model="pets", version=f"{name}{number}", derive=not_yet)
         except LookupError:
             outcomes.put(0)
         else:

@@ -12,7 +12,7 @@ import torch
 
 from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
-from ratchet.registry.pickles import files_under, find_pickles
+from ratchet.registry.pickles import find_pickles
 from ratchet.registry.runs import Run
 from ratchet.serving.program import Program
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
@@ -85,7 +85,7 @@ def test_a_stored_model_contains_no_pickle(registry: ModelRegistry, run_id: str,
     registry.set_aliases("no-pickle", {"champion": "1"})
     champion = registry.champion("no-pickle", tmp_path / "champion")
     assert champion
-    assert list(find_pickles(files_under(tmp_path / "champion"))) == []
+    assert list(find_pickles(tmp_path / "champion")) == []
     suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
     assert suffixes <= {".safetensors", ".json", ".yaml", ".txt", ""}
     assert (champion.folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
@@ -122,7 +122,7 @@ def test_aliases_of_a_version_can_be_set(
     assert registry.aliases(name) == {}
     version = add_version(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
     assert (version.number, version.aliases) == ("1", ())
-    assert registry.verdict_tag(version) == '{"passed": true}'
+    assert registry.find(f"{name}/1").tags["ratchet.verdict"] == '{"passed": true}'
     registry.describe(version, "good")
     registry.set_aliases(name, {"champion": "1", "challenger": "1"})
     assert registry.version_of(name, run_id).aliases == ("challenger", "champion")  # type: ignore[union-attr]

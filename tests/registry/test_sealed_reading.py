@@ -19,14 +19,15 @@ from commands.compare import compare
 from commands.reproduce import require_evidence
 from commands.trace import trace
 from ratchet.errors import RegistryError
-from ratchet.provenance.archive import Archive, ArchivedVersion
+from ratchet.provenance.archive import Archive
 from ratchet.provenance.lineage import data_link
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.provenance_record import RECORD_TAG, Provenance, record_tags
 from ratchet.registry.runs import Run
-from ratchet.registry.statement import parse_statement, write_statement
+from ratchet.registry.statement import Statement, write_statement
 from ratchet.settings.model import Params, TrackingSettings
+from ratchet.typed_json import parse
 from ratchet.workspace import Workspace
 from tasks.summary import model_line
 
@@ -62,9 +63,8 @@ def test_the_summary_has_the_current_aliases(line: Line) -> None:
 
 def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     version = line.champion()
-    release = ArchivedVersion(line.name, version.number, ("champion",), {})
     kept = AliasSync(line.place.workspace, line.params, line.name)
-    assert "digests in the ledger match the stored files" in require_evidence(kept, release, version.run_id)
+    assert "digests in the ledger match the stored files" in require_evidence(kept, version)
     path = line.artifact(version, "model.safetensors")
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
     flipped = bytearray(path.read_bytes())
@@ -72,7 +72,7 @@ def test_reproduce_names_a_flipped_bit_first(line: Line) -> None:
     path.write_bytes(flipped)
     actual = hashlib.sha256(flipped).hexdigest()
     with pytest.raises(RegistryError) as refusal:
-        require_evidence(kept, release, version.run_id)
+        require_evidence(kept, version)
     assert f"model.safetensors: expected SHA-256 {expected}, found {actual}. Nothing was rebuilt" in str(refusal.value)
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_statement_in_the_evidence_is_named(line: Line) -> None:
     """A recovery takes the digests of files as they are, so their content can be damaged."""
     version = line.version()
     write_statement(line.promotions.registry, version, {"accuracy": 0.5})
-    assert parse_statement(line.artifact(version, "statement.json").read_bytes())
+    assert parse(Statement, line.artifact(version, "statement.json").read_bytes())
     line.artifact(version, "statement.json").write_text('{"metrics": {')
     line.promotions.register(version, why="x", over=None)
     assert [fault for fault in line.faults() if "report/statement.json is damaged" in fault]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.registry.pickles import files_under, find_pickles
+from ratchet.registry.pickles import find_pickles
 from ratchet.serving.export import export
 from ratchet.serving.program import NotExported, Parity, Program, compare
 from ratchet.training import ModelSpec, build
@@ -93,7 +93,7 @@ def test_files_are_plain_onnx_without_a_pickle(tmp_path: Path) -> None:
     opset = next(operators.version for operators in program.opset_import if not operators.domain)
     assert about == {"format": 1, "program": "model.onnx", "input": "pixels", "output": "probabilities", "opset": opset}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "program.json"]
-    assert list(find_pickles(files_under(tmp_path))) == []
+    assert list(find_pickles(tmp_path)) == []
 
 
 def test_export_leaves_model_and_random_state_unchanged(tmp_path: Path) -> None:

@@ -8,33 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import GONE, active, all_pages, file_errors, or_none, reachable
+from ratchet.registry.mlflow_store import GONE, all_pages, or_none, reachable
 from ratchet.registry.provenance_record import Provenance, parse_object, read_record
-from ratchet.registry.versions import Versions
+from ratchet.registry.versions import Version, Versions, as_version
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-__all__ = ["REFERENCE", "Archive", "ArchivedRun", "ArchivedVersion"]
+__all__ = ["Archive", "ArchivedRun"]
 
-REFERENCE = re.compile(r"^(?:models:/)?(?P<name>[^/@:]+)(?:/(?P<number>\d+)|@(?P<alias>[^/@:]+))$")
-"""Forms of a version's name: models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS."""
 _RUN = re.compile(r"^[0-9a-f]{32}$")
-
-
-@dataclass(frozen=True)
-class ArchivedVersion:
-    """One version of a registered model with its current aliases and tags."""
-
-    name: str
-    number: str
-    aliases: tuple[str, ...]
-    tags: Mapping[str, str]
-
-    @property
-    def label(self) -> str:
-        """Name, number and aliases for people."""
-        return f"{self.name} version {self.number} ({', '.join(self.aliases) or 'no alias'})"
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,7 @@ class ArchivedRun:
     metrics: Mapping[str, float]
     dataset: Mapping[str, Any]  # name, digest and profile (classes, rows, quarantined) of the training data
     record: Provenance | None
-    versions: tuple[ArchivedVersion, ...]
+    versions: tuple[Version, ...]
     doubts: tuple[str, ...] = ()
 
     def hash_of(self, path: str) -> str | None:
@@ -67,7 +50,7 @@ class Archive(Versions):
         TrackingUnavailable: MLflow does not answer.
     """
 
-    def version(self, reference: str) -> tuple[ArchivedRun, ArchivedVersion]:
+    def version(self, reference: str) -> tuple[ArchivedRun, Version]:
         """Find the version that models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS names, and its run.
 
         Raises:
@@ -80,12 +63,9 @@ class Archive(Versions):
                 f"{reference}: has no provenance record, so its origin is unknown: its MLflow run "
                 f"{stored.run_id or ''} does not exist"
             )
-        version = next(
-            version for version in run.versions if (version.name, version.number) == (stored.name, stored.number)
-        )
         with reachable(self.uri):
-            record, doubts = self._record(run.run_id, version.tags)
-        return replace(run, record=record, doubts=tuple(dict.fromkeys((*run.doubts, *doubts)))), version
+            record, doubts = self._record(run.run_id, stored.tags)
+        return replace(run, record=record, doubts=tuple(dict.fromkeys((*run.doubts, *doubts)))), stored
 
     def run(self, run_id: str) -> ArchivedRun | None:
         """Return the run with this id; None if there is none."""
@@ -118,23 +98,19 @@ class Archive(Versions):
                     raise
                 return None
 
-    def model(self, version: ArchivedVersion, into: Path) -> Path:
+    def model(self, version: Version, into: Path) -> Path:
         """Copy the version's files into a folder; return the folder that has model.json and the weights.
 
         Raises:
             RegistryError: they cannot be read, or ratchet did not make them.
         """
-        from mlflow.artifacts import download_artifacts
-
-        uri = f"models:/{version.name}/{version.number}"
-        with active(self.workspace, self.params.tracking), file_errors(uri, self.uri):
-            folder = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
+        folder = self.download(version.uri, into, artifact_uri=version.uri)
         description = next(folder.rglob("model.json"), None)
         if description is None or not description.with_name("model.safetensors").exists():
-            raise RegistryError(f"{uri}: has no model.json and model.safetensors: ratchet did not make it")
+            raise RegistryError(f"{version.uri}: has no model.json and model.safetensors: ratchet did not make it")
         return description.parent
 
-    def _archived(self, run: "Run", versions: Mapping[str, Sequence[ArchivedVersion]]) -> ArchivedRun:
+    def _archived(self, run: "Run", versions: Mapping[str, Sequence[Version]]) -> ArchivedRun:
         info, data = run.info, run.data
         inputs = run.inputs.dataset_inputs if run.inputs else []
         record, doubts = self._record(str(info.run_id), data.tags)
@@ -158,19 +134,15 @@ class Archive(Versions):
         except RegistryError as error:
             return None, (str(error),)
 
-    def _versions_by_run(self, condition: str = "") -> dict[str, list[ArchivedVersion]]:
+    def _versions_by_run(self, condition: str = "") -> dict[str, list[Version]]:
         """Return run id -> its versions, in the order of their names and numbers."""
         stored = all_pages(partial(self.client.search_model_versions, condition or None))
         aliases = {
             name: self.client.get_registered_model(name).aliases for name in {version.name for version in stored}
         }
-        by_run: dict[str, list[ArchivedVersion]] = {}
+        by_run: dict[str, list[Version]] = {}
         for version in sorted(stored, key=lambda version: (version.name, int(version.version))):
-            number = str(version.version)
-            own = tuple(sorted(alias for alias, at in aliases[version.name].items() if str(at) == number))
-            by_run.setdefault(str(version.run_id), []).append(
-                ArchivedVersion(version.name, number, own, dict(version.tags))
-            )
+            by_run.setdefault(str(version.run_id), []).append(as_version(version, aliases[version.name]))
         return by_run
 
 

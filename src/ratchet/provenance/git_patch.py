@@ -45,11 +45,8 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
         return None
     untracked = _untracked(root)
     included = {name for name in untracked if _is_included(root, name, data, code)}
-    folders = set(_untracked(root, "--directory"))
-    mixed = {parent for name in included for parent in Path(name).parents}
-    left_out = sorted(
-        {_fold(name, folders, mixed) for name in untracked if name not in included and name not in _OUTPUTS}
-    )
+    others = (name for name in untracked if name not in included and name not in _OUTPUTS)
+    left_out = sorted({_label(root, name, data) for name in others})
     if len(left_out) > _MAX_LISTED:
         left_out = [*left_out[:_MAX_LISTED], f"and {len(left_out) - _MAX_LISTED:,} more"]
     # A name need not be text, but the record is.
@@ -57,9 +54,9 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
     return UncommittedChanges(_patch(root, sorted(included)), tuple(readable))
 
 
-def _untracked(root: Path, *options: str) -> list[str]:
+def _untracked(root: Path) -> list[str]:
     """List untracked files that git does not ignore. A folder, or a repository inside this one, ends in a slash."""
-    names = git.run(root, "ls-files", "-z", "--others", "--exclude-standard", *options)
+    names = git.run(root, "ls-files", "-z", "--others", "--exclude-standard")
     return [os.fsdecode(name) for name in names.split(b"\0") if name]
 
 
@@ -80,22 +77,14 @@ def _is_large(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > MAX_UNTRACKED
 
 
-def _fold(name: str, untracked: set[str], mixed: set[Path]) -> str:
-    """Return the outermost untracked folder of a file that is left out, if it holds no included file.
-
-    So a folder of a million images is one name.
-    """
-    inside = False
-    for parent in reversed(Path(name).parents[:-1]):
-        inside = inside or f"{parent.as_posix()}/" in untracked
-        if inside and parent not in mixed:
-            return f"{parent.as_posix()}/"
-    return name
+def _label(root: Path, name: str, data: Sequence[str]) -> str:
+    """Return a file that is left out; of data its place, so that a million images are one name."""
+    return next((place for place in data if _is_in(name, place) and not _is_large(root / name)), name)
 
 
 def _patch(root: Path, untracked: Sequence[str]) -> bytes:
     """Return the difference between HEAD and a temporary index with all changes and these untracked files."""
-    index, objects = (_absolute(root, "--git-path", name) for name in ("index", "objects"))
+    index, objects = (root / git.text(root, "rev-parse", "--git-path", name) for name in ("index", "objects"))
     with tempfile.TemporaryDirectory(prefix="ratchet-patch-") as folder:
         own = {
             "GIT_INDEX_FILE": f"{folder}/index",
@@ -120,7 +109,3 @@ def _patch(root: Path, untracked: Sequence[str]) -> bytes:
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
         options = ("--cached", "HEAD", "--binary", "--full-index", *plain)
         return git.run(root, "diff", *options, "--", ":/", *excluded, environment=own)
-
-
-def _absolute(root: Path, *query: str) -> Path:
-    return root / os.fsdecode(git.run(root, "rev-parse", *query)).strip()

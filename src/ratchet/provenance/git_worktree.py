@@ -3,7 +3,6 @@
 One worktree for all revisions saves disk space, and DVC knows which of the outputs in it are still up to date.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ def checkout_revision(project: Workspace, revision: str) -> Workspace:
         project.state.mkdir(exist_ok=True)
         with FileLock(project.state / "production.lock"):
             commit = _resolve(project, revision)
-            checkout = Workspace(top / _output(project.root, "rev-parse", "--show-prefix"))
+            checkout = Workspace(top / git.text(project.root, "rev-parse", "--show-prefix"))
             if not _is_worktree_of(project, top):
                 _add(project, top, commit)
             checkout.root.mkdir(parents=True, exist_ok=True)  # the project can be a folder of the repository
@@ -52,7 +51,7 @@ def current_commit(workspace: Workspace) -> str:
         WorkspaceError: the folder is in no git repository.
     """
     with _revision_errors():
-        return _output(workspace.root, "rev-parse", "HEAD")
+        return git.text(workspace.root, "rev-parse", "HEAD")
 
 
 @contextmanager
@@ -88,7 +87,7 @@ def _is_worktree_of(project: Workspace, top: Path) -> bool:
         return False
     query = ("rev-parse", "--path-format=absolute", "--git-common-dir")
     shared = git.line(top, *query)
-    return shared is not None and shared == _output(project.root, *query)
+    return shared is not None and shared == git.text(project.root, *query)
 
 
 def _add(project: Workspace, top: Path, commit: str) -> None:
@@ -103,7 +102,7 @@ def _check_out(top: Path, lock: Path, commit: str) -> None:
 
     The worktree's dvc.lock records what was built there. It stays unless the commit has another one than HEAD.
     """
-    index_lock = top / _output(top, "rev-parse", "--git-path", "index.lock")
+    index_lock = top / git.text(top, "rev-parse", "--git-path", "index.lock")
     index_lock.unlink(missing_ok=True)  # of a killed checkout; this folder is locked, so no other process uses it
     is_same = _lock_blob(lock.parent, "HEAD") == _lock_blob(lock.parent, commit)
     content = lock.read_bytes() if is_same and lock.exists() else None
@@ -116,7 +115,3 @@ def _check_out(top: Path, lock: Path, commit: str) -> None:
 
 def _lock_blob(root: Path, commit: str) -> str | None:
     return git.line(root, "rev-parse", "--verify", "--quiet", f"{commit}:./dvc.lock")
-
-
-def _output(root: Path, *arguments: str) -> str:
-    return os.fsdecode(git.run(root, *arguments)).strip()

@@ -11,9 +11,9 @@ from ratchet import files, git, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.errors import WorkspaceError
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
-from ratchet.registry.provenance_record import Hardware, Provenance, parse_record
+from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.settings.model import Params
-from ratchet.typed_json import to_plain
+from ratchet.typed_json import parse, to_plain
 from ratchet.workspace import Workspace
 
 __all__ = ["PACKAGES", "begin_record", "finish_record", "installed_packages", "new_record", "read_record_file"]
@@ -34,16 +34,41 @@ _STAGES = ("ingest", "train", "evaluate")  # whose outputs a record names; regis
 
 
 def new_record(
-    workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None = None
+    workspace: Workspace,
+    params: Params,
+    *,
+    flow_run: str | None,
+    inputs: Mapping[str, str] | None = None,
+    changes: UncommittedChanges | None = None,
 ) -> Provenance:
     """Return the record of a training that would begin now.
 
-    `inputs` are the digests of data, settings, code and pretrained weights that name the training.
+    `inputs` are the digests of data, settings, code and pretrained weights that name the training; `changes` are those
+    of the working tree if they are known.
 
     Raises:
         WorkspaceError: git cannot read the working tree.
     """
-    return _record(workspace, params, _changes(workspace, params), flow_run=flow_run, inputs=inputs)
+    changes = changes or _changes(workspace, params)
+    origin = git.line(workspace.root, "remote", "get-url", "origin")
+    lock = workspace.root / "requirements.txt"
+    return Provenance(
+        id="",
+        git_commit=git.line(workspace.root, "rev-parse", "HEAD"),
+        git_origin=urls.bare(origin) if origin else None,
+        git_uncommitted=changes.digest if changes else None,
+        git_left_out=changes.left_out if changes else (),
+        dvc=dvc_hashes(workspace.root, "ingest"),
+        dvc_inputs=dvc_inputs(workspace.root, "ingest"),
+        inputs=dict(inputs) if inputs else None,
+        settings=params.digest,
+        lock=files.digest_file(lock) if lock.exists() else None,
+        seed=params.seed,
+        python=platform.python_version(),
+        packages=installed_packages(),
+        hardware=_hardware(),
+        prefect_flow_run=flow_run,
+    ).with_id()
 
 
 def begin_record(
@@ -61,7 +86,7 @@ def begin_record(
         return read_record_file(path)
     changes = _changes(workspace, params)
     files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
-    record = _record(workspace, params, changes, flow_run=flow_run, inputs=inputs)
+    record = new_record(workspace, params, flow_run=flow_run, inputs=inputs, changes=changes)
     files.write_json(path, to_plain(record))
     return record
 
@@ -89,7 +114,7 @@ def read_record_file(path: Path) -> Provenance:
         WorkspaceError: it is damaged; the message names the file and the field.
     """
     try:
-        return parse_record(path.read_bytes())
+        return parse(Provenance, path.read_bytes())
     except ValueError as error:
         raise WorkspaceError(
             f"{path}: is not a provenance record ({error}). Fix: delete the folder {path.parent}, then train again"
@@ -105,35 +130,6 @@ def _changes(workspace: Workspace, params: Params) -> UncommittedChanges | None:
     return uncommitted_changes(
         workspace.root, data=("data", params.data.path), code=(params.model.code, params.data.code)
     )
-
-
-def _record(
-    workspace: Workspace,
-    params: Params,
-    changes: UncommittedChanges | None,
-    *,
-    flow_run: str | None,
-    inputs: Mapping[str, str] | None,
-) -> Provenance:
-    origin = git.line(workspace.root, "remote", "get-url", "origin")
-    lock = workspace.root / "requirements.txt"
-    return Provenance(
-        id="",
-        git_commit=git.line(workspace.root, "rev-parse", "HEAD"),
-        git_origin=urls.bare(origin) if origin else None,
-        git_uncommitted=changes.digest if changes else None,
-        git_left_out=changes.left_out if changes else (),
-        dvc=dvc_hashes(workspace.root, "ingest"),
-        dvc_inputs=dvc_inputs(workspace.root, "ingest"),
-        inputs=dict(inputs) if inputs else None,
-        settings=params.digest,
-        lock=files.digest_file(lock) if lock.exists() else None,
-        seed=params.seed,
-        python=platform.python_version(),
-        packages=installed_packages(),
-        hardware=_hardware(),
-        prefect_flow_run=flow_run,
-    ).with_id()
 
 
 def _hardware() -> Hardware:

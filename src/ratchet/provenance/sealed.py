@@ -1,18 +1,20 @@
 """Runs with the values that the ledger sealed: MLflow's values can be edited, sealed files cannot."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from ratchet import files
-from ratchet.provenance.archive import Archive, ArchivedRun, ArchivedVersion
+from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.registry.alias_state import replay
 from ratchet.registry.ledger import Entry, Ledger
-from ratchet.registry.provenance_record import PROVENANCE_FILE, parse_object, parse_record
-from ratchet.registry.statement import STATEMENT, Statement, parse_statement
+from ratchet.registry.provenance_record import PROVENANCE_FILE, Provenance, parse_object
+from ratchet.registry.statement import STATEMENT, Statement
+from ratchet.registry.versions import Version
+from ratchet.typed_json import parse
 
 __all__ = ["SealedReader"]
 
@@ -46,8 +48,8 @@ class SealedReader:
                 return run
             return _doubted(run, "the ledger seals nothing of this run: the values are MLflow's")
         doubts: list[str] = []
-        statement = self._file(run, STATEMENT, evidence, doubts, parse_statement)
-        record = self._file(run, PROVENANCE_FILE, evidence, doubts, parse_record)
+        statement = self._file(run, STATEMENT, evidence, doubts, Statement)
+        record = self._file(run, PROVENANCE_FILE, evidence, doubts, Provenance)
         if record is not None and record != run.record:
             if run.record is not None:
                 doubts.append("MLflow has another provenance record than the sealed one")
@@ -89,7 +91,7 @@ class SealedReader:
                 by_run[str(content["run"])] = (content["evidence"], entry)
         return by_run
 
-    def _aliases(self, version: ArchivedVersion) -> tuple[str, ...]:
+    def _aliases(self, version: Version) -> tuple[str, ...]:
         """Return the version's aliases: ratchet's own by the ledger, all others by MLflow."""
         entries = self.chain.of_model(version.name)
         if self.warning or not entries:
@@ -104,7 +106,7 @@ class SealedReader:
         path: str,
         evidence: Mapping[str, str],
         doubts: list[str],
-        parse: Callable[[bytes], T],
+        kind: type[T],
     ) -> T | None:
         """Return the content of a sealed file; None, and a doubt, if it was changed or is damaged."""
         if path not in evidence:
@@ -122,7 +124,7 @@ class SealedReader:
                 )
                 return None
             try:
-                return parse(copy.read_bytes())
+                return parse(kind, copy.read_bytes())
             except ValueError as error:
                 doubts.append(
                     f"{path} is damaged ({error}), and was when the ledger took its digest: its values are unknown"

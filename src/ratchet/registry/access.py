@@ -1,6 +1,8 @@
 """The current user, and the check that the settings allow an act."""
 
 import os
+import pwd
+from collections.abc import Sequence
 from typing import Literal
 
 from ratchet.errors import NotAllowed
@@ -13,12 +15,6 @@ Role = Literal["runners", "approvers", "admins"]
 
 def user() -> str:
     """Return this process's user by the system account. Environment variables do not count: anyone can set them."""
-    if not hasattr(os, "getuid"):
-        import getpass
-
-        return getpass.getuser()
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container can run under a number that has no name
@@ -31,9 +27,9 @@ def require(access: AccessSettings, role: Role, who: str, act: str) -> None:
     Raises:
         NotAllowed: `who` does not have it; the message names the setting and the users who do.
     """
-    people: object = getattr(access, role)
-    if people != "everyone" and who not in getattr(access, role):
-        allowed = ", ".join(getattr(access, role)) or "no user"
+    people: str | Sequence[str] = getattr(access, role)
+    if people != "everyone" and who not in people:
+        allowed = ", ".join(people) or "no user"
         raise NotAllowed(
             f"{who} may not {act}: params.yaml: access.{role} allows {allowed}. Fix: ask one of them, or have {who} "
             "added"

@@ -45,9 +45,7 @@ def replay(entries: Iterable[Entry], model: str = "") -> AliasState:
 def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
     version = entry.version
     if entry.what in ("adopt", "recover"):
-        content = entry.content
-        if entry.what == "recover":
-            content = entry.content.get("models", {}).get(model, {})
+        content = entry.state_of(model)
         champion, challenger = content.get("champion"), content.get("challenger")
         champions: tuple[str, ...] = (champion,) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))

@@ -5,12 +5,12 @@ model there: its anchor. If an act is cut off anywhere, the next one finds an ol
 anchor together with other aliases means that somebody moved them by hand.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.errors import ChampionMoved, LedgerBroken, RegistryError
+from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.fingerprints import collect_evidence
@@ -23,7 +23,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from ratchet.registry.samples import Samples
 
-__all__ = ["AliasSync", "recovered_state"]
+__all__ = ["AliasSync"]
 
 _JUDGED = ("register", "renew", "withdraw")
 
@@ -42,6 +42,14 @@ class AliasSync:
         self.name, self.params = name, params
         self.registry = ModelRegistry(workspace, params)
         self.ledger = ledger or Ledger.of(workspace, params)
+
+    @classmethod
+    def known(cls, workspace: Workspace, params: Params, ledger: Ledger) -> "list[AliasSync]":
+        """Return every model that an entry names, set aside or not, or that has an anchor in MLflow."""
+        registry = ModelRegistry(workspace, params)
+        anchored = {name for name in registry.names() if registry.anchor(name) is not None}
+        named = {entry.model for entry in ledger.read().entries if entry.what != "recover"}
+        return [cls(workspace, params, name, ledger=ledger) for name in sorted(anchored | named)]
 
     def entries(self) -> list[Entry]:
         """Return the ledger's entries about this model."""
@@ -66,7 +74,7 @@ class AliasSync:
             if not self.entries() and self._held():
                 if lost := self.ledger.lost():
                     raise LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
-                self._adopt("the ledger begins", only_if=_require_empty)
+                self._adopt("the ledger begins")
             return self._update_mlflow()
 
     def adopt(self, *, why: str) -> AliasState:
@@ -92,9 +100,7 @@ class AliasSync:
             if self.is_other_ledger:
                 raise RegistryError(f"{self.fault()}. Fix: {self.fix}")
             aliases, deleted = self.registry.aliases(self.name), sorted(self.deleted(), key=int)
-            self.ledger.append(
-                "repair", model=self.name, version=None, who=who, why=why, found=aliases, deleted=deleted
-            )
+            self.ledger.append("repair", model=self.name, who=who, why=why, found=aliases, deleted=deleted)
             self.ledger.publish()
             return self._update_mlflow()
 
@@ -134,7 +140,7 @@ class AliasSync:
     def is_other_ledger(self) -> bool:
         """Whether the model's anchor is in no entry: it belongs to another ledger, or entries are missing."""
         anchor, entries = self.registry.anchor(self.name), self.entries()
-        recovered = {recovered_state(entry, self.name).get("anchor") for entry in entries if entry.what == "recover"}
+        recovered = {entry.state_of(self.name).get("anchor") for entry in entries if entry.what == "recover"}
         return anchor is not None and anchor not in {entry.seal for entry in entries} | recovered
 
     @property
@@ -156,7 +162,7 @@ class AliasSync:
         entry = self._last(version, *_JUDGED, "adopt", "recover", up_to=up_to)
         if entry is None:
             return None
-        content = entry.content if entry.what in _JUDGED else _held_by(entry, self.name).get(version.number)
+        content = entry.content if entry.what in _JUDGED else entry.held(self.name).get(version.number)
         return dict((content or {}).get("evidence", {}))
 
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
@@ -175,7 +181,8 @@ class AliasSync:
         path, recorded = f"provenance/{TRAINING_SAMPLES}", self.recorded_evidence(version) or {}
         if path not in recorded:
             return None
-        copy = self.registry.artifact(version.run_id, path, into)
+        name = f"run {version.run_id}: {path}"
+        copy = self.registry.download(name, into, run_id=version.run_id, artifact_path=path)
         if files.digest_file(copy) != recorded[path]:
             raise RegistryError(
                 f"{self.name} version {version.number}: {path} is not what was registered: nothing was compared. Fix: "
@@ -194,15 +201,13 @@ class AliasSync:
         aliases = self.registry.aliases(self.name)
         return {alias: aliases[alias] for alias in AliasState().aliases if alias in aliases}
 
-    def _adopt(self, why: str, *, only_if: Callable[[list[Entry]], None] = lambda entries: None) -> None:
+    def _adopt(self, why: str) -> None:
         aliases, lost = self._held(), self.registry.anchor(self.name)
         versions = [version for version in self.registry.versions(self.name) if version.number in aliases.values()]
         self.ledger.append(
             "adopt",
             model=self.name,
-            version=None,
             why=why,
-            only_if=only_if,
             held={
                 version.number: {"run": version.run_id, "evidence": collect_evidence(self.registry, version)}
                 for version in versions
@@ -232,7 +237,7 @@ class AliasSync:
         for entry in self.entries():
             if entry.version and "run" in entry.content:
                 runs[entry.version] = entry.content["run"]
-            for number, held in _held_by(entry, self.name).items():
+            for number, held in entry.held(self.name).items():
                 runs[number] = held.get("run")
         stored = self.registry.versions(self.name)
         return {version.number for version in stored if runs.get(version.number, version.run_id) == version.run_id}
@@ -241,22 +246,5 @@ class AliasSync:
 def _is_about(entry: Entry, version: Version) -> bool:
     """Return whether the entry holds evidence of this version: its number and its run must match."""
     if entry.what in ("adopt", "recover"):
-        return bool(_held_by(entry, version.name).get(version.number, {}).get("run") == version.run_id)
+        return bool(entry.held(version.name).get(version.number, {}).get("run") == version.run_id)
     return entry.version == version.number and entry.content.get("run") == version.run_id
-
-
-def recovered_state(recovery: Entry, model: str) -> Mapping[str, Any]:
-    """Return what a recovery recorded about one model: its aliases, and the evidence of the versions with them."""
-    state: Mapping[str, Any] = recovery.content.get("models", {}).get(model, {})
-    return state
-
-
-def _held_by(entry: Entry, model: str) -> Mapping[str, Any]:
-    content = recovered_state(entry, model) if entry.what == "recover" else entry.content
-    held: Mapping[str, Any] = content.get("held", {})
-    return held
-
-
-def _require_empty(entries: list[Entry]) -> None:
-    if entries:
-        raise ChampionMoved("the ledger began meanwhile. Fix: run the same command again")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import LedgerBroken, RegistryError
+from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import collect_evidence, evidence_changes
 from ratchet.registry.ledger import RECOVER, Chain, Ledger
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
-from ratchet.registry.models import ModelRegistry
-from ratchet.registry.pickles import files_under, find_pickles
-from ratchet.registry.promotion import Promotions
+from ratchet.registry.pickles import find_pickles
 from ratchet.registry.statement import STATEMENT, edits
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -39,14 +38,14 @@ def audit(workspace: Workspace, params: Params, model: str | None = None) -> Ite
     yield from faults
     if faults:
         yield f"no act is possible while the ledger has a fault. Fix: restore it from a backup; without one, {RECOVER}"
-    for promotions in _models(workspace, params, model, ledger):
+    for sync in _models(workspace, params, model, ledger):
         # The state by a broken ledger means nothing, but another ledger can be recognized.
-        fault = promotions.fault() if not faults or promotions.is_other_ledger else None
+        fault = sync.fault() if not faults or sync.is_other_ledger else None
         if fault:
-            yield f"{fault}. Fix: {promotions.fix}"
-        elif promotions.is_unfinished and not faults:
-            yield f"{promotions.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
-        yield from _version_faults(promotions, deleted=not faults)
+            yield f"{fault}. Fix: {sync.fix}"
+        elif sync.is_unfinished and not faults:
+            yield f"{sync.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
+        yield from _version_faults(sync, deleted=not faults)
 
 
 def notes(workspace: Workspace, params: Params) -> Iterator[str]:
@@ -58,7 +57,7 @@ def notes(workspace: Workspace, params: Params) -> Iterator[str]:
     ledger = Ledger.of(workspace, params)
     chain = ledger.read()
     yield from _recoveries(chain)
-    absent = ledger.heads.committed()[1]
+    absent = ledger.heads.committed[1]
     if absent:
         yield (
             f"{absent} contents of data/registration.json that Git's history names are not in DVC's cache, and were "
@@ -80,7 +79,7 @@ def _recoveries(chain: Chain) -> Iterator[str]:
 
 def _git_proof(ledger: Ledger, chain: Chain) -> Iterator[str]:
     """Yield how far the heads in Git's history confirm the ledger."""
-    heads, first = ledger.heads.committed()[0], chain.entries[0].seal
+    heads, first = ledger.heads.committed[0], chain.entries[0].seal
     others = {head.ledger for head in heads if head.ledger != first}
     if others:
         count = "1 other ledger" if len(others) == 1 else f"{len(others)} other ledgers"
@@ -114,21 +113,21 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
         ledger.require_intact()
         if lost := ledger.lost():
             raise LedgerBroken(f"{lost}. No alias was moved. Fix: restore it; or, {RECOVER}")
-        for promotions in _models(workspace, params, model, ledger):
-            fault, deleted = promotions.fault(), promotions.deleted()
-            if promotions.is_other_ledger:
+        for sync in _models(workspace, params, model, ledger):
+            fault, deleted = sync.fault(), sync.deleted()
+            if sync.is_other_ledger:
                 continue  # nothing in this ledger can repair it
             if fault or deleted:
                 why = fault or f"deleted in MLflow: version {', '.join(sorted(deleted))}"
-                state = promotions.repair(why=why)
-            elif promotions.is_unfinished:
-                state = promotions.synchronize()
+                state = sync.repair(why=why)
+            elif sync.is_unfinished:
+                state = sync.synchronize()
             else:
                 continue
             aliases = [
                 f"{alias} is version {number}" if number else f"no {alias}" for alias, number in state.aliases.items()
             ]
-            done.append(f"{promotions.name}: {', '.join(aliases)}")
+            done.append(f"{sync.name}: {', '.join(aliases)}")
     return done
 
 
@@ -148,8 +147,8 @@ def pickles(workspace: Workspace, params: Params) -> Iterator[str]:
                 # Artifacts on this machine are not copied.
                 is_local = place.startswith(("file:", "/"))
                 copy = Path(download_artifacts(artifact_uri=place, dst_path=None if is_local else folder))
-                for finding in find_pickles(files_under(copy)):
-                    yield f"{name}: {finding.name}: {finding.kind} ({finding.reason})"
+                for path, finding in find_pickles(copy):
+                    yield f"{name}: {path}: {finding}"
 
 
 def _artifact_places(client: "MlflowClient") -> Iterator[tuple[str, str]]:
@@ -163,34 +162,33 @@ def _artifact_places(client: "MlflowClient") -> Iterator[tuple[str, str]]:
             yield f"model {model.model_id}", model.artifact_location
 
 
-def _models(workspace: Workspace, params: Params, model: str | None, ledger: Ledger) -> list[Promotions]:
-    """Return every model that has an entry, or an anchor in MLflow; or only the one named `model`."""
-    registry = ModelRegistry(workspace, params)
-    anchored = {name for name in registry.names() if registry.anchor(name) is not None}
-    known = anchored | {entry.model for entry in ledger.entries() if entry.what != "recover"}
-    if model is not None and model not in known:
-        raise RegistryError(f"{model}: the ledger knows no such model; it knows {', '.join(sorted(known)) or 'none'}")
-    names = sorted(known) if model is None else [model]
-    return [Promotions(workspace, params, name, ledger=ledger) for name in names]
+def _models(workspace: Workspace, params: Params, name: str | None, ledger: Ledger) -> list[AliasSync]:
+    """Return every model that has an entry, or an anchor in MLflow; or only the one of this name."""
+    known = AliasSync.known(workspace, params, ledger)
+    chosen = [model for model in known if name in (None, model.name)]
+    if name is not None and not chosen:
+        names = ", ".join(model.name for model in known)
+        raise RegistryError(f"{name}: the ledger knows no such model; it knows {names or 'none'}")
+    return chosen
 
 
-def _version_faults(promotions: Promotions, *, deleted: bool) -> Iterator[str]:
+def _version_faults(sync: AliasSync, *, deleted: bool) -> Iterator[str]:
     """Yield versions that were deleted, changed, or registered without the ledger."""
-    for number in sorted(promotions.deleted() if deleted else (), key=int):
-        yield f"{promotions.name} version {number} was deleted in MLflow; the ledger knows it"
-    for version in promotions.registry.versions(promotions.name):
-        name, recorded = f"{promotions.name} version {version.number}", promotions.recorded_evidence(version)
+    for number in sorted(sync.deleted() if deleted else (), key=int):
+        yield f"{sync.name} version {number} was deleted in MLflow; the ledger knows it"
+    for version in sync.registry.versions(sync.name):
+        name, recorded = f"{sync.name} version {version.number}", sync.recorded_evidence(version)
         if recorded is None:
             if version.aliases:
                 yield f"{name} has an alias, and the ledger does not know it"
             continue
         try:
-            evidence = collect_evidence(promotions.registry, version)
+            evidence = collect_evidence(sync.registry, version)
         except RegistryError as error:
             yield str(error)
             continue
         for path, change in evidence_changes(recorded, evidence).items():
             yield f"{name}: {path} {change}"
         if evidence.get(STATEMENT) == recorded.get(STATEMENT, ""):
-            for edit in edits(promotions.registry, version):
+            for edit in edits(sync.registry, version):
                 yield f"{name}: {edit}"

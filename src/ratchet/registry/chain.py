@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar, cast
+
+from pydantic import ConfigDict, TypeAdapter
 
 from ratchet.registry.signatures import signature_fault
+from ratchet.typed_json import STRICT
 
 __all__ = ["COLUMNS", "FIRST", "Chain", "Entry", "Fault", "digest_rows"]
 
@@ -42,6 +45,16 @@ class Entry:
     def row(self) -> dict[str, Any]:
         """Return the stored values by column."""
         return {**vars(self), "content": json.dumps(self.content, sort_keys=True, ensure_ascii=False)}
+
+    def state_of(self, model: str) -> Mapping[str, Any]:
+        """Return what the act recorded about a model: its aliases and evidence. A recovery concerns all models."""
+        state: Mapping[str, Any] = self.content.get("models", {}).get(model, {})
+        return state if self.what == "recover" else self.content
+
+    def held(self, model: str) -> Mapping[str, Any]:
+        """Return number -> run and evidence of the versions whose aliases an adoption or a recovery took over."""
+        held: Mapping[str, Any] = self.state_of(model).get("held", {})
+        return held
 
     def sealed(self) -> str:
         """Return the seal that this entry must have: SHA-256 (hex) over all other fields."""
@@ -157,55 +170,61 @@ def digest_rows(rows: Iterable[Row]) -> str:
 
 
 def _content(text: object) -> dict[str, Any]:
+    """Return an entry's content. After a hostile edit `text` can be anything."""
     try:
-        content = json.loads(text)  # type: ignore[arg-type]  # after a hostile edit it can be anything
+        content = json.loads(text)  # type: ignore[arg-type]
+        check: TypeAdapter[Any] = _JUDGEMENT if "question" in content else _ACT
+        check.validate_json(text, strict=True)  # type: ignore[arg-type]
     except (ValueError, TypeError, RecursionError):
-        content = None
-    return content if isinstance(content, dict) and _is_readable(content) else {"damaged": str(text)}
+        return {"damaged": str(text)}
+    return cast(dict[str, Any], content)
 
 
-def _is_readable(content: Mapping[str, Any]) -> bool:
-    """Return whether the keys that other modules read have the types that they are written with."""
-    models, lost, deleted = content.get("models", {}), content.get("lost"), content.get("deleted", [])
-    if (
-        not isinstance(models, dict)
-        or not isinstance(deleted, list)
-        or not all(isinstance(version, str) for version in deleted)
-    ):
-        return False
-    if isinstance(lost, list):
-        if not all(isinstance(head, list) and list(map(type, head)) == [int, str] for head in lost):
-            return False
-    elif not isinstance(lost, str | None):
-        return False
-    if "question" in content and not _is_judgement(content):
-        return False
-    return all(_is_state(state) for state in (content, *models.values()))
+@dataclass
+class _Held:
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def _is_judgement(content: Mapping[str, Any]) -> bool:
-    before, sample, number = content.get("before"), content.get("sample"), int | float
-    return (
-        isinstance(before, dict)
-        and before.keys() == {"count", "spent", "new_rows", "reserved"}
-        and all(isinstance(value, number) for value in before.values())
-        and isinstance(content.get("p", ""), number | None)
-        and isinstance(content.get("reserved"), number)
-        and isinstance(content.get("won"), bool)
-        and isinstance(content.get("rows"), str)
-        and (sample is None or (isinstance(sample, dict) and isinstance(sample.get("one_in"), int)))
-    )
+@dataclass
+class _State:
+    held: dict[str, _Held] = field(default_factory=dict)
+    evidence: dict[str, Any] | str = ""
+    champion: str | None = None
+    challenger: str | None = None
 
 
-def _is_state(state: object) -> bool:
-    if not isinstance(state, dict):
-        return False
-    held = state.get("held", {})
-    return (
-        isinstance(held, dict)
-        and all(
-            isinstance(version, dict) and isinstance(version.get("evidence", {}), dict) for version in held.values()
-        )
-        and isinstance(state.get("evidence", {}), dict | str)
-        and all(isinstance(state.get(alias), str | None) for alias in ("champion", "challenger"))
-    )
+@dataclass
+class _Act(_State):
+    """The keys that other modules read, with the types that they are written with."""
+
+    models: dict[str, _State] = field(default_factory=dict)
+    lost: str | list[tuple[int, str]] | None = None
+    deleted: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Tries:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    count: float
+    spent: float
+    new_rows: float
+    reserved: float
+
+
+@dataclass
+class _Sample:
+    one_in: int
+
+
+@dataclass(kw_only=True)
+class _Judgement(_Act):
+    before: _Tries
+    p: float | None
+    reserved: float
+    won: bool
+    rows: str
+    sample: _Sample | None = None
+
+
+_ACT, _JUDGEMENT = TypeAdapter(_Act), TypeAdapter(_Judgement)

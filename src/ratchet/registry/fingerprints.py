@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.registry.mlflow_store import active, file_errors
-from ratchet.registry.provenance_record import PACKED, PROVENANCE_FILE, parse_record
+from ratchet.registry.mlflow_store import file_errors
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_FILE, Provenance
+from ratchet.typed_json import parse
 
 if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
@@ -29,20 +30,14 @@ def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str,
         RegistryError: the version, its run or its files are gone.
         TrackingUnavailable: MLflow does not answer.
     """
-    from mlflow.artifacts import download_artifacts
-
-    address = f"models:/{version.name}/{version.number}"
-    with (
-        tempfile.TemporaryDirectory() as name,
-        active(registry.workspace, registry.params.tracking),
-        file_errors(address, registry.uri),
-    ):
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stored = registry.client.get_model_version(version.name, version.number)
-        artifacts = {file.path for file in registry.client.list_artifacts(version.run_id)}
+        with file_errors(version.uri, registry.uri):
+            stored = registry.client.get_model_version(version.name, version.number)
+            artifacts = {file.path for file in registry.client.list_artifacts(version.run_id)}
         for path in artifacts.intersection(_FOLDERS):
-            download_artifacts(run_id=version.run_id, artifact_path=path, dst_path=str(folder))
-        download_artifacts(artifact_uri=address, dst_path=str(folder / "model"))
+            registry.download(version.uri, folder, run_id=version.run_id, artifact_path=path)
+        registry.download(version.uri, folder / "model", artifact_uri=version.uri)
         digests = {
             path.relative_to(folder).as_posix(): files.digest_file(path)
             for path in sorted(folder.rglob("*"))
@@ -56,7 +51,7 @@ def _data_hash(record: Path) -> str:
     if not record.exists():
         return ""
     try:
-        return parse_record(record.read_bytes()).dvc.get(PACKED, "")
+        return parse(Provenance, record.read_bytes()).dvc.get(PACKED, "")
     except ValueError:  # the digest of the damaged file differs, which is reported
         return ""
 

@@ -5,12 +5,14 @@ chain, but it does not contain the heads that were stored before.
 """
 
 import configparser
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,6 @@ class Head:
     seal: str
     where: str = ""
 
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> "Head | None":
-        """Return the head of a ledger with these entries; None for an empty one."""
-        return cls(entries[0].seal, entries[-1].number, entries[-1].seal) if entries else None
-
     def to_json(self) -> dict[str, Any]:
         """Return the head as data/registration.json has it."""
         return {name: value for name, value in to_plain(self).items() if name != "where"}
@@ -66,7 +63,6 @@ class Heads:
 
     def __init__(self, workspace: Workspace, address: str) -> None:
         """Open the heads of the ledger at `address`, as params.yaml has it, without a password."""
-        self._committed: tuple[list[Head], int] | None = None
         project = workspace.project
         self.root = project.root
         self.log = project.state / f"ledger-{hashlib.sha256(address.encode()).hexdigest()[:12]}.heads"
@@ -94,15 +90,16 @@ class Heads:
 
     def here(self) -> list[Head]:
         """Return the heads in the working tree's files."""
-        return [*_read(self.file, FILE), *_registered(self.registration)]
+        content = self.registration.read_bytes() if self.registration.exists() else b""
+        return [*_read(self.file, FILE), *_heads(content, _REGISTRATION)]
 
+    def known(self) -> tuple[list[Head], list[Head]]:
+        """Return the heads that were written on this machine, and those in files that clones share."""
+        return self.logged(), [*self.here(), *self.committed[0]]
+
+    @cached_property
     def committed(self) -> tuple[list[Head], int]:
-        """Return the heads in Git's history, and the number of those that DVC's cache lacks. Git is read once."""
-        if self._committed is None:
-            self._committed = self._read_history()
-        return self._committed
-
-    def _read_history(self) -> tuple[list[Head], int]:
+        """The heads in Git's history, and the number of those that DVC's cache lacks. Git is read once."""
         heads = list(_committed_lines(self.root))
         absent = 0
         for commit, value in _committed_hashes(self.root):
@@ -201,10 +198,6 @@ def _heads(content: bytes, where: str) -> list[Head]:
         return []
 
 
-def _registered(path: Path) -> list[Head]:
-    return _heads(path.read_bytes(), _REGISTRATION) if path.exists() else []
-
-
 def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     """Return the output of git; nothing where there is no git, no repository or no commit."""
     try:
@@ -256,13 +249,7 @@ def _cached(root: Path, value: str) -> bytes | None:
 def _cache(root: Path) -> Path:
     """Return DVC's cache folder: `cache.dir`, relative to the configuration file, or .dvc/cache."""
     folder = root / ".dvc"
-    for name in ("config.local", "config"):
-        config = configparser.ConfigParser(interpolation=None)
-        try:
-            config.read(folder / name, encoding="utf-8")
-        except configparser.Error:
-            continue
-        section: Mapping[str, str] = config["cache"] if config.has_section("cache") else {}
-        if "dir" in section:
-            return folder / section["dir"]
-    return folder / "cache"
+    config = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(configparser.Error):
+        config.read([folder / "config", folder / "config.local"], encoding="utf-8")
+    return folder / config.get("cache", "dir", fallback="cache")

@@ -6,7 +6,7 @@ model, and as heads in files (`heads`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -85,51 +85,29 @@ class Ledger:
         what: str,
         *,
         model: str,
-        version: str | None,
+        version: str | None = None,
         who: str = "",
         why: str = "",
-        only_if: Callable[[list[Entry]], None] = lambda entries: None,
+        derive: Callable[[Chain], Mapping[str, Any]] = lambda chain: {},
+        verify: bool = True,
         **content: Any,
     ) -> Entry:
         """Write one act, done by `who` (this user by default), after verifying the whole ledger.
 
-        `only_if` gets the model's entries and forbids the act by raising. No other entry is written between this check
-        and the new entry.
+        `derive` returns more content from the chain, or forbids the act by raising. No other entry is written between
+        this call and the new entry. Only a recovery sets `verify` to False.
 
         Raises:
             LedgerBroken: the ledger is not what was written.
             RegistryError: params.yaml demands a signature and the environment has no key.
         """
-
-        def checked(chain: Chain) -> dict[str, Any]:
-            only_if(chain.of_model(model))
-            return content
-
-        return self._write(what, model=model, version=version, who=who, why=why, content=checked, verify=True)
-
-    def append_recovery(self, *, who: str, why: str, content: Callable[[Chain], dict[str, Any]]) -> Entry:
-        """Write a recovery of the whole ledger, broken or not. `content` is called with the chain at that time."""
-        return self._write("recover", model="*", version=None, who=who, why=why, content=content)
-
-    def _write(
-        self,
-        what: str,
-        *,
-        model: str,
-        version: str | None,
-        who: str,
-        why: str,
-        content: Callable[[Chain], dict[str, Any]],
-        verify: bool = False,
-    ) -> Entry:
-        """Add an entry after the last one, again and again while other processes are faster."""
         for attempt in range(_MAX_TRIES):
             if verify:
                 self.require_intact()
             chain = self._chain if verify else self.read()  # exactly what was verified
             last = chain.entries[-1] if chain.entries else None
             number, before = (last.number + 1, last.seal) if last else (1, FIRST)
-            values = content(chain)
+            values = {**content, **derive(chain)}
             at = datetime.now(UTC).isoformat(timespec="microseconds")
             entry = self._sealed(Entry(number, at, who or user(), what, model, version, why, values, before, ""))
             if self._insert(entry):
@@ -171,10 +149,9 @@ class Ledger:
 
     def faults(self) -> list[Fault]:
         """Return the faults of the chain, and its disagreements with the heads kept outside of it."""
-        # Heads are read first: another process can add an entry and then its head at any time.
-        logged, others = self.heads.logged(), [*self.heads.here(), *self.heads.committed()[0]]
+        heads = self.heads.known()  # before the chain: another process can add an entry and then its head at any time
         chain = self.read()
-        return [*chain.faults, *head_faults(chain.entries, logged, others)]
+        return [*chain.faults, *head_faults(chain.entries, *heads)]
 
     def require_intact(self) -> None:
         """Read and verify the whole ledger.
@@ -200,7 +177,8 @@ class Ledger:
     @property
     def head(self) -> Head | None:
         """The last entry, as files outside the database keep it."""
-        return Head.of(self.read().entries)
+        entries = self.read().entries
+        return Head(entries[0].seal, entries[-1].number, entries[-1].seal) if entries else None
 
     def publish(self) -> None:
         """Add the last entry to the file that Git keeps."""

@@ -1,7 +1,6 @@
 """Models in MLflow: stored with checksums, and verified when they are loaded."""
 
 import importlib.metadata
-import platform
 import shutil
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
 
-CHAMPION = "champion"
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, stored apart from the files
 _EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export when its model was stored
 _ARTIFACT = "model"
@@ -64,7 +62,7 @@ class ModelRegistry(Versions):
             inputs=Schema([TensorSpec(np.dtype(spec.raw_dtype), (-1, spec.height, spec.width, spec.channels))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
         )
-        environment = _environment()  # before the exporter imports more
+        requirements = _requirements()  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
             checksums = self._seal(folder, sealed)
@@ -80,7 +78,7 @@ class ModelRegistry(Versions):
                     loader_module="ratchet.registry.pyfunc",
                     data_path=str(sealed),
                     signature=signature,
-                    conda_env=environment,
+                    pip_requirements=requirements,
                 )
         with reachable(self.uri):
             self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
@@ -130,23 +128,18 @@ class ModelRegistry(Versions):
         Raises:
             RegistryError: its files cannot be read, or are not those that were stored.
         """
-        from mlflow.artifacts import download_artifacts
-
         from ratchet.training.models.checksums import CHECKSUMS
 
-        with active(self.workspace, self.params.tracking):
-            with reachable(self.uri):
-                version = self._by_alias(name, CHAMPION)
-            if version is None:
-                return None
-            address = f"models:/{name}/{version.number}"
-            fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
-            with file_errors(f"{address}, the champion", self.uri, fix):
-                folder = Path(download_artifacts(artifact_uri=address, dst_path=str(into)))
+        number = self.aliases(name).get("champion")
+        if number is None:
+            return None
+        version = self.find(f"{name}/{number}")
+        fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
+        folder = self.download(f"{version.uri}, the champion", into, fix=fix, artifact_uri=version.uri)
         path = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
         if path is None:
             raise RegistryError(
-                f"models:/{name}/{version.number}, the champion, was not made by ratchet (it has no model.json). Fix: "
+                f"{version.uri}, the champion, was not made by ratchet (it has no model.json). Fix: "
                 "set registry.model to another name"
             )
         self._verify_files(version, path.parent)
@@ -156,13 +149,12 @@ class ModelRegistry(Versions):
         """Compare a version's files with their checksums, and these with their digest in the run's tag."""
         from ratchet.training.models.checksums import CHECKSUMS, verify
 
-        name = f"models:/{version.name}/{version.number}"
         with reachable(self.uri):
             recorded = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
         try:
             checksums = verify(folder)
         except TrainingError as error:
-            raise RegistryError(f"{name}: {error}") from error
+            raise RegistryError(f"{version.uri}: {error}") from error
         if recorded is None or checksums is None or files.digest_json(checksums) != recorded:
             problem = (
                 f"its run has no tag {CHECKSUMS_TAG}"
@@ -171,8 +163,8 @@ class ModelRegistry(Versions):
                 f"run's tag {CHECKSUMS_TAG}"
             )
             raise RegistryError(
-                f"{name}: {problem}: nothing was loaded. Fix: restore the model's files from a backup, or `ratchet "
-                f"rollback {version.name}` to another version"
+                f"{version.uri}: {problem}: nothing was loaded. Fix: restore the model's files from a backup, or "
+                f"`ratchet rollback {version.name}` to another version"
             )
 
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
@@ -181,37 +173,19 @@ class ModelRegistry(Versions):
             for path, folder in wanted.items():
                 self.client.log_artifact(run_id, str(path), folder)
 
-    def artifact(self, run_id: str, path: str, into: Path) -> Path:
-        """Copy one of a run's artifacts to the folder `into`.
-
-        Raises:
-            RegistryError: it cannot be read.
-        """
-        from mlflow.artifacts import download_artifacts
-
-        with active(self.workspace, self.params.tracking), file_errors(f"run {run_id}: {path}", self.uri):
-            return Path(download_artifacts(run_id=run_id, artifact_path=path, dst_path=str(into)))
-
     def checksums(self, version: Version) -> dict[str, str]:
         """Return the SHA-256 (hex) of each of a version's files, by its path in the model's folder."""
-        from mlflow.artifacts import download_artifacts
-
         from ratchet.training.models.checksums import CHECKSUMS
 
-        with reachable(self.uri), active(self.workspace, self.params.tracking), tempfile.TemporaryDirectory() as folder:
-            place = f"models:/{version.name}/{version.number}/data/{_ARTIFACT}/{CHECKSUMS}"
-            digests: dict[str, str] = files.read_json(Path(download_artifacts(place, dst_path=folder)))["sha256"]
+        with tempfile.TemporaryDirectory() as folder:
+            uri = f"{version.uri}/data/{_ARTIFACT}/{CHECKSUMS}"
+            digests: dict[str, str] = files.read_json(self.download(uri, Path(folder), artifact_uri=uri))["sha256"]
             return digests
 
 
-def _environment() -> dict[str, Any]:
-    """Return the model's conda environment. MLflow's own detection imports everything and takes eighteen seconds."""
+def _requirements() -> list[str]:
+    """Return the model's packages. MLflow's own detection imports everything and takes eighteen seconds."""
     # A process that built a model with torchvision has imported it.
     vision = ["torchvision"] if "torchvision" in sys.modules else []
     packages = ["mlflow", "numpy", "safetensors", "torch", *vision]
-    requirements = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
-    return {
-        "name": "ratchet",
-        "channels": ["conda-forge"],
-        "dependencies": [f"python={platform.python_version()}", "pip", {"pip": requirements}],
-    }
+    return [f"{name}=={importlib.metadata.version(name)}" for name in packages]

@@ -23,7 +23,6 @@ __all__ = [
     "Hardware",
     "Provenance",
     "parse_object",
-    "parse_record",
     "read_record",
     "record_tags",
 ]
@@ -58,7 +57,8 @@ class Provenance:
     """Everything that decides a training. A value that does not exist (no git, no flow) is None.
 
     `inputs` are the digests of data, settings, code and pretrained weights that name the training. `weights`,
-    `mlflow_run` and `training` are None until the training is over.
+    `mlflow_run` and `training` are None until the training is over. A new field needs a default: records are kept for
+    ever, and old ones must still be readable.
     """
 
     __pydantic_config__: ClassVar["ConfigDict"] = STRICT
@@ -103,15 +103,6 @@ def parse_object(content: str | bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def parse_record(content: str | bytes) -> Provenance:
-    """Read a provenance record from JSON.
-
-    Raises:
-        ValueError: the content is not a provenance record; the message names the first wrong field.
-    """
-    return parse(Provenance, content)
-
-
 def read_record(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> Provenance | None:
     """Read the record of a run or version from its tags, else from the run's file; None where there is none.
 
@@ -132,7 +123,7 @@ def read_record(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) ->
     else:
         return None
     try:
-        return parse_record(content)
+        return parse(Provenance, content)
     except ValueError as error:
         raise RegistryError(
             f"MLflow run {run_id}: {place} is damaged: it is not a provenance record ({error}). Fix: restore it from a "

@@ -16,7 +16,6 @@ from ratchet.registry.chain import digest_rows
 from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed
 from ratchet.registry.heads import Head, head_faults, lost_heads
 from ratchet.registry.ledger import Chain, Entry, Ledger
-from ratchet.registry.models import ModelRegistry
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -53,7 +52,7 @@ def examine(workspace: Workspace, params: Params) -> Damage:
     """
     ledger = Ledger.of(workspace, params)
     chain = ledger.read()
-    faults, intact = _damage(ledger, chain, _known_heads(ledger))
+    faults, intact = _damage(ledger, chain, ledger.heads.known())
     models = _models(workspace, params, ledger)
     if not faults:
         faults = [str(model.fault()) for model in models if model.is_other_ledger]
@@ -79,7 +78,7 @@ def recover(
     require(params.access, "admins", who, "recover the ledger")
     ledger = Ledger.of(workspace, params)
     with ledger.exclusive():
-        damage, heads = examine(workspace, params), _known_heads(ledger)
+        damage, heads = examine(workspace, params), ledger.heads.known()
         if not damage.faults:
             raise RegistryError("the ledger has no fault: there is nothing to recover")
         models = _models(workspace, params, ledger)
@@ -94,7 +93,7 @@ def recover(
         def content(chain: Chain) -> dict[str, Any]:
             return {**_set_aside(ledger, chain, heads, damage), "models": states}
 
-        entry = ledger.append_recovery(who=who, why=why, content=content)
+        entry = ledger.append("recover", model="*", who=who, why=why, derive=content, verify=False)
         ledger.publish()
         for model in models:
             model.update_mlflow()
@@ -112,10 +111,6 @@ def _set_aside(ledger: Ledger, chain: Chain, heads: tuple[list[Head], list[Head]
         "faults": (faults or list(damage.faults))[:_MAX_FAULTS],
         "lost": _lost(chain, heads),
     }
-
-
-def _known_heads(ledger: Ledger) -> tuple[list[Head], list[Head]]:
-    return ledger.heads.logged(), [*ledger.heads.here(), *ledger.heads.committed()[0]]
 
 
 def _damage(ledger: Ledger, chain: Chain, heads: tuple[list[Head], list[Head]]) -> tuple[list[str], int]:
@@ -150,13 +145,8 @@ def _lost(chain: Chain, heads: tuple[list[Head], list[Head]]) -> list[list[Any]]
 
 
 def _models(workspace: Workspace, params: Params, ledger: Ledger) -> list[AliasSync]:
-    """Return every model that has an anchor in MLflow, or that an entry names, set aside or not."""
-    registry = ModelRegistry(workspace, params)
-    anchored = {name for name in registry.names() if registry.anchor(name) is not None}
-    named = {entry.model for entry in ledger.read().entries if entry.what != "recover"}
-    # A forged entry, or one about a deleted model, names a model that does not exist.
-    existing = {name for name in named - anchored if registry.exists(name)}
-    return [AliasSync(workspace, params, name, ledger=ledger) for name in sorted(anchored | existing)]
+    """Return the models to confirm. A forged entry, or one about a deleted model, names one that does not exist."""
+    return [model for model in AliasSync.known(workspace, params, ledger) if model.registry.exists(model.name)]
 
 
 def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:

@@ -181,7 +181,8 @@ def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
         entries = journal.entries(journal.sent)
         for kind, group in groupby(entries, key=lambda entry: entry.kind):
             batch = list(group)
-            _SENDERS[kind](client, run_id, batch)
+            if kind != "cost":  # of an attempt; their sum is logged as metrics when training ends
+                _SENDERS[kind](client, run_id, batch)
             journal.mark_sent(run_id, batch[-1].end)
         if journal.run_id is None:
             journal.mark_sent(run_id, journal.sent)
@@ -244,21 +245,17 @@ def _send_params(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) 
 
 
 def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+    """Set tags. The name of an incident's tag has step and position in the journal: a step can have several."""
     from mlflow.entities import RunTag
 
-    values = {name: value for entry in entries for name, value in entry.content["values"].items()}
-    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in values.items()])
-
-
-def _send_trouble(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
-    """Set a tag for each incident. Its name has step and position in the journal: a step can have several."""
-    from mlflow.entities import RunTag
-
-    tags = []
+    values: dict[str, str] = {}
     for entry in entries:
-        step, kind, text = (entry.content[name] for name in ("step", "kind", "text"))
-        tags.append(RunTag(f"ratchet.trouble.{step}.{entry.end}", f"{kind}: {text}"[:5000]))
-    client.log_batch(run_id, tags=tags)
+        content = entry.content
+        if entry.kind == "tags":
+            values |= content["values"]
+        else:
+            values[f"ratchet.trouble.{content['step']}.{entry.end}"] = f"{content['kind']}: {content['text']}"[:5000]
+    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in values.items()])
 
 
 def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
@@ -287,16 +284,11 @@ def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) 
         client.set_terminated(run_id, status, max(entries[-1].time, began))  # the clock can have been set back
 
 
-def _send_nothing(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
-    """Do not send costs of attempts: their sum is logged as metrics when training ends."""
-
-
 _SENDERS = {
-    "cost": _send_nothing,
     "metrics": _send_metrics,
     "params": _send_params,
     "tags": _send_tags,
     "dataset": _send_dataset,
     "status": _send_status,
-    "trouble": _send_trouble,
+    "trouble": _send_tags,
 }

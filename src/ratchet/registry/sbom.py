@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.exception.factory import InvalidLicenseExpressionException
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import DisjunctiveLicense, License
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
 from packaging.requirements import Requirement
-from packaging.utils import NormalizedName, canonicalize_name
+from packaging.utils import canonicalize_name
 
 from ratchet import files
 from ratchet.registry.provenance_record import Provenance
 from ratchet.typed_json import to_plain
-
-if TYPE_CHECKING:
-    from cyclonedx.model import ExternalReference
-    from cyclonedx.model.component import Component
-    from cyclonedx.model.license import License
 
 __all__ = ["SbomSubject", "build_sbom"]
 
@@ -53,31 +56,35 @@ def build_sbom(subject: SbomSubject, lock: Path) -> str:
 
     `lock` is the file of pinned requirements; each distribution that it pins is listed with its hashes.
     """
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.output.json import JsonV1Dot6
-
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, files.digest_json(to_plain(subject.record))))
     bom.metadata.timestamp = subject.at
     bom.metadata.component = model = _model(subject)
-    python, data = _python(), _data(subject)
+    python = Component(
+        type=ComponentType.PLATFORM,
+        name=platform.python_implementation(),
+        version=platform.python_version(),
+        bom_ref="python",
+    )
+    data = Component(
+        type=ComponentType.DATA,
+        name=subject.data,
+        version=subject.data_version,
+        bom_ref="data",
+        properties=_properties({"dvc:md5": subject.data_version}),  # of DVC's listing of the folder
+    )
     distributions, pinned = _installed(), _pinned(lock)
     components = {name: distribution.component(pinned) for name, distribution in distributions.items()}
     for component in (python, data, *components.values()):
         bom.components.add(component)
-    needs = {name: _dependencies(distribution, distributions) for name, distribution in distributions.items()}
     for name, component in components.items():
-        bom.register_dependency(component, [python, *(components[needed] for needed in sorted(needs[name]))])
-    # The model depends on the distributions that no other one needs.
-    roots = components.keys() - set().union(*(needed - {name} for name, needed in needs.items()))
-    bom.register_dependency(model, [python, data, *(components[name] for name in sorted(roots))])
+        needed = sorted(_dependencies(distributions[name], distributions))
+        bom.register_dependency(component, [python, *map(components.__getitem__, needed)])
+    bom.register_dependency(model, [python, data, *components.values()])
     content = json.loads(JsonV1Dot6(bom).output_as_string())
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _model(subject: SbomSubject) -> "Component":
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
-
+def _model(subject: SbomSubject) -> Component:
     record = subject.record
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
@@ -85,7 +92,7 @@ def _model(subject: SbomSubject) -> "Component":
         version=subject.number,
         bom_ref="model",
         description="model.safetensors of this version",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=subject.weights)] if subject.weights else [],
+        hashes=_hashes([subject.weights] if subject.weights else []),
         properties=_properties(
             {
                 "ratchet:provenance": record.id,
@@ -98,63 +105,47 @@ def _model(subject: SbomSubject) -> "Component":
     )
 
 
-def _data(subject: SbomSubject) -> "Component":
-    from cyclonedx.model.component import Component, ComponentType
-
-    return Component(
-        type=ComponentType.DATA,
-        name=subject.data,
-        version=subject.data_version,
-        bom_ref="data",
-        properties=_properties({"dvc:md5": subject.data_version}),  # of DVC's listing of the folder
-    )
-
-
-def _python() -> "Component":
-    from cyclonedx.model.component import Component, ComponentType
-
-    return Component(
-        type=ComponentType.PLATFORM,
-        name=platform.python_implementation(),
-        version=platform.python_version(),
-        bom_ref="python",
-    )
-
-
-def _properties(values: dict[str, str | None]) -> list[Any]:
-    from cyclonedx.model import Property
-
+def _properties(values: dict[str, str | None]) -> list[Property]:
     return [Property(name=name, value=value) for name, value in values.items() if value]
+
+
+def _hashes(digests: list[str]) -> list[HashType]:
+    return [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in digests]
 
 
 class _Distribution:
     """An installed distribution. importlib parses its metadata at each access, so they are read once."""
 
     def __init__(self, distribution: importlib.metadata.Distribution) -> None:
-        self.metadata = distribution.metadata
+        self.metadata: Any = distribution.metadata
         self.name, self.version = self.metadata["Name"], self.metadata["Version"]
         # One from a folder or another address (PEP 610) is not the index's distribution of the same name.
         self.is_indexed = not distribution.read_text("direct_url.json")
-        self._requires = self.metadata.get_all("Requires-Dist") or distribution.requires or ()
+        self._requires = distribution.requires or ()
 
     @cached_property
     def requirements(self) -> list[Requirement]:
         return [Requirement(line) for line in self._requires]
 
-    def component(self, pinned: Mapping[str, list[str]]) -> "Component":
-        from cyclonedx.model.component import Component, ComponentType
-        from packageurl import PackageURL
-
+    def component(self, pinned: Mapping[str, list[str]]) -> Component:
+        """Return what the SBOM lists. Which of the files that the lock allows was installed depends on the machine."""
         name = canonicalize_name(self.name)
+        reference = f"{name}=={self.version}"
         purl = PackageURL("pypi" if self.is_indexed else "generic", name=name, version=self.version)
+        allowed = ExternalReference(
+            type=ExternalReferenceType.DISTRIBUTION,
+            url=XsUri(purl.to_string()),
+            comment="the files that requirements.txt allows",
+            hashes=_hashes(pinned.get(reference, [])),
+        )
         return Component(
             type=ComponentType.LIBRARY,
             name=self.name,
             version=self.version,
-            bom_ref=f"{name}=={self.version}",
+            bom_ref=reference,
             purl=purl,
             licenses=_licences(self.metadata),
-            external_references=_pinned_files(purl.to_string(), pinned.get(f"{name}=={self.version}", [])),
+            external_references=[allowed] if reference in pinned else [],
         )
 
 
@@ -169,28 +160,24 @@ def _installed() -> dict[str, _Distribution]:
 
 def _dependencies(distribution: _Distribution, installed: Mapping[str, _Distribution]) -> set[str]:
     """Return the installed distributions that one requires, including those of the extras that it asks for."""
-    names: set[NormalizedName] = set()
+    names: set[str] = set()
     for requirement in distribution.requirements:
         name = canonicalize_name(requirement.name)
         if name in installed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             names.add(name)
             names.update(_of_extras(installed[name], requirement.extras))
-    return {str(name) for name in names & installed.keys()}
+    return names & installed.keys()
 
 
-def _of_extras(distribution: _Distribution, extras: set[str]) -> Iterator[NormalizedName]:
+def _of_extras(distribution: _Distribution, extras: set[str]) -> Iterator[str]:
     for requirement in distribution.requirements if extras else ():
         marker = requirement.marker
         if marker is not None and any(marker.evaluate({"extra": extra}) for extra in extras):
             yield canonicalize_name(requirement.name)
 
 
-def _licences(metadata: Any) -> "list[License]":
+def _licences(metadata: Any) -> list[License]:
     """Return the stated licences: the SPDX expression, else the classifiers, else the name."""
-    from cyclonedx.contrib.license.factories import LicenseFactory
-    from cyclonedx.exception.factory import InvalidLicenseExpressionException
-    from cyclonedx.model.license import DisjunctiveLicense
-
     expression = metadata.get("License-Expression")
     if expression:
         try:
@@ -200,25 +187,9 @@ def _licences(metadata: Any) -> "list[License]":
     classifiers = [line for line in metadata.get_all("Classifier") or () if line.startswith("License :: ")]
     names = [name for line in classifiers if (name := line.rpartition(" :: ")[2]) != "OSI Approved"]
     field = (metadata.get("License") or "").strip()
-    if field and field != "UNKNOWN" and len(field) <= _MAX_LICENCE and "\n" not in field and not names:
+    if field and len(field) <= _MAX_LICENCE and "\n" not in field and not names:
         names = [field]
     return [DisjunctiveLicense(name=name) for name in names]
-
-
-def _pinned_files(address: str, hashes: list[str]) -> "list[ExternalReference]":
-    """Return the files that the lock allows, by their hashes. Which one was installed depends on the machine."""
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
-
-    if not hashes:
-        return []
-    return [
-        ExternalReference(
-            type=ExternalReferenceType.DISTRIBUTION,
-            url=XsUri(address),
-            comment="the files that requirements.txt allows",
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=value) for value in hashes],
-        )
-    ]
 
 
 def _pinned(lock: Path) -> dict[str, list[str]]:

@@ -29,7 +29,6 @@ __all__ = [
     "StatementDataset",
     "edits",
     "evaluation_metrics",
-    "parse_statement",
     "write_statement",
 ]
 
@@ -106,15 +105,6 @@ def write_statement(registry: "ModelRegistry", version: "Version", numbers: Mapp
         registry.log_files(version.run_id, {path: str(Path(STATEMENT).parent)})
 
 
-def parse_statement(content: bytes) -> Statement:
-    """Read a statement.
-
-    Raises:
-        ValueError: the content is not a statement; the message names the first wrong field.
-    """
-    return parse(Statement, content)
-
-
 def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
     """Yield each value of a version that MLflow changed since registration, as a message.
 
@@ -129,7 +119,7 @@ def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
             return
         content = Path(registry.client.download_artifacts(version.run_id, STATEMENT, folder)).read_bytes()
         try:
-            sealed = parse_statement(content)
+            sealed = parse(Statement, content)
         except ValueError as error:
             # A recovery can seal a damaged file: the person who confirms a version does not see its content.
             yield (

@@ -136,7 +136,7 @@ def _used(entries: Iterable[Entry], aside: Sequence[Entry], model: str) -> Tries
                 now = Tries()
         elif entry.what in ("rollback", "recover"):
             if entry.what == "recover":
-                to = entry.content.get("models", {}).get(model, {}).get("champion")
+                to = entry.state_of(model).get("champion")
             while champions and champions[-1][0] != to:
                 undone = champions.pop()[1] or Tries()
                 now = Tries(count=now.count + undone.count, spent=now.spent + undone.spent)

@@ -1,34 +1,49 @@
 """Versions of registered models in MLflow: numbers, aliases, tags and runs."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import address, all_pages, connect, or_none, reachable
+from ratchet.registry.mlflow_store import active, address, all_pages, connect, file_errors, or_none, reachable
 from ratchet.registry.provenance_record import Provenance, read_record
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import RegisteredModel
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-__all__ = ["Version", "Versions"]
+__all__ = ["REFERENCE", "Version", "Versions", "as_version"]
 
+REFERENCE = re.compile(r"^(?:models:/)?(?P<name>[^/@:]+)(?:/(?P<number>\d+)|@(?P<alias>[^/@:]+))$")
+"""Forms of a version's name: models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS."""
 _ANCHOR = "ratchet.ledger"  # a registered model's tag
 _ABOUT = "Every version here passed the gate. The alias champion is the best so far; challenger waits for approval."
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a registered model."""
+    """One version of a registered model with its current aliases and tags."""
 
     name: str
     number: str
     run_id: str
     aliases: tuple[str, ...]
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def uri(self) -> str:
+        """MLflow's address of the version."""
+        return f"models:/{self.name}/{self.number}"
+
+    @property
+    def label(self) -> str:
+        """Name, number and aliases for people."""
+        return f"{self.name} version {self.number} ({', '.join(self.aliases) or 'no alias'})"
 
 
 class Versions:
@@ -90,8 +105,7 @@ class Versions:
         with reachable(self.uri):
             stored = all_pages(partial(self.client.search_model_versions, f"name = '{name}'"))
         aliases = self.aliases(name) if stored else {}
-        ordered = sorted(stored, key=lambda version: int(version.version))
-        return [_version(name, str(version.version), str(version.run_id), aliases) for version in ordered]
+        return [as_version(version, aliases) for version in sorted(stored, key=lambda version: int(version.version))]
 
     def exists(self, name: str) -> bool:
         """Return whether there is a model of this name, even without versions."""
@@ -120,22 +134,21 @@ class Versions:
         Raises:
             RegistryError: it is none of these, or there is no such version; the message lists the existing ones.
         """
-        name, separator, selector = reference.removeprefix("models:/").partition("@")
-        if not separator:
-            name, separator, selector = name.rpartition("/")
-        if not name or not selector:
+        match = REFERENCE.match(reference)
+        if match is None:
             raise RegistryError(
                 f"{reference}: found no version's name; allowed: NAME/VERSION or NAME@ALIAS, digits/3 or "
                 "digits@challenger for example"
             )
-        by_alias, by_number = self.client.get_model_version_by_alias, self.client.get_model_version
+        name = match["name"]
         with reachable(self.uri):
-            # A server with users refuses any query about versions of a model that does not exist.
-            exists = self._registered(name) is not None
-            query = partial(by_alias if separator == "@" else by_number, name, selector)
-            stored = or_none(query) if exists else None
+            # A server with users refuses any query about an alias, or a version of a model, that does not exist.
+            model = self._registered(name)
+            aliases = model.aliases if model else {}
+            number = match["number"] or aliases.get(match["alias"])
+            stored = or_none(partial(self.client.get_model_version, name, str(number))) if model and number else None
         if stored is not None:
-            return self._with_aliases(Version(name, str(stored.version), str(stored.run_id), ()))
+            return as_version(stored, aliases)
         listed = [f"{name}/{version.number}" for version in self.versions(name)[-10:]]
         known = (
             f"there are {', '.join(listed)}" if listed else f"registered are {', '.join(self.names()) or 'no models'}"
@@ -154,12 +167,6 @@ class Versions:
         with reachable(self.uri):
             self.client.update_model_version(version.name, version.number, text)
 
-    def verdict_tag(self, version: Version) -> str | None:
-        """Return the version's last verdict as JSON."""
-        with reachable(self.uri):
-            tag: str | None = self.client.get_model_version(version.name, version.number).tags.get("ratchet.verdict")
-            return tag
-
     def provenance_of(self, run_id: str) -> Provenance | None:
         """Return the provenance record of the run's first version, of any model; None if it has no version."""
         with reachable(self.uri):
@@ -173,22 +180,26 @@ class Versions:
 
     def _versions_of(self, name: str, run_id: str) -> list[Version]:
         stored = self.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        numbers = sorted((str(version.version) for version in stored), key=int)
-        return [self._with_aliases(Version(name, number, run_id, ())) for number in numbers]
+        aliases = self.aliases(name) if stored else {}
+        return [as_version(version, aliases) for version in sorted(stored, key=lambda version: int(version.version))]
 
-    def _with_aliases(self, version: Version) -> Version:
-        return _version(version.name, version.number, version.run_id, self.aliases(version.name))
+    def download(self, name: str, into: Path, *, fix: str = "restore them", **source: str) -> Path:
+        """Copy files to the folder `into`; `source` is as of MLflow's `download_artifacts`, `name` is for messages.
+
+        Raises:
+            RegistryError: they cannot be read.
+        """
+        from mlflow.artifacts import download_artifacts
+
+        with active(self.workspace, self.params.tracking), file_errors(name, self.uri, fix):
+            return Path(download_artifacts(dst_path=str(into), **source))
 
     def _registered(self, name: str) -> "RegisteredModel | None":
         return or_none(partial(self.client.get_registered_model, name))
 
-    def _by_alias(self, name: str, alias: str) -> Version | None:
-        # get_model_version_by_alias fails on a server with users if the alias does not exist.
-        aliases = self.aliases(name)
-        stored = or_none(partial(self.client.get_model_version, name, aliases[alias])) if alias in aliases else None
-        return _version(name, str(stored.version), str(stored.run_id), aliases) if stored else None
 
-
-def _version(name: str, number: str, run_id: str, aliases: Mapping[str, str]) -> Version:
-    own = tuple(sorted(alias for alias, holder in aliases.items() if holder == number))
-    return Version(name, number, run_id, own)
+def as_version(stored: "ModelVersion", aliases: Mapping[str, str]) -> Version:
+    """Return a version of MLflow; `aliases` are those of its model."""
+    number = str(stored.version)
+    own = tuple(sorted(alias for alias, holder in aliases.items() if str(holder) == number))
+    return Version(str(stored.name), number, str(stored.run_id), own, dict(stored.tags))

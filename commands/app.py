@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,7 +14,10 @@ from typer.core import TyperGroup
 from ratchet.errors import RatchetError
 from ratchet.workspace import Workspace, disk_errors
 
-__all__ = ["exit_on_sigterm", "interruptible", "new_group", "project_folder"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["exit_on_sigterm", "interruptible", "new_console", "new_group", "print_caption", "project_folder"]
 
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
 
@@ -45,6 +48,19 @@ def new_group(help: str | None = None) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+
+
+def new_console() -> "Console":
+    """Return a console for results: it breaks no lines, because they have paths and hashes."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_caption(console: "Console", caption: str, text: str) -> None:
+    """Print a line that begins with a bold caption."""
+    console.print(f"  [bold]{caption:<9}[/]  ", end="")
+    console.print(text, markup=False)
 
 
 @contextmanager

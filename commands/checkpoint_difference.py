@@ -1,17 +1,13 @@
 """Bitwise difference of two trainings: weights, checkpoints, history and logged points."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from commands.resume_trial import Trial
 from commands.tensors import compare_tensors
 from ratchet import files
 from ratchet.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["differences"]
 
@@ -47,7 +43,7 @@ def _checkpoint(a: Trial, b: Trial) -> Iterator[str]:
     first, second = snapshots
     if first.step != second.step:
         yield f"last checkpoint: of step {first.step}, then of step {second.step}"
-    yield from (f"last checkpoint: {difference}" for difference in _tensors(first.tensors, second.tensors))
+    yield from (f"last checkpoint: {difference}" for difference in compare_tensors(first.tensors, second.tensors))
     for name in sorted(first.state.keys() | second.state.keys()):
         if first.state.get(name) != second.state.get(name):
             yield f"last checkpoint: {name} is {first.state.get(name)!r:.200}, then {second.state.get(name)!r:.200}"
@@ -56,15 +52,8 @@ def _checkpoint(a: Trial, b: Trial) -> Iterator[str]:
 def _weights(a: Path, b: Path) -> Iterator[str]:
     from safetensors.torch import load_file
 
-    loaded = [load_file(folder / "model.safetensors") for folder in (a, b)]
-    return (f"best weights: {difference}" for difference in _tensors(*loaded))
-
-
-def _tensors(a: "Mapping[str, torch.Tensor]", b: "Mapping[str, torch.Tensor]") -> Iterator[str]:
-    comparison = compare_tensors(a, b)
-    yield from (f"tensor {name} {mismatch}" for name, mismatch in comparison.mismatches.items())
-    for tensor in comparison.differences:
-        yield f"tensor {tensor.name}: {tensor.different} of {tensor.elements} elements, by up to {tensor.largest:.3g}"
+    first, second = (load_file(folder / "model.safetensors") for folder in (a, b))
+    return (f"best weights: {difference}" for difference in compare_tensors(first, second))
 
 
 def _history(a: Path, b: Path) -> str | None:
@@ -86,7 +75,7 @@ def _points(a: Trial, b: Trial) -> Iterator[str]:
             yield f"logged points: {name} at {step} is {shown[0]}, then {shown[1]}"
 
 
-def _logged(trial: Trial) -> "dict[tuple[int, str], Counter[float]]":
+def _logged(trial: Trial) -> dict[tuple[int, str], Counter[float]]:
     points: dict[tuple[int, str], Counter[float]] = {}
     for content in trial.entries("metrics"):
         for name, value in content["values"].items():

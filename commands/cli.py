@@ -94,11 +94,9 @@ def preflight() -> None:
     """Try the whole pipeline on a few samples and look for silent bugs. Leaves no files."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # files are closed and removed, as on Ctrl-C
     with project_folder() as workspace, interruptible("nothing was left behind"):
-        from rich.console import Console
-
         from commands.preflight import preflight as run_preflight
 
-        raise typer.Exit(run_preflight(workspace, Console(highlight=False, soft_wrap=True)))
+        raise typer.Exit(run_preflight(workspace))
 
 
 app.add_typer(models)

@@ -21,8 +21,6 @@ from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 
 if TYPE_CHECKING:
-    import polars
-
     from ratchet.data.difference import Difference
 
 __all__ = ["compare", "write_page"]
@@ -49,7 +47,6 @@ class Side:
 
     @property
     def record(self) -> Provenance | None:
-        """Provenance record, if there is one."""
         return self.run.record
 
     @property
@@ -71,17 +68,17 @@ def compare(workspace: Workspace, a: str, b: str) -> Comparison:
     doubts: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ratchet-compare-") as folder, DvcStore.open(workspace.root) as store:
         before, after = (_side(archive, sealed, name, Path(folder), missing, doubts) for name in (a, b))
-        indexes = None if before.data == after.data else _indexes(store, before, after, missing)
+        samples = None if before.data == after.data else _samples(store, before, after, missing)
         unknown = before.settings is None or after.settings is None
         return Comparison(
             names=(before.name, after.name),
             code=_code(workspace.root, before, after, missing),
             settings=None if unknown else changes(before.settings or {}, after.settings or {}),
             data=(before.data, after.data),
-            samples=_samples(indexes),
+            samples=samples,
             environment=environment_changes(before.record, after.record) if before.record and after.record else (),
             metrics=comparison.metric_changes(before.run.metrics, after.run.metrics),
-            answers=_rows(before, after, indexes),
+            answers=_answers(before, after, samples),
             missing=tuple(missing),
             doubts=tuple(doubts),
         )
@@ -107,21 +104,18 @@ def _side(
     return Side(
         name,
         run,
-        _read(_settings, params, name, doubts),
+        _read(_settings, params, f"{name}: provenance/params.yaml", doubts),
         patch.read_bytes() if patch else b"",
-        _read(read_predictions, predictions, name, doubts),
+        _read(read_predictions, predictions, f"{name}: report/predictions.parquet", doubts),
     )
 
 
-def _read(read: Callable[[Path], T], path: Path | None, name: str, doubts: list[str]) -> T | None:
+def _read(read: Callable[[Path], T], path: Path | None, stored: str, doubts: list[str]) -> T | None:
     """Read a file of a run. If it is damaged, add a doubt and return None: the ledger may not know its digest."""
-    if path is None:
-        return None
     try:
-        return read(path)
+        return read(path) if path else None
     except DataError:
-        (stored_path,) = (known for known in _READ if Path(known).name == path.name)
-        doubts.append(f"{name}: {stored_path} is damaged: it is not read.")
+        doubts.append(f"{stored} is damaged: it is not read.")
         return None
 
 
@@ -151,29 +145,25 @@ def _find(archive: Archive, reference: str) -> tuple[str, ArchivedRun]:
 
 
 def _code(root: Path, before: Side, after: Side, missing: list[str]) -> CodeChange:
-    a, b = (side.record.git_commit if side.record else None for side in (before, after))
-    commits = (a, b)
+    a, b = commits = tuple(side.record.git_commit if side.record else None for side in (before, after))
+    unknown = [
+        f"{side.name}: its commit {commit or ''} is unknown to the git repository here. Fix: `git fetch`."
+        for side, commit in zip((before, after), commits, strict=True)
+        if side.record and not (commit and git.line(root, "cat-file", "-t", f"{commit}^{{commit}}"))
+    ]
+    missing += unknown
     stat: list[str] = []
-    for side, commit in zip((before, after), commits, strict=True):
-        if side.record and not (commit and git.line(root, "cat-file", "-t", f"{commit}^{{commit}}")):
-            missing.append(
-                f"{side.name}: its commit {commit or ''} is unknown to the git repository here. Fix: `git fetch`."
-            )
-            break
-    else:
-        if None not in commits and commits[0] != commits[1]:
-            # Settings and data are compared by their content, not as lines of a diff.
-            command = ("diff", "--stat=100", "--no-color", *map(str, commits), "--", ".", ":(exclude)dvc.lock")
-            stat = [line.strip() for line in git.run(root, *command).decode(errors="replace").splitlines()]
-    return CodeChange(commits, tuple(stat), patched_files(before.patch, after.patch))
+    if a and b and a != b and not unknown:
+        # Settings and data are compared by their content, not as lines of a diff.
+        command = ("diff", "--stat=100", "--no-color", a, b, "--", ".", ":(exclude)dvc.lock")
+        stat = [line.strip() for line in git.run(root, *command).decode(errors="replace").splitlines()]
+    return CodeChange((a, b), tuple(stat), patched_files(before.patch, after.patch))
 
 
-def _indexes(
-    store: DvcStore, before: Side, after: Side, missing: list[str]
-) -> "tuple[polars.DataFrame, polars.DataFrame] | None":
+def _samples(store: DvcStore, before: Side, after: Side, missing: list[str]) -> "Difference | None":
     import polars
 
-    from ratchet.data.difference import COLUMNS
+    from ratchet.data.difference import COLUMNS, difference
 
     indexes = []
     for side in (before, after):
@@ -182,21 +172,12 @@ def _indexes(
             indexes.append(polars.read_parquet(content, columns=list(COLUMNS)))
         elif side.data:
             missing.append(f"{side.name}: its data {store.missing(side.data)}.")
-    return (indexes[0], indexes[1]) if len(indexes) == 2 else None
+    return difference(*indexes) if len(indexes) == 2 else None
 
 
-def _samples(indexes: "tuple[polars.DataFrame, polars.DataFrame] | None") -> "Difference | None":
-    from ratchet.data.difference import difference
-
-    return difference(*indexes) if indexes else None
-
-
-def _rows(
-    before: Side, after: Side, indexes: "tuple[polars.DataFrame, polars.DataFrame] | None"
-) -> "comparison.AnswerComparison | None":
+def _answers(before: Side, after: Side, samples: "Difference | None") -> "comparison.AnswerComparison | None":
     if before.predictions is None or after.predictions is None:
         return None
-    samples = _samples(indexes)
     altered = frozenset(samples.altered["id"].to_list()) if samples else frozenset()
     return comparison.compare_answers(before.predictions, after.predictions, after.settings or {}, altered=altered)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands.app import new_console
 from commands.data import difference_lines
 from ratchet.provenance.comparison import Change, Comparison, Flip
 from ratchet.reports.numbers import measured, setting
@@ -16,9 +17,7 @@ __all__ = ["print_comparison"]
 
 def print_comparison(comparison: Comparison, *, most: int, page: Path) -> None:
     """Print a comparison with at most `most` samples of each kind (0: all), and the path of its page."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     a, b = comparison.names
     console.print(f"[bold]A[/] {a}   [bold]B[/] {b}")
     if comparison.doubts:

@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,17 +33,11 @@ _BATCH = 512
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of a label check.
-
-    Attributes:
-        judgement: the models' accuracy, and the probability that each label is wrong.
-        samples: all training samples, the most suspicious first: id, class, likely, given, doubt, flagged.
-        method: sentence about the models that were trained.
-    """
+    """Result of a label check."""
 
     judgement: Judgement
-    samples: pl.DataFrame
-    method: str
+    samples: pl.DataFrame  # all training samples, most suspicious first: id, class, likely, given, doubt, flagged
+    method: str  # sentence about the models that were trained
 
 
 def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) -> None:
@@ -67,12 +60,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     help is tried on the first fold. Probabilities are averaged over the second half of the epochs (Laine and Aila
     2017). Copies of an image and samples of a group are in the same fold.
 
-    Args:
-        params: the project's settings.
-        workspace: has the packed data.
-        folds: number of folds.
-        epochs: of each model; 0: chosen by the number of samples, or `training.epochs` for the project's model.
-        watch: shows the progress.
+    `epochs` is 0 for a number chosen by the samples, or `training.epochs` for the project's model.
 
     Raises:
         DataError: the data are a Dataset of the user's own, or there are too few samples for so many folds.
@@ -104,8 +92,6 @@ def _folds(index: pl.DataFrame, folds: int) -> tuple[NDArray[np.int64], int]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Recipe for training one model."""
-
     spec: "training.ModelSpec"
     plan: "training.Plan"
     pretrained: Path | None = None
@@ -171,6 +157,8 @@ class _CrossValidation:
 
     def _predict_fold(self, recipe: _Recipe, number: int) -> NDArray[np.float32]:
         """Return the probabilities of the samples of one fold by a model that is trained on the others."""
+        import torch
+
         from ratchet import training
         from ratchet.evaluation.calibration import log_softmax
 
@@ -178,36 +166,26 @@ class _CrossValidation:
         held_out, rest = (np.flatnonzero(chosen) for chosen in (self._fold == number, self._fold != number))
         tested, others = self._split.only(held_out), self._split.only(rest)
         per_run = math.ceil(len(rest) / plan.batch_size) * plan.epochs
-        model = _built(recipe.spec)
+        with torch.random.fork_rng(devices=()):
+            model = training.build(recipe.spec)  # its weights are replaced
         total, counted = np.zeros((len(held_out), len(recipe.spec.classes)), np.float32), 0
         with tempfile.TemporaryDirectory() as folder:
             store = _store(Path(folder))
             # Validate on some of the training samples: the fold that is held out must not influence the model.
-            validation = others.only(_some_rows(len(rest)))
+            validation = others.only(np.arange(0, len(rest), max(1, len(rest) // 200)))
             inputs = training.TrainingInputs(others, validation, recipe.spec, plan, recipe.pretrained)
             for event in training.fit(inputs, store=store):
                 if isinstance(event, training.Points | training.Epoch):
                     note = f"model {self._done + 1} of {self._runs}"
                     self._watch.progress(self._done * per_run + event.step, self._runs * per_run, note)
-                for epoch, weights in _taken(store):
+                while store.ended:
+                    epoch, weights = store.ended.popitem()
                     if epoch >= plan.epochs // 2:
                         model.load_state_dict(weights)
                         total += np.exp(log_softmax(_logits(model, tested, plan)))
                         counted += 1
         self._done += 1
         return (total / max(1, counted)).astype(np.float32)
-
-
-def _built(spec: "training.ModelSpec") -> "training.Classifier":
-    """Build a model whose weights will be replaced. The state of the random generator is restored."""
-    import torch
-
-    from ratchet import training
-
-    random_state = torch.get_rng_state()
-    model = training.build(spec)
-    torch.set_rng_state(random_state)
-    return model
 
 
 def _store(folder: Path) -> Any:
@@ -232,11 +210,6 @@ def _store(folder: Path) -> Any:
     return Epochs(folder)
 
 
-def _taken(store: Any) -> Iterator[tuple[int, dict[str, "torch.Tensor"]]]:
-    while store.ended:
-        yield store.ended.popitem()
-
-
 def _logits(model: "training.Classifier", split: "training.Split", plan: "training.Plan") -> NDArray[np.float32]:
     """Return the logits of all rows at the image size of the last epochs: float32 (rows, classes)."""
     import torch
@@ -251,10 +224,6 @@ def _logits(model: "training.Classifier", split: "training.Split", plan: "traini
             parts.append(model(resized(images, plan, epoch=plan.epochs)).float())
     logits: NDArray[np.float32] = torch.cat(parts).numpy()
     return logits
-
-
-def _some_rows(rows: int) -> NDArray[np.int64]:
-    return np.arange(0, rows, max(1, rows // 200))
 
 
 def _named(judgement: Judgement, ids: pl.Series, classes: tuple[str, ...]) -> pl.DataFrame:
@@ -275,7 +244,7 @@ def summary_lines(checked: Checked, path: Path) -> list[str]:
     judgement, samples = checked.judgement, checked.samples
     total = f"{samples.height:,}"
     lines = [
-        f"{checked.method}",
+        checked.method,
         f"accuracy on samples held out: {judgement.accuracy:.1%} of {total} labels "
         f"(always the most frequent class: {judgement.chance:.1%})",
     ]

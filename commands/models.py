@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["models"]
 
 models = new_group()
-Version = Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")]
+Version = Annotated[
+    str,
+    typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS: digits/3 or digits@challenger, for example."),
+]
 Model = Annotated[str, typer.Argument(help="The registered model's name.")]
 Why = Annotated[str, typer.Option(help="The reason; the ledger keeps it.")]
 Html = Annotated[
@@ -184,7 +187,7 @@ def audit(
 
 @models.command()
 def reproduce(
-    version: Annotated[str, typer.Argument(help="models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS.")],
+    version: Version,
     into: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", resolve_path=True, help="Rebuild in this empty folder and keep it."),
@@ -202,14 +205,16 @@ def reproduce(
 
 @models.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="A version (models:/NAME/VERSION, NAME@ALIAS), or the id of an MLflow run.")],
-    b: Annotated[str, typer.Argument(help="Another.")],
+    a: Annotated[str, typer.Argument(help="A version or an MLflow run.")],
+    b: Annotated[str, typer.Argument(help="Another. The direction is from A to B.")],
     most: Annotated[int, typer.Option(min=0, help="How many samples of each kind to list; 0: all.")] = 20,
     html: Html = None,
 ) -> None:
     """Explain why two runs or versions differ, down to the test samples.
 
-    Compares code, settings, data, environment, metrics and predictions. The page goes to data/reports by default.
+    A and B are versions, NAME/VERSION or NAME@ALIAS, or ids of MLflow runs. NAME is the registered model's name
+    (registry.model, by default the data set's name), VERSION its number: `ratchet compare digits/1 digits/2`. Compares
+    code, settings, data, environment, metrics and predictions. The page goes to data/reports by default.
     """
     with project_folder() as workspace:
         from commands import compare as comparing
@@ -246,12 +251,10 @@ def _find(reference: str) -> "tuple[Promotions, RegisteredVersion]":
     """Return the version, and the promotions of its model."""
     from ratchet import settings
     from ratchet.registry.models import ModelRegistry
-    from ratchet.registry.promotion import Promotions
 
     workspace = Workspace.find()
-    params = settings.load(workspace.params)
-    version = ModelRegistry(workspace, params).find(reference)
-    return Promotions(workspace, params, version.name), version
+    version = ModelRegistry(workspace, settings.load(workspace.params)).find(reference)
+    return _promotions(version.name), version
 
 
 def _print_aliases(name: str, aliases: "AliasState") -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands.app import new_console
 from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from ratchet.training.doctor import Finding
 
-__all__ = ["Preflight", "preflight"]
+__all__ = ["preflight"]
 
 _STEPS = 2
 _REMOVALS = 50  # attempts to remove the temporary folder, over five seconds
@@ -51,7 +52,7 @@ _TINY = {
 
 
 @dataclass
-class Preflight:
+class _Preflight:
     """One preflight and its findings. It watches the stages and prints their messages below the step."""
 
     workspace: Workspace
@@ -61,18 +62,20 @@ class Preflight:
 
     def run(self, params: Params, scratch: Scratch) -> bool:
         """Run every step until one fails. Return whether all succeeded."""
+        from tasks.evaluate import evaluate
+
         tiny = self._tiny(params, scratch)
         steps = {
             "ingest": lambda: self._ingest(params, tiny, scratch),
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
-            "evaluate": lambda: self._evaluate(tiny, scratch),
+            "evaluate": lambda: f"{evaluate(tiny, scratch, watch=self).rows} test images predicted and measured",
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
         }
-        return all(self.step(name, act) for name, act in steps.items())
+        return all(self._step(name, act) for name, act in steps.items())
 
-    def step(self, name: str, act: Callable[[], str]) -> bool:
+    def _step(self, name: str, act: Callable[[], str]) -> bool:
         """Run one step, print its result and time, and return whether it succeeded."""
         self._messages.clear()
         begun, before = time.perf_counter(), len(self.findings)
@@ -108,8 +111,7 @@ class Preflight:
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
         ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", "registry.ledger_keys": []}
-        elsewhere = {**ledger, **scratch.own}
-        tiny = settings.override(scratch.params, {**_TINY, **elsewhere})
+        tiny = settings.override(scratch.params, {**_TINY, **ledger, **scratch.own})
         # The file does not allow 0, but a few samples may miss a class by chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})
 
@@ -135,22 +137,22 @@ class Preflight:
         from tasks.training_job import TrainingJob
 
         job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
-        plan, spec, pretrained = job.plan, job.spec, job.pretrained
+        plan = job.plan
         train, validation = (
             open_split(scratch.packed, name, sample_timeout=plan.sample_timeout) for name in ("train", "validation")
         )
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
-            model, _ = initial_model(TrainingInputs(train, validation, spec, plan, pretrained))
+            model, _ = initial_model(TrainingInputs(train, validation, job.spec, plan, job.pretrained))
         self.findings += examine(
             train,
             validation,
-            spec,
+            job.spec,
             plan,
             model=model.to(device),
             device=device,
             precision=choose_precision(plan.precision, device).name,
-            pretrained=pretrained,
+            pretrained=job.pretrained,
             checkpoints=self.workspace.running,
             rows=self._rows(params, len(train), plan.batch_size),
         )
@@ -169,11 +171,6 @@ class Preflight:
 
         trained = train(tiny, scratch, watch=self)
         return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
-
-    def _evaluate(self, tiny: Params, scratch: Scratch) -> str:
-        from tasks.evaluate import evaluate
-
-        return f"{evaluate(tiny, scratch, watch=self).rows} test images predicted and measured"
 
     def _register(self, tiny: Params, scratch: Scratch) -> str:
         from tasks.register import register
@@ -207,7 +204,7 @@ class Preflight:
         return f"{uri}, loaded by mlflow.pyfunc, predicts {name!r} for a test image ({100 * prediction[best]:.0f} %)"
 
 
-def preflight(workspace: Workspace, console: "Console") -> int:
+def preflight(workspace: Workspace) -> int:
     """Run preflight and print its results. Return the exit code: 0 without errors (warnings allowed), else 1.
 
     Raises:
@@ -215,14 +212,14 @@ def preflight(workspace: Workspace, console: "Console") -> int:
     """
     from ratchet.training.doctor import describe_finding
 
-    params = settings.load(workspace.params)
+    params, console = settings.load(workspace.params), new_console()
     console.print(
         f"[bold]Preflight[/]: {params.data.source}, about {PER_CLASS} samples of each class; "
         f"{params.model.called}, {_STEPS} steps\n"
     )
     begun = time.perf_counter()
-    flight = Preflight(workspace, console)
-    with _temporary_folder() as folder, _temporary_files_in(folder):
+    flight = _Preflight(workspace, console)
+    with _temporary_folder() as folder:
         works = flight.run(params, Scratch(workspace.root, folder))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
@@ -242,28 +239,18 @@ def preflight(workspace: Workspace, console: "Console") -> int:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Create a folder and remove it afterwards, even if a thread of an interrupted run still writes into it."""
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve()
+    """Create a folder for all files, those of libraries included, and remove it afterwards."""
+    folder, before = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve(), tempfile.tempdir
+    (folder / "tmp").mkdir()
+    tempfile.tempdir = str(folder / "tmp")
     try:
         yield folder
     finally:
-        for _ in range(_REMOVALS):
-            with contextlib.suppress(OSError):  # a file that was written meanwhile
-                shutil.rmtree(folder)
+        tempfile.tempdir = before
+        for _ in range(_REMOVALS):  # a thread of an interrupted run may still write into it
+            shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 break
             time.sleep(0.1)
         else:
             shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let all libraries create their temporary files below `folder`."""
-    before = tempfile.tempdir
-    (folder / "tmp").mkdir()
-    tempfile.tempdir = str(folder / "tmp")
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before

@@ -1,6 +1,5 @@
 """Rebuild of a recorded training in a separate folder: code, settings and data."""
 
-import hashlib
 import os
 import platform
 import shutil
@@ -56,14 +55,14 @@ class Recipe:
         )
         if params is None:
             raise RegistryError(f"{name}: its settings, provenance/params.yaml of run {run.run_id}, are missing")
-        patch = _required_patch(name, record, patch)
+        _require_patch(name, record, patch)
         data = run.hash_of(PACKED)
         if data is None:
             raise DataError(f"{name}: its record names no data version: DVC had recorded none when it was made")
         place = store.place_of(data)
         if place is None:
             raise DataError(f"{name}: its data {store.missing(data)}")
-        return cls(name, record, archive.model(release, into), params, patch, place)
+        return cls(name, record, archive.model(release, into), params, patch if record.git_uncommitted else None, place)
 
     @property
     def data(self) -> str:
@@ -88,15 +87,12 @@ def _require_commit(name: str, record: Provenance, root: Path) -> None:
         )
 
 
-def _required_patch(name: str, record: Provenance, patch: Path | None) -> Path | None:
-    """Return the patch, if the version was made with uncommitted changes."""
+def _require_patch(name: str, record: Provenance, patch: Path | None) -> None:
+    """Refuse a missing or changed patch, if the version was made with uncommitted changes."""
     recorded = record.git_uncommitted
-    if recorded is None:
-        return None
-    if patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() != recorded:
+    if recorded and (patch is None or files.digest_file(patch) != recorded):
         fault = "is missing" if patch is None else "differs from the recorded one"
         raise RegistryError(f"{name}: the patch of its uncommitted changes, provenance/uncommitted.patch, {fault}")
-    return patch
 
 
 @dataclass(frozen=True)

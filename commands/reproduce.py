@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands.app import new_console, print_caption
 from commands.rebuild import Rebuild, Recipe
-from commands.tensors import TensorComparison, compare_tensors
+from commands.tensors import compare_tensors, describe_weights
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.provenance.archive import Archive
@@ -17,7 +18,7 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import collect_evidence, unexpected_changes
 from ratchet.registry.ledger import Ledger
-from ratchet.registry.provenance_record import PACKED, Hardware, Provenance
+from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
@@ -26,22 +27,18 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-__all__ = ["Outcome", "describe_weights", "reproduce", "reproduce_and_print", "require_evidence"]
+__all__ = ["reproduce_and_print", "require_evidence"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class _Outcome:
     """The rebuilt version compared with the registered one."""
 
     data: tuple[str, str]  # DVC hash, recorded and rebuilt
-    weights: TensorComparison
+    weights: str  # the differences in one line
+    identical: bool  # data and weights, bit for bit
     file: tuple[str, str]  # SHA-256 of model.safetensors, registered and rebuilt
     reasons: tuple[Change, ...]
-
-    @property
-    def identical(self) -> bool:
-        """True if data and weights are the same, bit for bit."""
-        return self.data[0] == self.data[1] and self.weights.identical
 
 
 def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None, *, anyway: bool) -> bool:
@@ -50,11 +47,9 @@ def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None,
     Args:
         into: an empty or new folder, which is kept; None: a temporary folder.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     with _rebuild_folder(into) as folder:
-        outcome = reproduce(reference, workspace, folder, console, anyway=anyway)
+        outcome = _reproduce(reference, workspace, folder, console, anyway=anyway)
         _print_outcome(outcome, console)
         if into is not None:
             console.print(f"it is in {folder}", markup=False)
@@ -72,9 +67,7 @@ def _rebuild_folder(into: Path | None) -> Iterator[Path]:
     yield into
 
 
-def reproduce(
-    reference: str, workspace: Workspace, folder: Path, console: "Console", *, anyway: bool = False
-) -> Outcome:
+def _reproduce(reference: str, workspace: Workspace, folder: Path, console: "Console", *, anyway: bool) -> _Outcome:
     """Rebuild a version in an empty folder. The project, its registry and its data are only read.
 
     Raises:
@@ -94,7 +87,7 @@ def reproduce(
         run = SealedReader(archive, ledger).verify(run)
         recipe = Recipe.of(run, release, archive, store, Path(files_folder))
         _require_versions(recipe, anyway=anyway)
-        _line(console, "evidence", checked)
+        print_caption(console, "evidence", checked)
         _print_recipe(recipe, release.label, run.run_id, console)
         rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store)
         rebuild.run("tasks.train")
@@ -134,7 +127,7 @@ def _require_versions(recipe: Recipe, *, anyway: bool) -> None:
         )
 
 
-def _outcome(rebuild: Rebuild) -> Outcome:
+def _outcome(rebuild: Rebuild) -> _Outcome:
     from safetensors.torch import load_file, save
 
     recipe = rebuild.recipe
@@ -142,9 +135,11 @@ def _outcome(rebuild: Rebuild) -> Outcome:
     rebuilt = _calibrated(rebuild, load_file(rebuild.workspace.model / "model.safetensors"), registered)
     rebuilt_file = rebuild.workspace.state / "model.safetensors"
     files.write_bytes(rebuilt_file, save(rebuilt))
-    return Outcome(
-        data=(recipe.data, hash_of(rebuild.workspace.root / PACKED)),
-        weights=compare_tensors(registered, rebuilt),
+    data, differences = (recipe.data, hash_of(rebuild.workspace.root / PACKED)), compare_tensors(registered, rebuilt)
+    return _Outcome(
+        data,
+        weights=describe_weights(registered, differences),
+        identical=data[0] == data[1] and not differences,
         file=(files.digest_file(recipe.model / "model.safetensors"), files.digest_file(rebuilt_file)),
         reasons=tuple(_reasons(recipe.record, rebuild.record)),
     )
@@ -172,59 +167,33 @@ def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[Change]:
 
 
 def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console") -> None:
-    record = recipe.record
+    record, hardware = recipe.record, recipe.record.hardware
+    threads, gpus = hardware.threads, ", ".join(hardware.gpus) or "no GPU"
     patched = ", with its uncommitted changes" if recipe.patch else ""
     lines = {
         "version": f"{version}, of run {run_id}, provenance {record.id}",
         "code": f"commit {record.git_commit}{patched}",
         "data": f"{recipe.data}, from {recipe.place}",
-        "machine": _machine(record.hardware),
+        "machine": f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}",
     }
     if record.git_left_out:
         lines["left out"] = f"of the uncommitted files: {', '.join(record.git_left_out)}"
     for caption, text in lines.items():
-        _line(console, caption, text)
+        print_caption(console, caption, text)
 
 
-def _machine(hardware: Hardware) -> str:
-    gpus = ", ".join(hardware.gpus) or "no GPU"
-    threads = hardware.threads
-    return f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}"
-
-
-def _line(console: "Console", caption: str, text: str) -> None:
-    console.print(f"  [bold]{caption:<9}[/]  ", end="")
-    console.print(text, markup=False)
-
-
-def _print_outcome(outcome: Outcome, console: "Console") -> None:
+def _print_outcome(outcome: _Outcome, console: "Console") -> None:
     recorded, rebuilt = outcome.data
-    _line(console, "data", f"{rebuilt}, {'the same hash' if recorded == rebuilt else f'recorded: {recorded}'}")
-    weights = describe_weights(outcome.weights)
-    _line(console, "weights", weights)
+    print_caption(console, "data", f"{rebuilt}, {'the same hash' if recorded == rebuilt else f'recorded: {recorded}'}")
+    print_caption(console, "weights", outcome.weights)
     registered, new = outcome.file
-    _line(console, "file", f"SHA-256 {new}, {'the same' if registered == new else f'registered: {registered}'}")
+    print_caption(console, "file", f"SHA-256 {new}, {'the same' if registered == new else f'registered: {registered}'}")
     console.print()
     if outcome.identical:
         console.print("reproduced, bit for bit", style="bold green")
         return
-    console.print(f"not reproduced: {weights}", style="bold red", markup=False)
+    console.print(f"not reproduced: {outcome.weights}", style="bold red", markup=False)
     for reason in outcome.reasons:
         console.print(f"  {reason.name} was {reason.before}, is {reason.after}", markup=False)
     if not outcome.reasons:
         console.print("  no reason is known: the recorded machine, libraries and inputs are the same")
-
-
-def describe_weights(weights: TensorComparison) -> str:
-    """Summarise a comparison in one line."""
-    if weights.identical:
-        return f"all {weights.tensors:,} tensors, {weights.elements:,} numbers, are identical"
-    sentences = []
-    if weights.mismatches:
-        sentences.append(f"{', '.join(weights.mismatches)}: in one only, or of another shape or type")
-    if weights.largest:
-        sentences.append(
-            f"{weights.different:,} of {weights.elements:,} numbers differ, by up to {weights.largest.largest:.3g}, in "
-            f"{weights.largest.name}"
-        )
-    return "; ".join(sentences)

@@ -1,65 +1,61 @@
 """Bitwise comparison of two sets of tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorComparison", "TensorDifference", "compare_tensors"]
+__all__ = ["TensorDifference", "compare_tensors", "describe_weights"]
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """Difference of one tensor. `largest` is the largest absolute difference of two elements."""
+    """Difference of one tensor. `mismatch` says why its elements cannot be compared."""
 
     name: str
-    elements: int
-    different: int  # elements whose bits differ
-    largest: float
+    elements: int = 0
+    different: int = 0  # elements whose bits differ
+    largest: float = 0.0  # absolute difference of two elements
+    mismatch: str = ""
+
+    def __str__(self) -> str:
+        if self.mismatch:
+            return f"tensor {self.name} {self.mismatch}"
+        return f"tensor {self.name}: {self.different} of {self.elements} elements, by up to {self.largest:.3g}"
 
 
-@dataclass(frozen=True)
-class TensorComparison:
-    """Result of a bitwise comparison; `differences` and `mismatches` are in the order of the names."""
-
-    tensors: int
-    elements: int
-    differences: tuple[TensorDifference, ...]
-    mismatches: Mapping[str, str]  # tensors that only one side has, or of another shape or type -> what is different
-
-    @property
-    def identical(self) -> bool:
-        """True if every bit is the same."""
-        return not self.differences and not self.mismatches
-
-    @property
-    def different(self) -> int:
-        """Number of elements whose bits differ."""
-        return sum(difference.different for difference in self.differences)
-
-    @property
-    def largest(self) -> TensorDifference | None:
-        """The tensor with the largest difference."""
-        return max(self.differences, key=lambda difference: difference.largest, default=None)
-
-
-def compare_tensors(a: "Mapping[str, torch.Tensor]", b: "Mapping[str, torch.Tensor]") -> TensorComparison:
-    """Compare bits, not values: 0 differs from -0, and NaN equals itself."""
-    differences, mismatches = [], {}
+def compare_tensors(a: "Mapping[str, torch.Tensor]", b: "Mapping[str, torch.Tensor]") -> list[TensorDifference]:
+    """Compare bits, not values: 0 differs from -0, and NaN equals itself. Return differences in the order of names."""
+    differences = []
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
-            mismatches[name] = "is in one only"
+            differences.append(TensorDifference(name, mismatch="is in one only"))
             continue
         first, second = a[name], b[name]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
-            mismatches[name] = f"is {first.dtype} {tuple(first.shape)}, then {second.dtype} {tuple(second.shape)}"
+            mismatch = f"is {first.dtype} {tuple(first.shape)}, then {second.dtype} {tuple(second.shape)}"
+            differences.append(TensorDifference(name, mismatch=mismatch))
         elif different := int((_bits(first) != _bits(second)).any(1).sum()):
             distance = (first.double() - second.double()).abs().nan_to_num(nan=float("inf"))
             differences.append(TensorDifference(name, first.numel(), different, float(distance.max())))
-    elements = sum(tensor.numel() for tensor in a.values())
-    return TensorComparison(len(a), elements, tuple(differences), mismatches)
+    return differences
+
+
+def describe_weights(weights: "Mapping[str, torch.Tensor]", differences: Sequence[TensorDifference]) -> str:
+    """Summarise the differences from `weights` in one line."""
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    if not differences:
+        return f"all {len(weights):,} tensors, {numbers:,} numbers, are identical"
+    mismatches = [difference.name for difference in differences if difference.mismatch]
+    sentences = [f"{', '.join(mismatches)}: in one only, or of another shape or type"] if mismatches else []
+    if different := sum(difference.different for difference in differences):
+        largest = max(differences, key=lambda difference: (not difference.mismatch, difference.largest))
+        sentences.append(
+            f"{different:,} of {numbers:,} numbers differ, by up to {largest.largest:.3g}, in {largest.name}"
+        )
+    return "; ".join(sentences)
 
 
 def _bits(tensor: "torch.Tensor") -> "torch.Tensor":

@@ -14,7 +14,7 @@ from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.lineage import Acts, Link, data_link
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Entry, Ledger
-from ratchet.registry.provenance_record import PACKED
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
 from ratchet.reports.lineage_pages import trace_page
 from ratchet.workspace import Workspace
@@ -22,9 +22,7 @@ from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Trace", "print_trace", "trace"]
 
-_DATA = re.compile(r"^[0-9a-f]{32}(\.dir)?$")
-_PROVENANCE = re.compile(r"^[0-9a-f]{16}$")
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_HASH = re.compile(r"^[0-9a-f]{32}(\.dir)?$")
 _SHORT_RUN = re.compile(r"^(?:run )?([0-9a-f]{8,31})$")
 _ACCEPTED = (
     "a version (models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS), the id or name of an MLflow run, a DVC hash, a file "
@@ -41,6 +39,10 @@ _RECORDED = {
     "training": "the training",
 }
 """Keys of a provenance record that can be searched for -> their description."""
+
+
+_SHORT_COMMIT = 7  # digits, at least
+_Matches = tuple[list[str], list[ArchivedRun]]
 
 
 @dataclass(frozen=True)
@@ -101,28 +103,25 @@ class _Search:
         self.runs = archive.runs()
         self._listings: dict[str, Mapping[str, str]] = {}  # of folders, by their hash
 
-    def find(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
+    def find(self, name: str) -> _Matches:
         """Search by all kinds of names."""
-        path = Path(name)
         if not name:
             return [], []
         is_path = os.path.exists(name)  # unlike Path.exists, False for a name that is too long for a file
         if REFERENCE.match(name) and (name.startswith("models:/") or not is_path):
             return self._version(name)
         if is_path:
-            return self._file(path)
-        if _DATA.match(name):
-            runs = [run for run in self.runs if run.run_id == name]
-            return ([f"the MLflow run {name}"], runs) if runs else self._hash(name)
-        if _PROVENANCE.match(name) and (runs := [run for run in self.runs if self._has_record(run, name)]):
-            return [f"the provenance record {name}"], runs
-        return self._recorded(name)
+            return self._file(Path(name))
+        named = [(run, description) for run in self.runs if (description := self._describe(run, name))]
+        if named:
+            return list(dict.fromkeys(description for _, description in named)), [run for run, _ in named]
+        return self._hash(name, name) if _HASH.match(name) else self._samples(name, name)
 
-    def _version(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
+    def _version(self, name: str) -> _Matches:
         try:
             run, release = self.archive.version(name)
         except RegistryError:
-            descriptions, runs = self._samples("id", name, name)  # a sample's id can look like a version's name
+            descriptions, runs = self._samples(name, name)  # a sample's id can look like a version's name
             if not runs:
                 raise
             return descriptions, runs
@@ -130,34 +129,23 @@ class _Search:
         versions = self.sealed.verify(run).versions
         return [archived.label for archived in versions if (archived.name, archived.number) == version], [run]
 
-    def _recorded(self, name: str) -> tuple[list[str], list[ArchivedRun]]:
-        """Search by a value of a run's record, by a run's name, or by a sample."""
-        for key, description in _RECORDED.items():
-            if runs := [run for run in self.runs if run.record and getattr(run.record, key) == name]:
-                return [f"{description} {name}"], runs
-        if _SHA256.match(name):
-            return self._sha256(name)
-        short = _SHORT_RUN.match(name)
-        if runs := [run for run in self.runs if short and run.run_id.startswith(short[1])]:
-            return [f"the MLflow run {run.run_id}" for run in runs], runs
-        commits = [(run, str(run.record.git_commit)) for run in self.runs if run.record and len(name) >= 7]
-        if runs := [run for run, commit in commits if commit.startswith(name)]:
-            return [f"the commit {name}"], runs
-        if runs := [run for run in self.runs if run.run_name == name]:
-            return [f"the MLflow run named {name}"], runs
-        return self._samples("id", name, name)
-
-    def _sha256(self, digest: str) -> tuple[list[str], list[ArchivedRun]]:
-        """Search by the digest of a file in the ledger's evidence, or of a sample."""
-        paths, runs = set(), []
-        for run in self.runs:
-            evidence = self.sealed.evidence(run)[0] or {}
-            if matches := {path for path, recorded in evidence.items() if recorded == digest}:
-                paths |= matches
-                runs.append(run)
-        if runs:
-            return [f"the SHA-256 of {path}" for path in sorted(paths)], runs
-        return self._samples("content", digest, digest)
+    def _describe(self, run: ArchivedRun, name: str) -> str | None:
+        """Return what `name` is of a run: its id or name, a value of its record, or the digest of a sealed file."""
+        short, record = _SHORT_RUN.match(name), run.record
+        if run.run_id == name or (short and run.run_id.startswith(short[1])):
+            return f"the MLflow run {run.run_id}"
+        if any(tags.get(PROVENANCE_TAG) == name for tags in (run.tags, *(version.tags for version in run.versions))):
+            return f"the provenance record {name}"
+        for key, description in _RECORDED.items() if record else ():
+            if getattr(record, key) == name:
+                return f"{description} {name}"
+        if record and len(name) >= _SHORT_COMMIT and str(record.git_commit).startswith(name):
+            return f"the commit {name}"
+        if run.run_name == name:
+            return f"the MLflow run named {name}"
+        evidence = self.sealed.evidence(run)[0] or {}
+        paths = sorted(path for path, digest in evidence.items() if digest == name)
+        return f"the SHA-256 of {', '.join(paths)}" if paths else None
 
     def chains(self, runs: Sequence[ArchivedRun]) -> Iterator[Link]:
         """Yield one chain for each data version, in the order of the runs."""
@@ -175,18 +163,14 @@ class _Search:
         stores = self.store.place_of(value)
         return f"kept in {stores}" if stores else str(self.store.missing(value))
 
-    def _has_record(self, run: ArchivedRun, id: str) -> bool:
-        tags = [run.tags, *(release.tags for release in run.versions)]
-        return any(tag.get("ratchet.provenance") == id for tag in tags)
-
-    def _hash(self, value: str, name: str = "") -> tuple[list[str], list[ArchivedRun]]:
+    def _hash(self, value: str, name: str) -> _Matches:
         """Search by a DVC hash: of an output of a run, of a file in one, or of an input."""
         descriptions: dict[str, None] = {}
         runs = []
         for run in self.runs:
             if places := list(self._places(run, value)):
                 runs.append(run)
-                descriptions |= dict.fromkeys(f"{name or value} is {place}" for place in places)
+                descriptions |= dict.fromkeys(f"{name} is {place}" for place in places)
         return list(descriptions), runs
 
     def _places(self, run: ArchivedRun, value: str) -> Iterator[str]:
@@ -207,7 +191,7 @@ class _Search:
             self._listings[value] = self.store.listing(value) or {}
         return self._listings[value]
 
-    def _file(self, path: Path) -> tuple[list[str], list[ArchivedRun]]:
+    def _file(self, path: Path) -> _Matches:
         """Search by a file's content: an output of a run, a file in one, or a sample of the data."""
         if path.is_dir():
             from dvc_data.hashfile.build import IgnoreInCollectedDirError
@@ -219,18 +203,19 @@ class _Search:
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         descriptions, runs = self._hash(md5, str(path))
-        return (descriptions, runs) if runs else self._samples("content", files.digest_file(path), str(path))
+        return (descriptions, runs) if runs else self._samples(files.digest_file(path), str(path))
 
-    def _samples(self, column: str, value: str, name: str) -> tuple[list[str], list[ArchivedRun]]:
-        """Search the index of every data version for samples with a value in a column."""
+    def _samples(self, value: str, name: str) -> _Matches:
+        """Search the index of every data version for samples with this id or content."""
         import polars
 
+        matches = (polars.col("id") == value) | (polars.col("content") == value)
         descriptions, runs = [], []
         for version in dict.fromkeys(data for run in self.runs if (data := run.hash_of(PACKED))):
             index = self.store.file(version, "index.parquet")
             if index is None:
                 continue
-            samples = polars.read_parquet(io.BytesIO(index)).filter(polars.col(column) == value)
+            samples = polars.read_parquet(io.BytesIO(index)).filter(matches)
             descriptions += [
                 f"{name} is sample {sample['id']} of data version {version}: {sample['split']}, {sample['class']}"
                 for sample in samples.iter_rows(named=True)

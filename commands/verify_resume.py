@@ -52,12 +52,9 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
 def verify(
     params: Params, workspace: Workspace, *, steps: int | None = None, kills: int, watch: Watch
 ) -> dict[str, Any]:
-    """Train some steps undisturbed, then the same steps killed `kills` times, and compare bit for bit.
+    """Train some steps undisturbed, then the same steps killed `kills` times, compare, and return the certificate.
 
     Both run in child processes, as the stage train does, on the packed data. Their outputs are deleted.
-
-    Returns:
-        The certificate, as plain data.
 
     Raises:
         DataError: there is no packed data.

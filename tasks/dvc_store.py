@@ -48,7 +48,7 @@ class DvcStore:
     def place_of(self, value: str) -> str | None:
         """Return the names of the stores that have all files of a hash; None if a file is missing."""
         if not value.endswith(".dir"):
-            return next((name for name, store in self.stores.items() if self._has(store, value)), None)
+            return next((name for name in self.stores if self._has(name, value)), None)
         listing = self.listing(value)
         if listing is None:
             return None
@@ -62,9 +62,7 @@ class DvcStore:
 
     def read(self, value: str) -> bytes | None:
         """Return the content of a hash (for a folder, its listing in JSON); None if no store has it undamaged."""
-        for store in self.stores.values():
-            if not self._has(store, value):
-                continue
+        for store in self._stores_with(value):
             with store.fs.open(store.oid_to_path(value), "rb") as file:
                 content: bytes = file.read()
             if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
@@ -105,20 +103,20 @@ class DvcStore:
 
     def _copy(self, value: str, to: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
-        for store in self.stores.values():
-            if not self._has(store, value):
-                continue
+        for store in self._stores_with(value):
             store.fs.get_file(store.oid_to_path(value), os.fspath(to))
             with to.open("rb") as file:
                 if hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == value:
                     return
         raise self.missing(value)
 
-    def _has(self, store: Any, value: str) -> bool:
+    def _stores_with(self, value: str) -> Iterator[Any]:
+        return (store for name, store in self.stores.items() if self._has(name, value))
+
+    def _has(self, name: str, value: str) -> bool:
         try:
-            return bool(store.exists(value))
+            return bool(self.stores[name].exists(value))
         except Exception as error:  # each kind of remote has its own errors; all mean that it is unavailable
-            name = next(name for name, other in self.stores.items() if other is store)
             self.unavailable[name] = first_line(error)
             return False
 

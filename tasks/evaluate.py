@@ -25,28 +25,18 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Test accuracy with its confidence interval."""
+    """Result of the stage."""
 
-    accuracy: float
-    low: float
-    high: float
-    confidence: float
     rows: int  # test images
+    summary: str  # one line: test accuracy, its confidence interval and the number of test images
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
         metrics = read_metrics(workspace.reports)
         accuracy = metrics.accuracy
-        return cls(accuracy.value, accuracy.low, accuracy.high, metrics.confidence, metrics.rows)
-
-    @property
-    def summary(self) -> str:
-        """One line: test accuracy, its confidence interval and the number of test images."""
-        return (
-            f"test accuracy {self.accuracy:.4f} ({self.confidence:.0%} CI {self.low:.4f} to {self.high:.4f}, "
-            f"{self.rows:,} images)"
-        )
+        interval = f"{metrics.confidence:.0%} CI {accuracy.low:.4f} to {accuracy.high:.4f}"
+        return cls(metrics.rows, f"test accuracy {accuracy.value:.4f} ({interval}, {metrics.rows:,} images)")
 
 
 def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluation:
@@ -108,14 +98,12 @@ def _robustness(
     )
     from ratchet.training import Split, predict_logits
 
-    wanted = settings.robustness_rows
+    wanted, kind = settings.robustness_rows, f"{spec.dtype} with {spec.channels} channels"
     if not wanted:
         return NotMeasured("evaluation.robustness_rows is 0")
-    if spec.dtype != "uint8" or spec.channels not in (1, 3):
-        return NotMeasured(
-            f"the images are {spec.dtype} with {spec.channels} channels, and corruptions are defined only for uint8 "
-            "images with 1 or 3 channels"
-        )
+    if kind not in ("uint8 with 1 channels", "uint8 with 3 channels"):
+        only = "corruptions are defined only for uint8 images with 1 or 3 channels"
+        return NotMeasured(f"the images are {kind}, and {only}")
     rows = evenly_spaced(len(test), automatic_rows(spec.height, spec.width) if wanted == "auto" else wanted)
     labels, keys = np.asarray(test.labels)[rows], np.asarray(test.keys)[rows]
     images, _ = test.batch(rows, torch.device("cpu"))

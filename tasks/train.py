@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
+from tasks.machine import MachineUse
 from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training
@@ -45,14 +47,10 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
 
     for leftover in workspace.running.glob(".draft-*"):
         shutil.rmtree(leftover)  # of a killed training that had written all its outputs
-    manifest = Manifest.read(workspace.packed)
-    job = TrainingJob.of(params, workspace, manifest)
-    inputs = _inputs(job, workspace)
-    store = training.CheckpointStore(
-        workspace.running / job.key, keep_last=job.plan.keep_last, keep_best=job.plan.keep_best
-    )
-    # A copy, because the user may edit the code during training.
-    saved_spec = training.keep_code(job.spec, store.folder)
+    job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
+    inputs, plan = _inputs(job, workspace), job.plan
+    store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
+    saved_spec = training.keep_code(job.spec, store.folder)  # a copy: the user may edit the code during training
     with (
         contextlib.closing(inputs.train),  # ends its workers, which the traceback of an error would keep
         contextlib.closing(inputs.validation),
@@ -60,21 +58,14 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         on_request() as stop_requested,
     ):
         budget = Budget(params.budget, total_cost(run.journal), meter)
-        total_steps, _ = training.run_steps(len(inputs.train), job.plan)
-        _require_budget(budget, run, step=store.newest_step(), total=total_steps)
-        for message in unfinished(workspace, job):
-            watch.say(message)
-        note(store.folder, job, total=total_steps)
-        record_training(run, params, workspace, manifest, flow_run=flow_run, inputs=job.identity)
-        # In the thread that writes checkpoints: training does not wait for the disk.
-        store.before_write = run.journal.sync
+        recorder = _Recorder(params, workspace, watch, run, budget)
+        recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
+        store.before_write = run.journal.sync  # in the thread that writes checkpoints: training does not wait for it
+        profile = run.journal.folder / "profile"
         events = training.fit(
-            inputs,
-            store=store,
-            profile_to=run.journal.folder / "profile",
-            stop=lambda: stop_requested() or budget.is_spent(),
+            inputs, store=store, profile_to=profile, stop=lambda: stop_requested() or budget.is_spent()
         )
-        finished = _run(events, run, params, workspace, watch, budget)
+        finished = recorder.record(events)
     if run.away:
         watch.say(run.away)
     _write_outputs(workspace, store.folder, finished, job, saved_spec)
@@ -93,78 +84,80 @@ def _inputs(job: TrainingJob, workspace: Workspace) -> "training.TrainingInputs"
     )
 
 
-def _require_budget(budget: Budget, run: "Run", *, step: int, total: int) -> None:
-    """Refuse to start with too little budget.
-
-    Raises:
-        BudgetSpent: too little is left for any progress.
-    """
-    try:
-        budget.require_some(step, total)
-    except BudgetSpent as refusal:
-        _record_stop(run, refusal)  # the attempt before may have been killed before it recorded this
-        raise
-
-
-def _run(
-    events: "Iterator[training.Event]", run: "Run", params: Params, workspace: Workspace, watch: Watch, budget: Budget
-) -> "training.Finished":
-    """Train to the end, and record status and cost in every case."""
-    meter = budget.meter
-    try:
-        with _curves(workspace, params, run) as curves:
-            finished = _Listener(run, watch, curves, budget).follow(events)
-    except NotFinite as error:
-        run.status("FAILED")
-        raise TrainingError(f"{error}; samples of the batch: {_sample_ids(workspace, error.rows)}") from error
-    except TrainingStopped as stopped:
-        _record_stop(run, stopped)
-        raise
-    except BaseException:
-        run.status("FAILED")
-        raise
-    finally:
-        run.cost(meter.attempt, meter.spent())
-    _record_cost(run)
-    run.status("FINISHED")
-    return finished
-
-
-def _record_stop(run: "Run", stopped: TrainingStopped) -> None:
-    if isinstance(stopped, BudgetSpent):
-        run.trouble(stopped.step, "budget", str(stopped))
-    run.status("KILLED")
-
-
-def _sample_ids(workspace: Workspace, rows: tuple[int, ...]) -> str:
-    """Return the ids of the samples of a batch."""
-    ids = split_ids(workspace.packed, "train")
-    return ", ".join(ids[row] for row in rows)
-
-
-@contextlib.contextmanager
-def _curves(workspace: Workspace, params: Params, run: "Run") -> "Iterator[Curves | None]":
-    """Write TensorBoard's files, if `tracking.tensorboard` is set."""
-    if not params.tracking.tensorboard:
-        yield None
-        return
-    from tasks.curves import Curves
-
-    with Curves(workspace.mlruns / "tensorboard" / run.key, run.journal) as curves:
-        yield curves
-
-
-class _Listener:
+@dataclass
+class _Recorder:
     """Sends the events of a training to its record, its curves and the user."""
 
-    def __init__(self, run: "Run", watch: Watch, curves: "Curves | None", budget: Budget) -> None:
-        from tasks.machine import MachineUse
+    params: Params
+    workspace: Workspace
+    watch: Watch
+    run: "Run"
+    budget: Budget
+    curves: "Curves | None" = None
+    machine: MachineUse = field(default_factory=MachineUse)
+    total: int = 0
+    last_epoch: str = ""
 
-        self._run, self._watch, self._curves, self._budget = run, watch, curves, budget
-        self._machine = MachineUse()
-        self._total, self._last_epoch = 0, ""
+    def begin(self, job: TrainingJob, store: "training.CheckpointStore", *, rows: int, flow_run: str | None) -> None:
+        """Record the training before its first step.
 
-    def follow(self, events: "Iterator[training.Event]") -> "training.Finished":
+        Raises:
+            BudgetSpent: too little of the budget is left for any progress.
+        """
+        from ratchet import training
+
+        total, _ = training.run_steps(rows, job.plan)
+        try:
+            self.budget.require_some(store.newest_step(), total)
+        except BudgetSpent as refusal:
+            self._record_stop(refusal)  # the attempt before may have been killed before it recorded this
+            raise
+        for message in unfinished(self.workspace, job):
+            self.watch.say(message)
+        note(store.folder, job, total=total)
+        record_training(self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity)
+
+    def record(self, events: "Iterator[training.Event]") -> "training.Finished":
+        """Train to the end, and record status and cost in every case."""
+        from ratchet.registry.runs import total_cost
+
+        run, meter = self.run, self.budget.meter
+        try:
+            with self._open_curves() as self.curves:
+                finished = self._follow(events)
+        except NotFinite as error:
+            run.status("FAILED")
+            ids = split_ids(self.workspace.packed, "train")
+            samples = ", ".join(ids[row] for row in error.rows)
+            raise TrainingError(f"{error}; samples of the batch: {samples}") from error
+        except TrainingStopped as stopped:
+            self._record_stop(stopped)
+            raise
+        except BaseException:
+            run.status("FAILED")
+            raise
+        finally:
+            run.cost(meter.attempt, meter.spent())
+        cost = total_cost(run.journal)
+        for name, value in cost.metrics().items() if cost else ():
+            run.metrics({name: value}, step=0)
+        run.status("FINISHED")
+        return finished
+
+    def _record_stop(self, stopped: TrainingStopped) -> None:
+        if isinstance(stopped, BudgetSpent):
+            self.run.trouble(stopped.step, "budget", str(stopped))
+        self.run.status("KILLED")
+
+    def _open_curves(self) -> "contextlib.AbstractContextManager[Curves | None]":
+        """Open TensorBoard's files, if `tracking.tensorboard` is set."""
+        if not self.params.tracking.tensorboard:
+            return contextlib.nullcontext()
+        from tasks.curves import Curves
+
+        return Curves(self.workspace.mlruns / "tensorboard" / self.run.key, self.run.journal)
+
+    def _follow(self, events: "Iterator[training.Event]") -> "training.Finished":
         """Send every event, and return the last one."""
         from ratchet import training
 
@@ -175,60 +168,49 @@ class _Listener:
                     self._start(event)
                 case training.Points():
                     self._record_metrics(event, step=event.step)
-                    text = self._last_epoch or f"loss {event.values['step/loss']:.4f}"
-                    self._watch.progress(event.step, self._total, text)
+                    text = self.last_epoch or f"loss {event.values['step/loss']:.4f}"
+                    self.watch.progress(event.step, self.total, text)
                 case training.Epoch():
-                    self._record_metrics(event, step=event.epoch, more=self._machine.metrics())
-                    self._last_epoch = _epoch_summary(event)
-                    self._watch.progress(event.step, self._total, self._last_epoch)
+                    self._record_metrics(event, step=event.epoch, more=self.machine.metrics())
+                    self.last_epoch = _epoch_summary(event)
+                    self.watch.progress(event.step, self.total, self.last_epoch)
                 case training.Checkpointed():
-                    if self._curves is not None:
-                        self._curves.update()
+                    if self.curves is not None:
+                        self.curves.update()
                 case training.Notice():
-                    self._watch.say(event.text)
+                    self.watch.say(event.text)
                 case training.Trouble():
-                    self._run.trouble(event.step, event.kind, event.text)
-                    self._watch.say(event.text)
+                    self.run.trouble(event.step, event.kind, event.text)
+                    self.watch.say(event.text)
                 case training.Stopped():
-                    raise self._budget.stopped(event.step, self._total, kept=event.kept)
+                    raise self.budget.stopped(event.step, self.total, kept=event.kept)
                 case training.Finished():
                     return event
         raise AssertionError("training ended without Finished or Stopped")
 
     def _start(self, event: "training.Started") -> None:
-        from tasks.machine import MachineUse
-
-        self._total, self._machine = event.total_steps, MachineUse(event.device)
-        self._budget.meter.use(event.device)
-        self._watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
+        self.total, self.machine = event.total_steps, MachineUse(event.device)
+        self.budget.meter.use(event.device)
+        self.watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
         if event.resumed_from:
             name = event.resumed_from.name
-            self._watch.say(f"continues at step {event.step:,} of {event.total_steps:,}, from {name}")
-        self._watch.progress(event.step, event.total_steps)
-        self._run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
+            self.watch.say(f"continues at step {event.step:,} of {event.total_steps:,}, from {name}")
+        self.watch.progress(event.step, event.total_steps)
+        self.run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
 
     def _record_metrics(
         self, event: "training.Points | training.Epoch", *, step: int, more: Mapping[str, float] | None = None
     ) -> None:
-        self._run.metrics(event.values, step=step, attempt=event.attempt)
-        self._run.metrics({**event.rates, **(more or {})}, step=step, attempt=event.attempt)
+        self.run.metrics(event.values, step=step, attempt=event.attempt)
+        self.run.metrics({**event.rates, **(more or {})}, step=step, attempt=event.attempt)
 
     def _record_cost(self, event: "training.Event") -> None:
         """Record the cost from time to time, in case SIGKILL or a power cut ends this process."""
         from ratchet import training
 
-        meter = self._budget.meter
+        meter = self.budget.meter
         if isinstance(event, training.Epoch | training.Checkpointed) and meter.is_due():
-            self._run.cost(meter.attempt, meter.spent())
-
-
-def _record_cost(run: "Run") -> None:
-    """Record the cost of all attempts together, once."""
-    from ratchet.registry.runs import total_cost
-
-    cost = total_cost(run.journal)
-    for name, value in cost.metrics().items() if cost else ():
-        run.metrics({name: value}, step=0)
+            self.run.cost(meter.attempt, meter.spent())
 
 
 def _epoch_summary(event: "training.Epoch") -> str:

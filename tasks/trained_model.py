@@ -44,7 +44,6 @@ def record_training(
     run: "Run",
     params: Params,
     workspace: Workspace,
-    manifest: Manifest,
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None = None,
@@ -56,12 +55,10 @@ def record_training(
     from ratchet.data.versions import read_version
     from ratchet.provenance.record import begin_record
 
-    values = {
-        "seed": params.seed,
-        **{f"model.{name}": value for name, value in params.model.model_dump().items()},
-        **{f"training.{name}": value for name, value in params.training.model_dump().items()},
-        **{f"data.{name}": value for name, value in params.data.model_dump().items()},
-    }
+    manifest = Manifest.read(workspace.packed)
+    values: dict[str, object] = {"seed": params.seed}
+    for section in ("model", "training", "data"):
+        values |= {f"{section}.{name}": value for name, value in getattr(params, section).model_dump().items()}
     run.settings(values)
     version = read_version(workspace.root)
     rows = {name: split.rows for name, split in manifest.splits.items()}

@@ -48,8 +48,8 @@ class Unfinished:
         """Sentence that says where it is, what differs, how to continue it and how to delete it."""
         name = f"data/running/{self.folder.name}"
         total = f" of {self.total:,}" if self.total else ""
-        settings = [difference for difference in self.differences if difference.is_setting]
-        changed_files = [difference for difference in self.differences if not difference.is_setting]
+        settings = [change for change in self.differences if change.is_setting]
+        changed_files = [change for change in self.differences if not change.is_setting]
         sentences = [f"{setting.name} was {spell(setting.before)}, is now {spell(setting.now)}" for setting in settings]
         sentences += [f"{file.name} changed" for file in changed_files]
         hidden = len(sentences) - _DIFFERENCES_SHOWN

@@ -3,10 +3,14 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from commands.cli import app
 from ratchet.evaluation.robustness import KINDS
 from ratchet.settings import errors as settings_errors
 from ratchet.settings.model import BudgetSettings, EvaluationSettings, TrainingSettings
@@ -71,6 +75,20 @@ def test_every_evaluation_setting_is_named_on_its_page() -> None:
         assert f"`robustness_{kind}`" in page
 
 
+def commands(group: TyperGroup, prefix: str = "ratchet") -> Iterator[tuple[str, str]]:
+    """Yield each command and its one-line help, in the order of `ratchet --help`."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command.get_short_help_str(limit=1000)
+
+
+def test_every_command_is_listed_with_its_help() -> None:
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(ratchet .+?)` \| (.+) \|$", page, re.MULTILINE) == list(commands(get_command(app)))
+
+
 def test_the_systemd_unit_holds(tmp_path: Path) -> None:
     """As systemd reads it; the programs it names are put where this machine has something to start."""
     if not shutil.which("systemd-analyze"):
@@ -82,5 +100,5 @@ def test_the_systemd_unit_holds(tmp_path: Path) -> None:
     path = tmp_path / "ratchet.service"
     path.write_text(unit.replace("/srv/ratchet", str(tmp_path)), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if path.name in line]  # other units of this machine are its own
-    assert not told
+    faults = [line for line in done.stderr.splitlines() if path.name in line]  # other units of this machine are its own
+    assert not faults

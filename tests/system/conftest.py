@@ -1,4 +1,4 @@
-"""What tests of whole trainings share: a net of 1,386 parameters, and when two trainings are the same."""
+"""Shared by tests of whole trainings: a net of 1,386 parameters, and the comparison of two trainings."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -26,11 +26,9 @@ def points(project: Any) -> list[Point]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
-    found = [
-        run for experiment in client.search_experiments() for run in client.search_runs([experiment.experiment_id])
-    ]
-    assert len(found) == 1
-    (run,) = found
+    runs = [run for experiment in client.search_experiments() for run in client.search_runs([experiment.experiment_id])]
+    assert len(runs) == 1
+    (run,) = runs
     assert run.info.status == "FINISHED"
     return [
         (name, point.step, point.value)

@@ -52,7 +52,7 @@ def nothing_written(project: Any, *, but: tuple[str, ...] = ()) -> Iterator[None
     assert {path: after[path] for path in after if path not in but} == before
 
 
-def pictures(folder: Path, count: int, *, first: int = 0) -> None:
+def images(folder: Path, count: int, *, first: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + count):
         pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -60,8 +60,8 @@ def pictures(folder: Path, count: int, *, first: int = 0) -> None:
 
 
 def use_pictures(project: Any) -> Path:
-    project.good("ratchet", "set", "data.source=image-folder", "data.path=pictures")
-    return project.root / "pictures"
+    project.good("ratchet", "set", "data.source=image-folder", "data.path=images")
+    return project.root / "images"
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -94,11 +94,11 @@ def task_states(project: Any) -> tuple[str, dict[str, str]]:
     ],
 )
 @pytest.mark.parametrize("command", ["set", "train --set"])
-def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: str, assignment: str, words: str) -> None:
+def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: str, assignment: str, text: str) -> None:
     with nothing_written(fresh):
         message = fresh.refused("ratchet", *command.split(), assignment)
     assert message.startswith("ratchet: params.yaml: ")
-    assert words in message
+    assert text in message
     assert len(message.splitlines()) == 1
     assert not (fresh.root / ".ratchet").exists()
 
@@ -114,8 +114,8 @@ def test_every_command_refuses_a_bad_file_with_all_faults(fresh: Any) -> None:
             fresh.refused("dvc", "repro"),
         ]
     for output in message:
-        for words in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "Did you mean data.min_side?"):
-            assert words in output
+        for text in ("training.optimizer: found 'adagrad'", "data.min_side: missing", "Did you mean data.min_side?"):
+            assert text in output
 
 
 def test_outside_a_project_the_way_in_is_told(tmp_path: Path, shared_project: Any) -> None:
@@ -171,7 +171,7 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any, address: 
 
 def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
     folder = use_pictures(fresh)
-    pictures(folder / "cat", 3)
+    images(folder / "cat", 3)
     with nothing_written(fresh):
         message = fresh.refused(*fresh.stage("ingest"))
     assert f"{folder}: has only one class ('cat')" in message
@@ -179,7 +179,7 @@ def test_a_folder_of_one_class_is_refused(fresh: Any) -> None:
 
 def test_an_empty_class_is_refused(fresh: Any) -> None:
     folder = use_pictures(fresh)
-    pictures(folder / "cat", 3)
+    images(folder / "cat", 3)
     (folder / "dog").mkdir()
     with nothing_written(fresh):
         message = fresh.refused(*fresh.stage("ingest"))
@@ -191,7 +191,7 @@ def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
         for number in range(5):
-            (folder / name / f"{number}.png").write_bytes(b"" if number else b"no picture")
+            (folder / name / f"{number}.png").write_bytes(b"" if number else b"no image")
     with nothing_written(fresh, but=("data/quarantine.parquet",)):
         message = fresh.refused(*fresh.stage("ingest"))
     assert "10 of 10 samples are bad" in message
@@ -202,8 +202,8 @@ def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
 
 def test_bad_images_are_quarantined_and_the_run_continues(fresh: Any) -> None:
     folder = use_pictures(fresh)
-    pictures(folder / "cat", 60)
-    pictures(folder / "dog", 60, first=500)
+    images(folder / "cat", 60)
+    images(folder / "dog", 60, first=500)
     whole = (folder / "cat" / "000.png").read_bytes()
     bad = {
         "cat/empty.png": b"",

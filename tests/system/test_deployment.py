@@ -80,9 +80,9 @@ class Served:
         """`prefect deployment run`; the newest run as Prefect has it."""
         parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
         output = self.shell("deployment", "run", "train-flow/local", *parameter, *options)
-        found = self.runs()
-        assert found, output
-        return found[0]
+        runs = self.runs()
+        assert runs, output
+        return runs[0]
 
     def train(self, **overrides: object) -> dict[str, Any]:
         """The same, waiting for the run's end."""
@@ -98,22 +98,24 @@ class Served:
         return again
 
     def approve(self, **parameters: object) -> dict[str, Any]:
-        """What the page of approve-flow/local does with its form; the run as it ended."""
+        """Start approve-flow/local as its page does; return the run when it has ended."""
         deployment = self.prefect("/deployments/name/approve-flow/local")
-        made = self.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
-        until(lambda: self.prefect(f"/flow_runs/{made['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"))
-        run: dict[str, Any] = self.prefect(f"/flow_runs/{made['id']}")
+        created = self.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+        until(
+            lambda: self.prefect(f"/flow_runs/{created['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED")
+        )
+        run: dict[str, Any] = self.prefect(f"/flow_runs/{created['id']}")
         return run
 
     def runs(self) -> list[dict[str, Any]]:
         """Flow runs by hand, the newest first."""
-        found = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
-        return [run for run in found if not run["auto_scheduled"]]
+        runs = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
+        return [run for run in runs if not run["auto_scheduled"]]
 
     def runs_of(self, deployment: str, *, ended: bool = True) -> list[dict[str, Any]]:
         """The runs of a deployment that are over, or all that were made, the newest first."""
-        found = self.prefect(f"/deployments/name/{deployment}")
-        body = {"deployments": {"id": {"any_": [found["id"]]}}, "sort": "EXPECTED_START_TIME_DESC"}
+        deployed = self.prefect(f"/deployments/name/{deployment}")
+        body = {"deployments": {"id": {"any_": [deployed["id"]]}}, "sort": "EXPECTED_START_TIME_DESC"}
         return [run for run in self.prefect("/flow_runs/filter", body) if not ended or run["state"]["type"] in OVER]
 
     def settled(self, run: dict[str, Any]) -> dict[str, str]:
@@ -121,10 +123,10 @@ class Served:
         return {task["name"]: task["state"]["name"] for task in self.of_run("task_runs", run)}
 
     def of_run(self, what: str, run: dict[str, Any], **more: object) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.prefect(
+        objects: list[dict[str, Any]] = self.prefect(
             f"/{what}/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}, **more}
         )
-        return found
+        return objects
 
     def log(self, run: dict[str, Any]) -> list[str]:
         """The run's log, in order."""
@@ -132,7 +134,7 @@ class Served:
         return [line["message"] for line in self.prefect("/logs/filter", body)]
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """What `up` has started, by name."""
+        """The processes that `up` has started, by name."""
         return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["services"]}
 
 
@@ -191,9 +193,9 @@ def test_report_and_metrics_are_artifacts_of_the_run(served: Served, first: dict
 
 def test_links_to_mlflow_open_the_run_and_its_report(served: Served, first: dict[str, Any]) -> None:
     artifacts = {artifact["key"]: artifact["data"] for artifact in served.of_run("artifacts", first)}
-    found = re.search(r"\((http\S+?)/#/experiments/(\w+)/runs/(\w+)/artifacts/([\w./]+)", artifacts["report-page"])
-    assert found, artifacts["report-page"]
-    server, experiment, run_id, report = found.groups()
+    link = re.search(r"\((http\S+?)/#/experiments/(\w+)/runs/(\w+)/artifacts/([\w./]+)", artifacts["report-page"])
+    assert link, artifacts["report-page"]
+    server, experiment, run_id, report = link.groups()
     assert served.mlflow(f"/runs/get?run_id={run_id}")["run"]["info"]["experiment_id"] == experiment
     assert answers(f"{server}/get-artifact?path={report}&run_uuid={run_id}", timeout=30.0)
 
@@ -260,11 +262,13 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
     cancelled = served.runs()[0]
     assert (cancelled["id"], cancelled["state"]["type"]) == (run["id"], "CANCELLED")
     stopped = re.compile(r"stopped at step \d+ of [\d,]+: the same command continues there")
-    [artifact] = [found["data"] for found in served.of_run("artifacts", cancelled) if found["key"] == "stopped"]
+    [artifact] = [
+        artifact["data"] for artifact in served.of_run("artifacts", cancelled) if artifact["key"] == "stopped"
+    ]
     assert stopped.search(artifact)
     assert f"`prefect flow-run retry {run['id']}`" in artifact
     assert any(stopped.match(line) for line in served.log(cancelled)), served.log(cancelled)
-    [task] = [found for found in served.of_run("task_runs", cancelled) if found["name"] == "train"]
+    [task] = [task for task in served.of_run("task_runs", cancelled) if task["name"] == "train"]
     assert task["state"]["name"] == "Cancelled"
     assert stopped.fullmatch(task["state"]["message"])
     assert served.project.workspace.params.read_bytes() == before
@@ -329,7 +333,7 @@ def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: di
     output = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
     assert output["state"]["message"] == f"digits version {number}: approved by ann, and champion"
     aliases = served.mlflow("/registered-models/get?name=digits")["registered_model"]["aliases"]
-    assert {one["alias"]: one["version"] for one in aliases} == {"champion": number}
+    assert {alias["alias"]: alias["version"] for alias in aliases} == {"champion": number}
     listed = served.project.good("ratchet", "ledger", "digits")
     assert f"ann: approve digits version {number}: looked at the errors" in listed
     assert f"ann: promote digits version {number}: as agreed" in listed
@@ -349,14 +353,14 @@ def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) 
         for nonsense in ({"revision": None}, {"revision": 3}, {"revision": ["main"]}):
             with pytest.raises(PlatformError, match=r"\(4(09|22)\).*revis"):
                 served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
-    assert [one["parameters"] for one in deployments] == [{}, {"revision": "HEAD"}, {"revision": "HEAD"}]
-    limits = [one["global_concurrency_limit"] for one in deployments]
+    assert [deployment["parameters"] for deployment in deployments] == [{}, {"revision": "HEAD"}, {"revision": "HEAD"}]
+    limits = [deployment["global_concurrency_limit"] for deployment in deployments]
     assert [limit and limit["limit"] for limit in limits] == [None, 1, 1]
 
 
 def test_a_drift_event_starts_one_run_of_the_commit(served: Served, committed: None) -> None:
     mine = (served.root / "params.yaml").read_bytes()
-    for _ in range(3):  # the same drift is told again and again
+    for _ in range(3):  # the same drift is reported several times
         served.shell("event", "emit", "ratchet.drift.detected", "--resource-id", "ratchet.model.digits")
     until(lambda: served.runs_of("train-flow/on-drift"), pause=1.0)
     [run] = served.runs_of("train-flow/on-drift", ended=False)
@@ -391,12 +395,12 @@ def test_a_night_trains_only_what_changed_since(served: Served, committed: None)
     assert (provenance["git_commit"], provenance["git_uncommitted"]) == (head, None)
     assert _run_of(served, files.read_json(production / "data" / "model" / "model.json")["training"]["key"])
     assert not (production / "mlruns" / "mlflow.db").exists()
-    made = ("ingest", "train", "evaluate", "register")
-    assert "in sync" in served.project.good("dvc", "--cd", str(production), "status", "--cloud", *made)
+    stages = ("ingest", "train", "evaluate", "register")
+    assert "in sync" in served.project.good("dvc", "--cd", str(production), "status", "--cloud", *stages)
 
 
 def commit_new_data(project: Any) -> None:
-    """Two classes of small pictures, kept by DVC; the copy that lies in the project folder is gone."""
+    """Two classes of small images, kept by DVC; the copy in the project folder is gone."""
     import numpy as np
     from PIL import Image
 
@@ -458,11 +462,11 @@ def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:
 def _run_of(served: Served, key: str) -> dict[str, Any]:
     """The one MLflow run of a training."""
     experiments = served.mlflow("/experiments/search", {"max_results": 10})["experiments"]
-    [experiment] = [one["experiment_id"] for one in experiments if one["name"] == "ratchet"]
+    [experiment] = [experiment["experiment_id"] for experiment in experiments if experiment["name"] == "ratchet"]
     body = {"experiment_ids": [experiment], "filter": f"tags.`ratchet.key` = '{key}'"}
-    [run] = served.mlflow("/runs/search", body)["runs"]
-    found: dict[str, Any] = run
-    return found
+    runs: list[dict[str, Any]] = served.mlflow("/runs/search", body)["runs"]
+    [run] = runs
+    return run
 
 
 def _points(served: Served, run: dict[str, Any], metric: str) -> list[int]:

@@ -72,13 +72,13 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What to write before a command so that it runs there, under the host's name."""
+        """Prefix of a command that runs there, under the host's name."""
         name = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', f"host-{self.number}")
         return ("ip", "netns", "exec", self.namespace, *name)
 
     @property
     def worker(self) -> str:
-        """What the pool knows its worker by."""
+        """Name of its worker in the pool."""
         return f"host-{self.number}:{str(self.project.root).strip('/').replace('/', '-')}"
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -86,8 +86,8 @@ class Host:
         return done
 
     def good(self, *command: str) -> str:
-        said: str = self.project.good(*self.inside, *command, **ENVIRONMENT)
-        return said
+        output: str = self.project.good(*self.inside, *command, **ENVIRONMENT)
+        return output
 
     def ask(self, path: str, body: object) -> Any:
         """Send a request to Prefect's server from there."""
@@ -100,14 +100,14 @@ def namespaces() -> Iterator[list[Host]]:
     """Hosts that can reach each other, and nothing else."""
     if not all(map(shutil.which, ("ip", "unshare", "hostname"))):
         pytest.skip("ip, unshare or hostname, by which hosts are simulated, is not on this machine")
-    made = [Host(number, f"ratchet-{os.getpid()}-{number}") for number in range(COUNT)]
-    first, *others = made
+    hosts = [Host(number, f"ratchet-{os.getpid()}-{number}") for number in range(COUNT)]
+    first, *others = hosts
 
     def ip(*command: str) -> None:
         subprocess.run(["ip", *command], check=True, capture_output=True, text=True)
 
     try:
-        for host in made:
+        for host in hosts:
             ip("netns", "add", host.namespace)
             ip("-n", host.namespace, "link", "set", "lo", "up")
         ip("-n", first.namespace, "link", "add", "bridge", "type", "bridge")
@@ -121,11 +121,11 @@ def namespaces() -> Iterator[list[Host]]:
             ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "net")
             ip("-n", host.namespace, "link", "set", "net", "up")
         subprocess.run([*others[0].inside, "true"], check=True, capture_output=True, text=True)
-        yield made
+        yield hosts
     except subprocess.CalledProcessError as error:
         pytest.skip(f"hosts cannot be simulated here: network namespaces are refused ({error.stderr.strip()})")
     finally:
-        for host in made:
+        for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
 
 
@@ -187,17 +187,19 @@ def hosts(
         project.good("git", "add", "--all")
         project.good("git", "commit", "--quiet", "--message=the team's servers")
         clones = [(host, project.clone(folder / f"clone-{host.number}")) for host in namespaces[1:]]
-        found = [first, *(Host(host.number, host.namespace, clone) for host, clone in clones)]
-        for host in found:
+        hosts = [first, *(Host(host.number, host.namespace, clone) for host, clone in clones)]
+        for host in hosts:
             stack.callback(host.run, "ratchet", "down")
             host.good("ratchet", "up")
-        yield found
+        yield hosts
 
 
 def begin(hosts: list[Host], **training: object) -> set[str]:
     """As many runs as there are hosts, all at once; their ids."""
-    found = hosts[0].ask("/deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
-    (deployment,) = [one["id"] for one in found if one["entrypoint"] == "flows/train.py:train_flow"]
+    deployments = hosts[0].ask("/deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
+    (deployment,) = [
+        deployment["id"] for deployment in deployments if deployment["entrypoint"] == "flows/train.py:train_flow"
+    ]
     ids = set()
     for seed in range(len(hosts)):
         overrides = {"seed": seed, "training": training} if training else {"seed": seed}
@@ -208,22 +210,22 @@ def begin(hosts: list[Host], **training: object) -> set[str]:
 
 def read(hosts: list[Host], ids: set[str]) -> dict[str, dict[str, Any]]:
     """The runs, by the name of the worker that took each."""
-    found = hosts[0].ask("/flow_runs/filter", {"flow_runs": {"id": {"any_": sorted(ids)}}})
-    return {run["labels"].get("prefect.worker.name", f"nobody: {run['id']}"): run for run in found}
+    runs = hosts[0].ask("/flow_runs/filter", {"flow_runs": {"id": {"any_": sorted(ids)}}})
+    return {run["labels"].get("prefect.worker.name", f"no worker: {run['id']}"): run for run in runs}
 
 
 def states(hosts: list[Host], ids: set[str]) -> list[str]:
     """Of the runs that the hosts' workers took, in the hosts' order."""
-    found = read(hosts, ids)
-    return [found[host.worker]["state"]["type"] if host.worker in found else "" for host in hosts]
+    runs = read(hosts, ids)
+    return [runs[host.worker]["state"]["type"] if host.worker in runs else "" for host in hosts]
 
 
 def test_up_starts_on_each_host_what_belongs_there(hosts: list[Host]) -> None:
     parts = [set(Record.read(host.project.workspace).services) for host in hosts]
     assert parts == [{"prefect", "mlflow", "worker"}, {"worker"}, {"worker"}]
-    said = hosts[1].good("ratchet", "status")
-    assert f"Prefect server: elsewhere, {API}\n" in said
-    assert "worker: up for " in said
+    output = hosts[1].good("ratchet", "status")
+    assert f"Prefect server: elsewhere, {API}\n" in output
+    assert "worker: up for " in output
     again = hosts[1].good("ratchet", "up")
     assert f"Prefect server: {API} (platform.prefect_api; not ours to start)" in again
     assert "deployments:" not in again
@@ -238,8 +240,8 @@ def test_each_host_takes_a_run_and_versions_are_registered_once(hosts: list[Host
     runs = list(read(hosts, ids).values())
     assert max(run["start_time"] for run in runs) < min(run["end_time"] for run in runs)
     registered = [json.loads((host.project.root / "data" / "registration.json").read_text()) for host in hosts]
-    assert sorted(one["version"] for one in registered) == ["1", "2", "3"]
-    assert len({one["run_id"] for one in registered}) == COUNT
+    assert sorted(registration["version"] for registration in registered) == ["1", "2", "3"]
+    assert len({registration["run_id"] for registration in registered}) == COUNT
     at = hosts[0].project.workspace.params.read_text().partition("ledger: ")[2].split()[0]
     assert json.loads(hosts[0].good(sys.executable, "-c", SQL, at, "SELECT what FROM ledger")).count("register") == 3
 
@@ -253,7 +255,9 @@ def test_a_killed_worker_settles_only_its_own_run(hosts: list[Host]) -> None:
     until(lambda: states(hosts, ids)[1] == "CRASHED")
     assert states(hosts, ids) == ["RUNNING", "CRASHED", "RUNNING"]
     until(
-        lambda: "worker: up for " in (said := hosts[1].run("ratchet", "status").stdout) and "restarted 1 time" in said
+        lambda: (
+            "worker: up for " in (output := hosts[1].run("ratchet", "status").stdout) and "restarted 1 time" in output
+        )
     )
     until(lambda: "RUNNING" not in states(hosts, ids))
     assert states(hosts, ids) == ["COMPLETED", "CRASHED", "COMPLETED"]
@@ -281,9 +285,9 @@ def test_the_run_of_a_lost_machine_is_settled(hosts: list[Host]) -> None:
 
 
 def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
-    said = hosts[2].good("ratchet", "down")
-    assert said.startswith("worker: stopped (")
-    assert "server" not in said
+    output = hosts[2].good("ratchet", "down")
+    assert output.startswith("worker: stopped (")
+    assert "server" not in output
     assert not (hosts[2].project.root / "prefect.toml").exists()
     for host in hosts[:2]:
         host.good("ratchet", "status")
@@ -291,9 +295,9 @@ def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
 
 def test_a_missing_server_password_is_named_with_its_fix(hosts: list[Host]) -> None:
     forgotten = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_AUTH_STRING"}
-    said = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
+    output = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
     wanted = f"ratchet: Prefect's server at {API} asks for a password. Fix: export the PREFECT_API_AUTH_STRING"
-    assert said.splitlines()[-1].startswith(wanted)
+    assert output.splitlines()[-1].startswith(wanted)
     assert not Record.read(hosts[2].project.workspace).services
 
 

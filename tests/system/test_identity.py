@@ -1,4 +1,4 @@
-"""Settings changed between a kill and the next `ratchet train`: which continue the training, and what is said."""
+"""Settings changed between a kill and the next `ratchet train`: which continue the training, and what is output."""
 
 import signal
 import subprocess
@@ -57,12 +57,12 @@ def test_an_unfinished_run_continues_after_settings_are_restored(trained: Any) -
     killed(trained)
     (theirs,) = trained.workspace.running.glob("[!.]*/")
     trained.good("ratchet", "set", "training.learning_rate=0.001")
-    said = trained.good("dvc", "repro", "train")
-    assert "this run starts at step 0. Another run is unfinished, at step" in said
-    assert "Differences: training.learning_rate was 2.0e-3, is now 1.0e-3." in said
+    output = trained.good("dvc", "repro", "train")
+    assert "this run starts at step 0. Another run is unfinished, at step" in output
+    assert "Differences: training.learning_rate was 2.0e-3, is now 1.0e-3." in output
     assert (
         f"`ratchet set training.learning_rate=2.0e-3`, and run again. To delete it: `rm -r data/running/{theirs.name}`"
-        in said
+        in output
     )
     assert trained.digests("data/model") != expected
     assert list(theirs.glob("step-*.safetensors"))

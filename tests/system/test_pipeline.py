@@ -1,6 +1,6 @@
 """The whole path, by both ways: the flow and `dvc repro` do the same work and leave the same hashes.
 
-One story in two clones, told step by step because each run costs seconds. What a step did is taken from DVC's words,
+One story in two clones, step by step because each run costs seconds. What a step did is taken from DVC's output,
 from the flow's own record in Prefect's database and from MLflow, never from the stages' claims.
 """
 
@@ -37,7 +37,7 @@ NAME = "digits"
 
 
 @dataclass(frozen=True)
-class Told:
+class RunRecord:
     """One run of train-flow as it left the workspace."""
 
     output: str
@@ -62,11 +62,11 @@ def states(project: Any) -> tuple[str, dict[str, str]]:
     return state, dict(tasks)
 
 
-def train(project: Any, *assignments: str) -> Told:
+def train(project: Any, *assignments: str) -> RunRecord:
     options = [part for assignment in assignments for part in ("--set", assignment)]
     output = project.good("ratchet", "train", *options)
     registration = json.loads((project.root / "data" / "registration.json").read_text())
-    return Told(output, registration, hashes(project), *states(project))
+    return RunRecord(output, registration, hashes(project), *states(project))
 
 
 def mlflow_client(project: Any) -> Any:
@@ -80,12 +80,12 @@ def clone(new_project: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(clone: Any) -> Told:
+def first(clone: Any) -> RunRecord:
     return train(clone)
 
 
 @pytest.fixture(scope="module")
-def other_clone(clone: Any, first: Told) -> Any:
+def other_clone(clone: Any, first: RunRecord) -> Any:
     """The clone in which `dvc repro` is first."""
     project = clone.clone(clone.root.with_name("dvc-first"))
     project.good("dvc", "repro")
@@ -93,19 +93,19 @@ def other_clone(clone: Any, first: Told) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shorter(clone: Any, first: Told) -> Told:
+def shorter(clone: Any, first: RunRecord) -> RunRecord:
     """The flow after an edit of training.epochs."""
     clone.good("ratchet", "set", "training.epochs=1")
     return train(clone)
 
 
 @pytest.fixture(scope="module")
-def crippled(clone: Any, shorter: Told) -> Told:
+def crippled(clone: Any, shorter: RunRecord) -> RunRecord:
     """The flow with a training of one step."""
     return train(clone, "training.max_steps=1")
 
 
-def test_one_command_ends_with_a_registered_champion(clone: Any, first: Told) -> None:
+def test_one_command_ends_with_a_registered_champion(clone: Any, first: RunRecord) -> None:
     assert first.flow_state == "Completed"
     assert first.task_states == dict.fromkeys(("ingest", "version", "train", "evaluate", "register"), "Completed")
     assert (first.registration["version"], first.registration["aliases"]) == ("1", ["champion"])
@@ -116,14 +116,14 @@ def test_one_command_ends_with_a_registered_champion(clone: Any, first: Told) ->
     assert "Traceback" not in first.output
 
 
-def test_after_the_flow_dvc_has_nothing_to_do(clone: Any, first: Told) -> None:
+def test_after_the_flow_dvc_has_nothing_to_do(clone: Any, first: RunRecord) -> None:
     assert "up to date" in clone.good("dvc", "status")
     repeated = clone.good("dvc", "repro")
     assert "Running stage" not in repeated
     assert hashes(clone) == first.hashes
 
 
-def test_a_second_run_says_there_is_nothing_to_do(clone: Any, first: Told) -> None:
+def test_a_second_run_says_there_is_nothing_to_do(clone: Any, first: RunRecord) -> None:
     database = clone.root / ".ratchet" / "prefect" / "prefect.db"
     before = database.stat().st_mtime_ns
     output = clone.good("ratchet", "train")
@@ -132,7 +132,7 @@ def test_a_second_run_says_there_is_nothing_to_do(clone: Any, first: Told) -> No
     assert database.stat().st_mtime_ns == before  # no server was started for it
 
 
-def test_a_lost_model_comes_back_from_the_cache_without_training(clone: Any, first: Told) -> None:
+def test_a_lost_model_comes_back_from_the_cache_without_training(clone: Any, first: RunRecord) -> None:
     before = clone.digests("data/model")
     shutil.rmtree(clone.root / "data" / "model")
     output = clone.good("dvc", "repro")
@@ -141,11 +141,11 @@ def test_a_lost_model_comes_back_from_the_cache_without_training(clone: Any, fir
     assert "up to date" in clone.good("dvc", "status")
 
 
-def test_every_output_is_in_the_remote(clone: Any, first: Told) -> None:
+def test_every_output_is_in_the_remote(clone: Any, first: RunRecord) -> None:
     assert "Cache and remote 'local' are in sync" in clone.good("dvc", "status", "--cloud")
 
 
-def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: Told) -> None:
+def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: RunRecord) -> None:
     client = mlflow_client(clone)
     [run] = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id])
     assert (run.info.run_id, run.info.status) == (first.registration["run_id"], "FINISHED")
@@ -162,7 +162,7 @@ def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: Told)
     assert described == {"data/profile.json", "data/data.html"}
 
 
-def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: Told) -> None:
+def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: RunRecord) -> None:
     client, run_id = mlflow_client(clone), first.registration["run_id"]
     version = client.get_model_version(NAME, "1")
     run = client.get_run(run_id)
@@ -178,7 +178,7 @@ def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: Told) -> N
     assert bill["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": weights}]
     assert weights in text
     assert first.registration["provenance"] in text
-    (data,) = [one for one in bill["components"] if one["type"] == "data"]
+    (data,) = [component for component in bill["components"] if component["type"] == "data"]
     assert data["version"] == first.hashes["data/packed"]
     cost = {name: value for name, value in run.data.metrics.items() if name.startswith("cost/")}
     assert {"cost/wall_hours", "cost/cpu_hours", "cost/gpu_hours"} <= cost.keys()
@@ -187,7 +187,7 @@ def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: Told) -> N
     assert list(find_pickles(clone.root / "mlruns" / "artifacts")) == []
 
 
-def test_one_provenance_record_stands_everywhere(clone: Any, first: Told) -> None:
+def test_one_provenance_record_stands_everywhere(clone: Any, first: RunRecord) -> None:
     record = json.loads((clone.root / "data" / "reports" / "provenance.json").read_text())
     expected = {"git_commit", "git_uncommitted", "dvc", "settings", "lock", "seed", "python", "packages", "hardware"}
     assert expected | {"id", "prefect_flow_run", "mlflow_run"} <= record.keys()
@@ -208,7 +208,7 @@ def test_one_provenance_record_stands_everywhere(clone: Any, first: Told) -> Non
     assert tagged == {record["id"]}
 
 
-def test_dvc_shows_metrics_plots_and_experiments(clone: Any, first: Told) -> None:
+def test_dvc_shows_metrics_plots_and_experiments(clone: Any, first: RunRecord) -> None:
     shown = json.loads(clone.good("dvc", "metrics", "show", "--json"))
     metrics = json.loads((clone.root / "data" / "reports" / "metrics.json").read_text())
     assert shown[""]["data"]["data/reports/metrics.json"]["data"] == metrics
@@ -221,7 +221,7 @@ def test_dvc_shows_metrics_plots_and_experiments(clone: Any, first: Told) -> Non
     assert commit["data"]["params"]["params.yaml"]["data"]["training"]["epochs"] == 2
 
 
-def test_dvc_repro_leaves_the_hashes_that_the_flow_leaves(other_clone: Any, first: Told) -> None:
+def test_dvc_repro_leaves_the_hashes_that_the_flow_leaves(other_clone: Any, first: RunRecord) -> None:
     theirs = hashes(other_clone)
     assert {path: theirs[path] for path in SAME_BY_BOTH_WAYS} == {
         path: first.hashes[path] for path in SAME_BY_BOTH_WAYS
@@ -237,20 +237,22 @@ def test_after_dvc_repro_the_flow_has_nothing_to_do(other_clone: Any) -> None:
 
 def test_after_dvc_repro_the_flow_skips_unchanged_stages(other_clone: Any) -> None:
     before = hashes(other_clone)
-    told = train(other_clone, "gate.minimum_accuracy=0.25")
-    assert told.task_states == {
+    again = train(other_clone, "gate.minimum_accuracy=0.25")
+    assert again.task_states == {
         "ingest": "Unchanged",
         "version": "Completed",
         "train": "Unchanged",
         "evaluate": "Unchanged",
         "register": "Completed",
     }
-    assert {path: told.hashes[path] for path in SAME_BY_BOTH_WAYS} == {path: before[path] for path in SAME_BY_BOTH_WAYS}
-    assert told.registration["version"] == "1"  # the same training is not registered twice
+    assert {path: again.hashes[path] for path in SAME_BY_BOTH_WAYS} == {
+        path: before[path] for path in SAME_BY_BOTH_WAYS
+    }
+    assert again.registration["version"] == "1"  # the same training is not registered twice
     assert "up to date" in other_clone.good("dvc", "status")
 
 
-def test_an_edit_of_the_training_leaves_the_data_alone(shorter: Told, first: Told) -> None:
+def test_an_edit_of_the_training_leaves_the_data_alone(shorter: RunRecord, first: RunRecord) -> None:
     assert shorter.task_states == {
         "ingest": "Unchanged",
         "version": "Completed",
@@ -262,7 +264,7 @@ def test_an_edit_of_the_training_leaves_the_data_alone(shorter: Told, first: Tol
     assert shorter.hashes["data/model"] != first.hashes["data/model"]
 
 
-def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: Told) -> None:
+def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: RunRecord) -> None:
     assert crippled.flow_state == "Completed"
     assert not crippled.registration["passed"]
     assert (crippled.registration["version"], crippled.registration["aliases"]) == (None, [])
@@ -283,15 +285,17 @@ def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: T
     assert summary in page
 
 
-def test_a_refusal_is_a_result_that_is_not_made_twice(clone: Any, crippled: Told) -> None:
+def test_a_refusal_is_a_result_that_is_not_made_twice(clone: Any, crippled: RunRecord) -> None:
     assert "up to date" in clone.good("dvc", "status")
     assert "Nothing to do" in clone.good("ratchet", "train")
 
 
-def test_an_earlier_setting_brings_its_model_back_without_training(clone: Any, crippled: Told, first: Told) -> None:
-    told = train(clone, "training.max_steps=0", "training.epochs=2")
-    assert told.task_states == dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged") | {
+def test_an_earlier_setting_brings_its_model_back_without_training(
+    clone: Any, crippled: RunRecord, first: RunRecord
+) -> None:
+    again = train(clone, "training.max_steps=0", "training.epochs=2")
+    assert again.task_states == dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged") | {
         "version": "Completed"
     }
-    assert told.hashes == first.hashes
-    assert told.registration == first.registration
+    assert again.hashes == first.hashes
+    assert again.registration == first.registration

@@ -38,7 +38,7 @@ OPEN = {  # a gate that lets everything in
 
 
 class Struck:
-    """A project and the zygote that does what it is told until it is killed."""
+    """A project and the zygote that executes commands until it is killed."""
 
     def __init__(self, project: Any, zygote: "subprocess.Popen[str]") -> None:
         self.project, self.zygote = project, zygote
@@ -64,12 +64,12 @@ class Struck:
     def succession(self) -> Promotions:
         return Promotions(self.project.workspace, self.params, "digits")
 
-    def amiss(self, name: str) -> list[str]:
-        """What an audit says of a model; nothing of one that is not there yet."""
+    def faults(self, name: str) -> list[str]:
+        """Audit a model; a model that is not there yet has no fault."""
         succession = Promotions(self.project.workspace, self.params, name)
         if not succession.entries() and succession.registry.anchor(name) is None:
             return []
-        return [one.removeprefix(name) for one in auditing.audit(self.project.workspace, self.params, name)]
+        return [fault.removeprefix(name) for fault in auditing.audit(self.project.workspace, self.params, name)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_repeatedly_killed_register_makes_one_version_each(struck: Struck) -> No
     kills, names = 0, 0
     while kills < KILLS:
         names += 1
-        name = f"model-{names}"  # registered anew, of the same training
+        name = f"model-{names}"  # registered again, of the same training
         settings.override(struck.project.workspace.params, {"registry.model": name})
         code, reach = -signal.SIGKILL, 0.3  # the first strike comes early, when there is no version yet
         while code == -signal.SIGKILL:
@@ -121,7 +121,7 @@ def test_repeatedly_killed_register_makes_one_version_each(struck: Struck) -> No
             reach = 1.2
             ends[_left(struck, name)] += 1
         assert code == 0
-        assert struck.amiss(name) == []
+        assert struck.faults(name) == []
         assert struck.succession.registry.aliases(name) == {"champion": "1"}
         acts = [entry.what for entry in struck.succession.ledger.entries(model=name)]
         assert acts[:3] == ["judge", "register", "promote"]
@@ -134,13 +134,15 @@ def test_repeatedly_killed_register_makes_one_version_each(struck: Struck) -> No
 
 
 def _left(struck: Struck, name: str) -> str:
-    """What a kill has left of a model: at most one version, and nothing that an audit blames anybody for."""
+    """Describe the state of a model after a kill: at most one version, and only faults of an interruption."""
     versions = struck.succession.registry.versions(name)
     assert len(versions) <= 1
-    told = [one.removeprefix(" version 1: ").removeprefix(": ") for one in struck.amiss(name)]
-    # What a second run of the stage writes anew is noted at its end; until then it is not what was noted.
-    assert all("was cut off" in one or one.startswith(("report/", "provenance/", "verdict")) for one in told), told
-    return f"{len(versions)} versions: {'; '.join(sorted(set(told))) or 'agree'}"
+    faults = [fault.removeprefix(" version 1: ").removeprefix(": ") for fault in struck.faults(name)]
+    # A second run of the stage writes files again, and their digests at its end.
+    assert all("was cut off" in fault or fault.startswith(("report/", "provenance/", "verdict")) for fault in faults), (
+        faults
+    )
+    return f"{len(versions)} versions: {'; '.join(sorted(set(faults))) or 'agree'}"
 
 
 def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -> None:
@@ -149,7 +151,7 @@ def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -
         struck.project.good(*struck.project.stage(stage))
     assert struck.do("tasks.register") == 0
     assert struck.succession.registry.aliases("digits") == {"champion": "2"}
-    told = ": the last act in the ledger was cut off: the aliases do not follow it yet"
+    cut_off = ": the last act in the ledger was cut off: the aliases do not follow it yet"
     chance, ends, kills = random.Random(6), Counter[str](), 0
     commands = [("promote", "digits/2"), ("rollback", "digits")]
     reach = 2.0
@@ -160,12 +162,12 @@ def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -
             kills += 1
         else:
             reach = struck.took
-        amiss = struck.amiss("digits")
-        assert amiss in ([], [told])
-        ends[amiss[0] if amiss else "agree"] += 1
+        faults = struck.faults("digits")
+        assert faults in ([], [cut_off])
+        ends[faults[0] if faults else "agree"] += 1
     print(f"{kills} kills: {dict(ends)}")
     struck.project.run("ratchet", "audit", "digits", "--repair")
-    assert struck.amiss("digits") == []
+    assert struck.faults("digits") == []
     assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.state().champion}
     assert len(struck.succession.registry.versions("digits")) == 2
 
@@ -178,7 +180,7 @@ def test_an_alias_moved_by_hand_stops_audit_and_register(struck: Struck) -> None
     assert by_hand in struck.project.refused("ratchet", "audit", "digits")
     assert by_hand in struck.project.refused(*struck.project.stage("register"))
     assert f"champion is version {number}" in struck.project.good("ratchet", "audit", "digits", "--repair")
-    assert struck.amiss("digits") == []
+    assert struck.faults("digits") == []
 
 
 def test_two_registrations_at_once_are_each_judged_against_their_champion(
@@ -198,8 +200,8 @@ def test_two_registrations_at_once_are_each_judged_against_their_champion(
         )
         for project in projects
     ]  # fmt: skip
-    told = [process.communicate()[0] for process in at_work]
-    assert [process.returncode for process in at_work] == [0, 0], told
+    outputs = [process.communicate()[0] for process in at_work]
+    assert [process.returncode for process in at_work] == [0, 0], outputs
     succession = Promotions(projects[0].workspace, settings.load(projects[0].workspace.params), "digits")
     promoted = [entry for entry in succession.entries() if entry.what == "promote"]
     assert [entry.content["over"] for entry in promoted] == [None, promoted[0].version]

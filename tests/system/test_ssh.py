@@ -38,7 +38,7 @@ class Sshd:
 
     @property
     def store(self) -> Path:
-        """Where DVC's files are to go."""
+        """Folder for DVC's files."""
         return self.folder / "store"
 
     @property
@@ -136,19 +136,19 @@ def assert_a_clone_has_all(project: Any, root: Path, sshd: Sshd) -> None:
 
 
 def test_a_training_stored_by_ssh_is_in_a_clone(project: Any, sshd: Sshd, tmp_path: Path) -> None:
-    said = project.good("ratchet", "train")
-    assert AWAY not in said
+    output = project.good("ratchet", "train")
+    assert AWAY not in output
     assert list((sshd.store / "files" / "md5").rglob("*.dir"))
     assert_a_clone_has_all(project, tmp_path / "clone", sshd)
 
 
 def test_an_unreachable_server_is_named_and_nothing_is_lost(project: Any, sshd: Sshd, tmp_path: Path) -> None:
     sshd.stop()
-    said = project.good("ratchet", "train", "--set", "seed=1")
-    output = [line for line in said.splitlines() if AWAY in line]
-    assert [line.partition(":")[0].strip() for line in output] == ["train", "evaluate", "register"]
-    assert all("Connect call failed" in line and f"'{HOST}', {sshd.port}" in line for line in output)
-    assert all(line.endswith("`dvc push` stores it later") for line in output)
+    output = project.good("ratchet", "train", "--set", "seed=1")
+    notes = [line for line in output.splitlines() if AWAY in line]
+    assert [line.partition(":")[0].strip() for line in notes] == ["train", "evaluate", "register"]
+    assert all("Connect call failed" in line and f"'{HOST}', {sshd.port}" in line for line in notes)
+    assert all(line.endswith("`dvc push` stores it later") for line in notes)
     sshd.start()
     project.good("dvc", "push")
     assert_a_clone_has_all(project, tmp_path / "clone", sshd)
@@ -156,8 +156,8 @@ def test_an_unreachable_server_is_named_and_nothing_is_lost(project: Any, sshd: 
 
 def test_a_refused_key_is_named_and_nothing_is_lost(project: Any, sshd: Sshd) -> None:
     give(project, sshd.make_key("other"))
-    said = project.good("ratchet", "train", "--set", "seed=2")
-    assert f"train: {AWAY}Permission denied" in said
+    output = project.good("ratchet", "train", "--set", "seed=2")
+    assert f"train: {AWAY}Permission denied" in output
     give(project, sshd.key)
     project.good("dvc", "push")
     assert "remote 'team' are in sync" in project.good("dvc", "status", "--cloud")

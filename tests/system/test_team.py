@@ -40,8 +40,8 @@ class Team:
         return root
 
     def good(self, *command: str) -> str:
-        said: str = self.project.good(*command, **self.environment)
-        return said
+        output: str = self.project.good(*command, **self.environment)
+        return output
 
     def ask(self, database: str, query: str) -> list[Any]:
         engine = create_engine(self.databases[database].replace("ratchet@", f"ratchet:{PASSWORD}@"))
@@ -54,8 +54,8 @@ class Team:
     def runs(self, state: str) -> list[Any]:
         """Flow runs in that state, as Prefect's server has them."""
         body = {"flow_runs": {"state": {"type": {"any_": [state]}}}}
-        found: list[Any] = read_json(f"http://{HOST}:{self.ports[0]}/api/flow_runs/filter", body, timeout=30.0)
-        return found
+        runs: list[Any] = read_json(f"http://{HOST}:{self.ports[0]}/api/flow_runs/filter", body, timeout=30.0)
+        return runs
 
     @property
     def store(self) -> Any:
@@ -68,7 +68,7 @@ class Team:
     def keys(self) -> list[str]:
         """Of everything in the bucket."""
         pages = self.store.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return [one["Key"] for page in pages for one in page.get("Contents", ())]
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def contents(self) -> Iterator[bytes]:
         """Of everything in the bucket."""
@@ -125,8 +125,8 @@ def make_databases(server: Any, *names: str) -> dict[str, str]:
 
 
 def test_a_workers_training_is_in_the_databases_and_the_store(team: Team) -> None:
-    said = team.good("ratchet", "up")
-    assert "train-flow/local" in said
+    output = team.good("ratchet", "up")
+    assert "train-flow/local" in output
     done = team.good("prefect", "deployment", "run", "train-flow/local", "--watch")
     assert "Completed" in done or "COMPLETED" in done.upper()
     (run,) = team.runs("COMPLETED")
@@ -143,7 +143,7 @@ def test_a_workers_training_is_in_the_databases_and_the_store(team: Team) -> Non
 
 
 def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> None:
-    made = team.good(
+    output = team.good(
         "prefect",
         "deployment",
         "run",
@@ -151,7 +151,7 @@ def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> No
         "--param",
         'overrides={"seed": 1, "training": {"epochs": 12}}',
     )
-    assert "train-flow" in made
+    assert "train-flow" in output
     journal = team.root / "mlruns" / "journal"
     before = set(journal.iterdir())
     until(lambda: team.runs("RUNNING") and set(journal.iterdir()) - before)
@@ -164,11 +164,11 @@ def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> No
 
 
 def test_an_unreachable_store_is_named_and_the_next_run_finishes(team: Team) -> None:
-    """What is trained meanwhile is kept: neither the training nor the evaluation is done again."""
+    """The training is kept: neither the training nor the evaluation is done again."""
     lost = team.environment | {"AWS_ENDPOINT_URL": f"http://{HOST}:{free_port(HOST)}", "AWS_MAX_ATTEMPTS": "1"}
-    said = team.project.refused("ratchet", "train", "--set", "seed=2", **lost)
-    assert "train: recorded, but not stored in DVC's remote (Could not connect" in said
-    assert "Nothing is lost" in said
+    output = team.project.refused("ratchet", "train", "--set", "seed=2", **lost)
+    assert "train: recorded, but not stored in DVC's remote (Could not connect" in output
+    assert "Nothing is lost" in output
     history = (team.root / "data" / "model" / "history.json").read_bytes()
     team.good("ratchet", "train", "--set", "seed=2")
     assert (team.root / "data" / "model" / "history.json").read_bytes() == history
@@ -179,8 +179,8 @@ def test_no_secret_is_written_anywhere(team: Team) -> None:
     places = [team.root, team.project.home, team.server.folder]
     written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(written) > 1000
-    found = [str(path) for path in written if any(secret in path.read_bytes() for secret in secrets)]
-    assert found == []
+    leaks = [str(path) for path in written if any(secret in path.read_bytes() for secret in secrets)]
+    assert leaks == []
     assert not any(secret in content for secret in secrets for content in team.contents())
 
 
@@ -190,7 +190,7 @@ def test_a_password_in_an_address_is_refused(project: Any) -> None:
         ("registry.ledger", "postgresql://me:hunter2@db/ledger"),
         ("platform.prefect_database", "postgresql://me:hunter2@db/prefect"),
     ):
-        said = project.refused("ratchet", "set", f"{key}={address}")
-        assert "hunter2" not in said
-        assert f"{key}: found postgresql://me:***@db/" in said
-        assert "PGPASSWORD" in said
+        output = project.refused("ratchet", "set", f"{key}={address}")
+        assert "hunter2" not in output
+        assert f"{key}: found postgresql://me:***@db/" in output
+        assert "PGPASSWORD" in output

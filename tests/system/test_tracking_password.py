@@ -46,9 +46,9 @@ class Server:
 
     def runs(self) -> list[Any]:
         experiments = self.call("experiments/search", {"max_results": 10})["experiments"]
-        ids = [one["experiment_id"] for one in experiments if one["name"] == "ratchet"]
-        found: list[Any] = self.call("runs/search", {"experiment_ids": ids}).get("runs", [])
-        return found
+        ids = [experiment["experiment_id"] for experiment in experiments if experiment["name"] == "ratchet"]
+        runs: list[Any] = self.call("runs/search", {"experiment_ids": ids}).get("runs", [])
+        return runs
 
     @staticmethod
     def environment(user: str, password: str) -> dict[str, str]:

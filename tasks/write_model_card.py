@@ -18,22 +18,15 @@ if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.versions import Version
+    from ratchet.reports.model_card import CardContent
 
-__all__ = ["attach_card"]
+__all__ = ["write_model_card"]
 
 _OUTPUTS = ("data/packed", "data/model", "data/checkpoints")
-_SHOWN_SETTINGS = (
-    "seed",
-    "data",
-    "model",
-    "training",
-    "evaluation",
-    "gate",
-    "registry",
-)  # the others only locate things
+_SHOWN_SETTINGS = ("seed", "data", "model", "training", "evaluation", "gate", "registry")  # others only locate things
 
 
-def attach_card(
+def write_model_card(
     registry: "ModelRegistry",
     version: "Version",
     verdict: "Verdict",
@@ -50,82 +43,85 @@ def attach_card(
     Raises:
         TrackingUnavailable: MLflow does not answer.
     """
-    from ratchet.registry.runs import total_cost
     from ratchet.registry.sbom import SbomSubject, build_sbom
     from ratchet.reports import model_card
+
+    content = _content(registry, version, verdict, record, journal=journal, params=params, workspace=workspace)
+    data, weights = content.data, content.checksums.get("model.safetensors")
+    begun = datetime.fromtimestamp(journal.entries(0)[0].time // 1000, UTC)
+    subject = SbomSubject(version.name, version.number, weights, data["name"], data["version"], begun, record)
+    texts = {
+        "card.md": model_card.render_markdown(content),
+        "card.html": model_card.render_html(content),
+        "sbom.cdx.json": build_sbom(subject, workspace.root / "requirements.txt"),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            files.write_text(Path(folder, name), text)
+        registry.log_files(version.run_id, {Path(folder, name): "card" for name in texts})
+    registry.describe(version, model_card.description(content))
+
+
+def _content(
+    registry: "ModelRegistry",
+    version: "Version",
+    verdict: "Verdict",
+    record: "Provenance",
+    *,
+    journal: "Journal",
+    params: Params,
+    workspace: Workspace,
+) -> "CardContent":
+    from ratchet.registry.runs import total_cost
     from ratchet.reports.model_card import CardContent
 
-    content = CardContent(
+    manifest = Manifest.read(workspace.packed)
+    return CardContent(
         name=version.name,
         number=version.number,
         purpose=params.registry.purpose,
         verdict=verdict,
         metrics=read_metrics(workspace.reports),
+        input=(manifest.height, manifest.width, manifest.channels),
+        dtype=manifest.dtype if manifest.depth is None else f"uint16, raw values of up to {manifest.depth} bits",
+        data=_data(manifest, workspace, record),
+        rows={name: split.rows for name, split in manifest.splits.items()},
+        quarantined=dict(manifest.quarantined_by_rule),
+        model=_model(params, workspace),
         settings=settings.changed(params, _SHOWN_SETTINGS),
         cost=total_cost(journal),
         checksums=registry.checksums(version),
         address=urls.redacted(params.tracking.uri),
         lineage=_lineage(record),
-        **_data(workspace, record),
-        **_model(params, workspace),
     )
-    sbom_subject = SbomSubject(
-        name=version.name,
-        number=version.number,
-        weights=content.checksums.get("model.safetensors"),
-        data=content.data["name"],
-        data_version=content.data["version"],
-        at=datetime.fromtimestamp(journal.entries(0)[0].time // 1000, UTC),
-        record=record,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        written = {
-            "card.md": model_card.render_markdown(content),
-            "card.html": model_card.render_html(content),
-            "sbom.cdx.json": build_sbom(sbom_subject, workspace.root / "requirements.txt"),
-        }
-        for name, text in written.items():
-            files.write_text(Path(folder, name), text)
-        registry.log_files(version.run_id, {Path(folder, name): "card" for name in written})
-    registry.describe(version, model_card.description(content))
 
 
-def _data(workspace: Workspace, record: "Provenance") -> dict[str, Any]:
-    """Return the card's facts about the data and the model's input."""
-    manifest, profile = Manifest.read(workspace.packed), files.read_json(workspace.packed / "profile.json")
+def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dict[str, Any]:
+    profile = files.read_json(workspace.packed / "profile.json")
     return {
-        "data": {
-            "name": manifest.name,
-            "source": urls.redacted(manifest.source),
-            "version": record.dvc.get("data/packed"),
-            "classes": len(manifest.classes),
-            "copies within splits": profile["copies_within_splits"],
-            "images with several labels": profile["label_conflicts"]["groups"],
-        },
-        "rows": {name: split.rows for name, split in manifest.splits.items()},
-        "quarantined": dict(manifest.quarantined_by_rule),
-        "input": (manifest.height, manifest.width, manifest.channels),
-        "dtype": manifest.dtype if manifest.depth is None else f"uint16, raw values of up to {manifest.depth} bits",
+        "name": manifest.name,
+        "source": urls.redacted(manifest.source),
+        "version": record.dvc.get("data/packed"),
+        "classes": len(manifest.classes),
+        "copies within splits": profile["copies_within_splits"],
+        "images with several labels": profile["label_conflicts"]["groups"],
     }
 
 
 def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
-    """Return the card's facts about the training and the model."""
     from ratchet.training import load_model
 
     model, _ = load_model(workspace.model)
     trained, measured = TrainedModel.load(workspace), files.read_json(workspace.reports / "metrics.json")
     return {
-        "model": {
-            "model": trained.name,
-            "parameters": sum(tensor.numel() for tensor in model.parameters()),
-            "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
-            "trained for": f"{trained.steps:,} steps",
-            "best epoch": trained.best_epoch,
-            trained.best_metric: trained.best_value,
-            "temperature": measured["temperature"],
-            "averages over mirror images": bool(measured["flip_average"]),
-        }
+        "model": trained.name,
+        "parameters": sum(tensor.numel() for tensor in model.parameters()),
+        "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
+        "trained for": f"{trained.steps:,} steps",
+        "best epoch": trained.best_epoch,
+        trained.best_metric: trained.best_value,
+        "temperature": measured["temperature"],
+        "averages over mirror images": bool(measured["flip_average"]),
     }
 
 

@@ -30,7 +30,7 @@ NEUTRAL_IN = {
     "ingest": {
         "src/ratchet/evaluation/intervals.py": "a type that pages format",
         "src/ratchet/reports": "writes the data card, which is no output of the stage",
-        "src/ratchet/training/interrupt.py": "limits the time of reading a sample",
+        "src/ratchet/training/sample_timeout.py": "limits the time of reading a sample",
         "src/ratchet/training/plan.py": "a type",
     },
     "train": {

@@ -95,7 +95,7 @@ def test_a_changed_file_is_reported_and_nothing_runs(copy: Path, harm: Callable[
     assert not (copy / "code" / "ran").exists()
 
 
-def test_many_differences_are_told_in_one_short_sentence(copy: Path) -> None:
+def test_many_differences_are_listed_in_one_short_sentence(copy: Path) -> None:
     for number in range(100):
         (copy / f"{number:03}.txt").touch()
     with pytest.raises(TrainingError, match=r"added: 000\.txt, 001\.txt, 002\.txt and 97 more\)"):

@@ -26,7 +26,7 @@ from ratchet.settings.model import DataSettings
 from ratchet.training import CheckpointStore, Finished, Started, Stopped, TrainingInputs, Trouble, fit
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.interrupt import Interrupted
+from ratchet.training.sample_timeout import Interrupted
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
@@ -252,7 +252,7 @@ def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("channels", "shown"), [(2, 1), (5, 3)])
-def test_of_channels_that_no_picture_has_the_first_are_shown(home: Home, channels: int, shown: int) -> None:
+def test_only_the_first_channels_of_many_are_shown(home: Home, channels: int, shown: int) -> None:
     split = home.ingest(UINT8.replace("torch.rand(1,", f"torch.rand({channels},")).open()
     images = split.batch(np.arange(4), CPU)[0].permute(0, 2, 3, 1).numpy()
     assert images.shape == (4, 8, 8, channels)
@@ -355,7 +355,7 @@ import json, signal, sys
 from pathlib import Path
 import numpy as np, torch
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.interrupt import Interrupted
+from ratchet.training.sample_timeout import Interrupted
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
@@ -500,12 +500,12 @@ HUNG = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
-from ratchet.training import interrupt
+from ratchet.training import sample_timeout
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.interrupt import Interrupted
+from ratchet.training.sample_timeout import Interrupted
 from tasks.stopping import on_request
 
-interrupt._LAST = 0.5
+sample_timeout._LAST = 0.5
 packed = Path(sys.argv[1])
 manifest = json.loads((packed / "manifest.json").read_text())
 split = DatasetSplit.open_rows(packed, "train", manifest, sample_timeout=float(sys.argv[2]))
@@ -572,7 +572,7 @@ import json, os, sys
 from pathlib import Path
 import numpy as np, torch
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.interrupt import Interrupted
+from ratchet.training.sample_timeout import Interrupted
 
 if __name__ == "__main__":
     packed, workers = Path(sys.argv[1]), int(sys.argv[2])

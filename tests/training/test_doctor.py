@@ -19,9 +19,9 @@ from torch import nn
 from ratchet.data.ingest import ingest
 from ratchet.settings.model import DataSettings
 from ratchet.training import ModelSpec, Plan, Split, build, doctor, open_split
-from ratchet.training.doctor import Finding, describe_finding, examine, resources
-from ratchet.training.doctor.messages import TEXTS
-from ratchet.training.doctor.resources import check_memory
+from ratchet.training.doctor import Finding, describe_finding, examine, settings_checks
+from ratchet.training.doctor.rules import RULES
+from ratchet.training.doctor.settings_checks import check_memory
 from ratchet.training.models import Classifier
 from tests.training.conftest import make_plan
 
@@ -338,13 +338,13 @@ def test_setting_that_is_hardly_intended_is_reported(
 
 
 def test_every_rule_has_a_text_and_is_documented() -> None:
-    files = [path for path in Path(doctor.__file__).parent.glob("*.py") if path.name != "messages.py"]
+    files = [path for path in Path(doctor.__file__).parent.glob("*.py") if path.name != "rules.py"]
     source = "".join(path.read_text() for path in files).replace(
         'f"{mode}-mode-left"', '"eval-mode-left" "training-mode-left"'
     )
     page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
-    assert {*re.findall(r'Finding\(\s*"([a-z-]+)"', source)} <= TEXTS.keys()
-    assert [rule for rule in TEXTS if f'"{rule}"' not in source or f"`{rule}`" not in page] == []
+    assert {*re.findall(r'Finding\.of\(\s*"([a-z-]+)"', source)} <= RULES.keys()
+    assert [rule for rule in RULES if f'"{rule}"' not in source or f"`{rule}`" not in page] == []
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"])
@@ -393,7 +393,7 @@ def test_batch_larger_than_memory_is_reported(tmp_path: Path) -> None:
 
 def test_memory_includes_four_copies_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot, its bytes, the file read back, and the next snapshot, which waits; and the best weights."""
-    monkeypatch.setattr(resources, "available_memory", lambda: 0)
+    monkeypatch.setattr(settings_checks, "available_memory", lambda: 0)
     model = nn.Linear(2**14, 2**12, bias=False)  # 256 MiB
     plan = replace(PLAN, optimizer="sgd")  # a checkpoint is 3 times the weights: their best copy, and the momentum
     (finding,) = check_memory(model, plan, device=CPU, precision="fp32", rows=16, activations=0)
@@ -410,7 +410,7 @@ def test_measured_checkpoint_copies_are_those_expected(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     ).stdout
-    assert 3.5 < float(measured) < resources._HOST_COPIES + 0.3
+    assert 3.5 < float(measured) < settings_checks._HOST_COPIES + 0.3
 
 
 def test_labels_outside_the_classes_are_reported(look: Callable[..., list[Finding]]) -> None:

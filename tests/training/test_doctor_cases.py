@@ -19,9 +19,8 @@ from ratchet.training import ModelSpec, Plan, Split
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
 from ratchet.training.custom_samples import Factory
 from ratchet.training.doctor import Finding, describe_finding, examine
-from ratchet.training.doctor.image_checks import check_images
-from ratchet.training.doctor.read_samples import ReadSamples
-from ratchet.training.doctor.sample_checks import check_samples
+from ratchet.training.doctor.dataset_checks import ReadSamples
+from ratchet.training.doctor.sample_checks import check_images, check_samples
 from ratchet.training.memory import checkpointed
 from ratchet.training.models import Classifier
 from ratchet.training.sample_reader import Reader

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.training.models.dropout import Dropout
+from ratchet.training.models.convnet import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

@@ -34,7 +34,7 @@ def test_a_separable_set_is_learnt(lab) -> None:
     assert finished.best_value >= 0.9
 
 
-def test_events_come_in_order_and_tell_the_whole_course(lab) -> None:
+def test_events_report_the_whole_training_in_order(lab) -> None:
     events = list(lab.events(lab.plan(checkpoint_steps=3)))
     started, finished = events[0], events[-1]
     assert isinstance(started, Started)
@@ -49,7 +49,7 @@ def test_events_come_in_order_and_tell_the_whole_course(lab) -> None:
     assert all(point.rates["step/samples_per_second"] > 0 for point in lab.every(events, Points))
 
 
-def test_points_are_told_every_so_many_steps(lab) -> None:
+def test_points_are_reported_every_log_every_steps(lab) -> None:
     assert [point.step for point in lab.every(lab.events(lab.plan(log_every=5)), Points)] == [5, 10]
 
 
@@ -166,7 +166,7 @@ def test_an_empty_split_is_refused_by_name(lab) -> None:
         list(lab.events(lab.plan()))
 
 
-def test_training_touches_neither_labels_nor_pictures(lab) -> None:
+def test_training_changes_neither_labels_nor_images(lab) -> None:
     before = [array.copy() for array in (*lab.train.shards, lab.train.labels, lab.train.keys)]
     lab.run(lab.plan())
     for array, copy in zip((*lab.train.shards, lab.train.labels, lab.train.keys), before, strict=True):

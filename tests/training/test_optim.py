@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from ratchet.training import build, models
-from ratchet.training.muon import Muon, orthogonal
-from ratchet.training.optim import build_optimizer, inputs_and_outputs, move_average, set_rate
+from ratchet.training.optim import Muon, build_optimizer, inputs_and_outputs, move_average, orthogonal, set_rate
 
 CPU = torch.device("cpu")
 

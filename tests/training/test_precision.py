@@ -60,7 +60,7 @@ def test_tf32_is_in_force_only_where_it_was_chosen(lab, has) -> None:
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
-def test_fp16_scales_its_loss_tells_the_scale_and_resumes_exactly(lab, has) -> None:
+def test_fp16_scales_its_loss_reports_the_scale_and_resumes_exactly(lab, has) -> None:
     """PyTorch computes fp16 on any CPU, slowly where the CPU has none; its loss scaler is the one CUDA uses."""
     has("fp16")
     plan = lab.plan(precision="fp16", learning_rate=0.01, clip_norm=0.5)
@@ -100,7 +100,7 @@ def test_an_overflow_halves_the_scale_and_skips_the_step(lab, has) -> None:
     assert len(points) == 12
 
 
-def test_what_was_picked_is_told_before_the_first_step(lab, has) -> None:
+def test_chosen_precision_is_reported_before_the_first_step(lab, has) -> None:
     has("bf16")
     events = list(lab.events(lab.plan(precision="auto")))
     assert isinstance(events[0], Notice)

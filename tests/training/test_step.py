@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from ratchet.errors import TrainingError
 from ratchet.training import Checkpointed, Notice, Points, Split, TrainingInputs, build, models
 from ratchet.training.augment import epoch_order
-from ratchet.training.interrupt import never
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
+from ratchet.training.sample_timeout import never
 from ratchet.training.step import StepMetrics, micro_batches
 
 
@@ -28,7 +28,7 @@ def start(lab, plan, *, spec=None) -> _Training:
 def take(training: _Training, rows: np.ndarray) -> StepMetrics:
     """One step on `rows`, at the rate that is due."""
     batches = training.train.feed([rows], torch.device("cpu"), plan=training.plan)
-    return training.stepper.step(rows, batches, rate=training._rate(training.state.step))
+    return training.stepper.step(rows, batches, rate=training._learning_rate(training.state.step))
 
 
 def weights(training: _Training) -> torch.Tensor:
@@ -125,7 +125,7 @@ def test_gradients_are_clipped_after_their_norm_is_measured(lab, changes, expect
         assert parameter.grad.tolist() == pytest.approx(values, rel=1e-5)
 
 
-def test_told_norms_are_those_of_the_gradients(lab) -> None:
+def test_reported_norms_are_those_of_the_gradients(lab) -> None:
     plan = lab.plan(clip_norm=0.01, crop_padding=0, flip="none", label_smoothing=0.0)
     lab.spec = lab.make_spec("linear64")
     reported = lab.every(lab.events(plan), Points)[0].values

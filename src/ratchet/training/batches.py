@@ -1,11 +1,11 @@
 """Batches of packed data: one read from the memory map, one copy to the device, augmented there as a whole."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -147,41 +147,15 @@ def _moved(array: NDArray[np.uint8] | NDArray[np.int64], device: torch.device) -
 
 def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:
     """Yield the same items, which a thread produces up to `depth` ahead. Its errors are raised here."""
-    ready: queue.Queue[tuple[Item | None, BaseException | None, bool]] = queue.Queue(depth)
-    closed = threading.Event()
-
-    def put(item: Item | None, error: BaseException | None, *, over: bool) -> None:
-        while not closed.is_set():
-            try:
-                ready.put((item, error, over), timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def work() -> None:
-        try:
-            for item in items:
-                put(item, None, over=False)
-                if closed.is_set():
-                    return
-            put(None, None, over=True)
-        except BaseException as error:  # raised again by the consumer
-            put(None, error, over=True)
-
-    thread = threading.Thread(target=work, name="batches", daemon=True)
-    thread.start()
+    end = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        while True:
-            item, error, over = ready.get()
-            if error is not None:
-                raise error
-            if over:
-                return
-            assert item is not None
-            yield item
+        coming = deque(pool.submit(next, items, end) for _ in range(depth + 1))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, items, end))
+            yield cast(Item, item)
     finally:
-        closed.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def run_steps(rows: int, plan: Plan) -> tuple[int, int]:

@@ -8,14 +8,15 @@ import contextlib
 import hashlib
 import json
 import os
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from ratchet import files
@@ -31,9 +32,8 @@ class Snapshot:
     step: int
     tensors: dict[str, torch.Tensor]  # on the CPU
     state: dict[str, Any]  # plain data
-    score: tuple[float, ...] | None = (
-        None  # at the end of an epoch; larger is better; decides which ones `keep_best` keeps
-    )
+    # At the end of an epoch; larger is better; decides which ones `keep_best` keeps
+    score: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -51,42 +51,28 @@ class CheckpointStore:
     before_write: Callable[[], None] = lambda: None  # writes to disk what must precede a checkpoint
 
     def __post_init__(self) -> None:
-        self._turn = threading.Condition()
-        self._waiting: Snapshot | None = None
-        self._writing = False
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._queue: queue.Queue[Snapshot | None] = queue.Queue(1)  # None: the end
+        self._thread = threading.Thread(target=self._write_all, name="checkpoint-writer", daemon=True)
 
     def __enter__(self) -> "CheckpointStore":
         self.folder.mkdir(parents=True, exist_ok=True)
         for draft in self.folder.glob(".draft-*"):
             draft.unlink()  # of a killed writer
-        self._thread = threading.Thread(target=self._write_all, name="checkpoint-writer", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wait()
-        with self._turn:
-            self._closed = True
-            self._turn.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._queue.put(None)
+        self._thread.join()
 
     def put(self, snapshot: Snapshot) -> None:
         """Queue a snapshot for the writer. Return at once, unless the snapshot before is still queued."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._waiting is None)
-            self._waiting = snapshot
-            self._turn.notify_all()
+        self._queue.put(snapshot)
 
     def wait(self) -> None:
-        """Wait until every queued snapshot is on disk."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._waiting is None and not self._writing)
+        self._queue.join()
 
     def paths(self) -> list[Path]:
-        """Return the checkpoints on disk, oldest first."""
         return sorted(self.folder.glob("step-*.safetensors"))
 
     def newest_step(self) -> int:
@@ -105,14 +91,7 @@ class CheckpointStore:
         return None
 
     def _write_all(self) -> None:
-        while True:
-            with self._turn:
-                self._turn.wait_for(lambda: self._waiting is not None or self._closed)
-                snapshot, self._waiting = self._waiting, None
-                if snapshot is None:
-                    return
-                self._writing = True
-                self._turn.notify_all()
+        while (snapshot := self._queue.get()) is not None:
             try:
                 self.before_write()
                 self._write(snapshot)
@@ -123,9 +102,8 @@ class CheckpointStore:
                     f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training continues"
                 )
             finally:
-                with self._turn:
-                    self._writing = False
-                    self._turn.notify_all()
+                self._queue.task_done()
+        self._queue.task_done()
 
     def _write(self, snapshot: Snapshot) -> None:
         path = self.folder / f"step-{snapshot.step:012d}.safetensors"
@@ -149,9 +127,8 @@ class CheckpointStore:
 def encode(snapshot: Snapshot) -> bytes:
     """Return the bytes of the checkpoint file."""
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}
-    state = json.dumps(
-        {"step": snapshot.step, "score": snapshot.score, **snapshot.state}
-    )  # the order of keys is part of the content
+    # The order of the keys is part of the content.
+    state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state})
     # One entry only: safetensors writes several in random order, and equal snapshots must have equal bytes.
     return save(tensors, {"state": f"{_digest(tensors, state)} {state}"})
 
@@ -163,9 +140,8 @@ def read_checkpoint(path: Path) -> Snapshot:
         CheckpointError: it is truncated or changed; the message says how.
     """
     try:
-        content = path.read_bytes()
-        digest, state_text = _header(content)
-        tensors = load(content)
+        digest, state_text = _header(path)
+        tensors = load(path.read_bytes())
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged ({error})") from error
     if _digest(tensors, state_text) != digest:
@@ -175,37 +151,24 @@ def read_checkpoint(path: Path) -> Snapshot:
     return Snapshot(step=step, score=None if score is None else tuple(score), tensors=tensors, state=state)
 
 
-def _header(content: bytes) -> tuple[str, str]:
+def _header(path: Path) -> tuple[str, str]:
     """Return the SHA-256 (hex) that the file was written with, and the state as JSON."""
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 + length:
-        raise ValueError(f"{len(content)} bytes, but its header alone needs {8 + length}")
-    metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
-    digest, _, state = metadata["state"].partition(" ")
+    with safe_open(path, framework="pt") as file:
+        digest, _, state = (file.metadata() or {})["state"].partition(" ")
     return digest, state
 
 
 def _score(path: Path) -> tuple[float, ...] | None:
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = min(int.from_bytes(start, "little"), path.stat().st_size)  # a damaged file may claim any length
-        content = start + file.read(length)
-    with contextlib.suppress(ValueError, KeyError):  # a damaged file is not among the best
-        score: list[float] | None = json.loads(_header(content)[1])["score"]
+    with contextlib.suppress(ValueError, KeyError, SafetensorError):  # a damaged file is not among the best
+        score: list[float] | None = json.loads(_header(path)[1])["score"]
         return None if score is None else tuple(score)
     return None
 
 
 def _digest(tensors: dict[str, torch.Tensor], state: str) -> str:
     digest = hashlib.sha256(state.encode())
-    for name, raw in _raw(tensors):
-        digest.update(name.encode())
-        digest.update(raw)
-    return digest.hexdigest()
-
-
-def _raw(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, memoryview]]:
     for name in sorted(tensors):
         tensor = tensors[name]
-        described = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|"
-        yield described, tensor.reshape(-1).view(torch.uint8).numpy().data
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

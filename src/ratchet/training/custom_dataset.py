@@ -115,7 +115,6 @@ class DatasetSplit(Split):
         self.reader.interrupt_on(stop)
 
     def close(self) -> None:
-        """End the workers."""
         self.reader.close()
 
     def _piece(self, rows: Rows, plan: Plan | None, epoch: int) -> Piece:

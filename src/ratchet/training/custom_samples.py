@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ratchet import files
 from ratchet.errors import TrainingError
-from ratchet.training.interrupt import TooSlow, interruptible, never
 from ratchet.training.models.factory import OwnCode
+from ratchet.training.sample_timeout import TooSlow, interruptible, never
 
 __all__ = [
     "Factory",
@@ -45,7 +45,6 @@ class Factory:
     code: str  # file or folder in it that holds the function's code
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of the code."""
         return files.digest_json(OwnCode(self.root, self.code, "data").digests())
 
     def open(self, split: str) -> Any:
@@ -157,7 +156,6 @@ class SampleDataset(Dataset[Any]):
         return samples
 
     def timeout_message(self, split: str, place: int, where: str) -> str:
-        """Return the message for a sample that took too long."""
         return (
             f"data.factory: sample {id_of(self.open(split), split, place)} of split {split} was not read within "
             f"{self.timeout:g} s ({where}). Fix: see what its __getitem__ waits for, or raise training.sample_timeout "
@@ -212,7 +210,6 @@ class SampleDataset(Dataset[Any]):
             progress[start] = 0.0
 
     def worker_progress(self) -> "list[WorkerProgress]":
-        """Return the sample that each worker is reading."""
         numbers = list(self.progress)
         return [
             WorkerProgress(worker, numbers[start], _SPLITS[int(numbers[start + 1])], int(numbers[start + 2]))

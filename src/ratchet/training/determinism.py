@@ -5,15 +5,14 @@ documentation of `torch.use_deterministic_algorithms` lists these operations. Th
 operations on any device, so the search also works without a GPU.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 
 from ratchet.errors import TrainingError
+from ratchet.training.autograd_graph import graph_nodes, operation
 from ratchet.training.batches import Split
 from ratchet.training.duplicate import duplicate
 from ratchet.training.models import Classifier
@@ -78,8 +77,9 @@ def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nond
         for hook in hooks:
             hook.remove()
     listed = []
-    for node in sorted(_nodes(output), key=lambda node: node._sequence_nr()):
-        kind = node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("_")
+    nodes = (node for node in graph_nodes([output.grad_fn]) if hasattr(node, "_sequence_nr"))
+    for node in sorted(nodes, key=lambda node: node._sequence_nr()):
+        kind = operation(node)
         if kind in _INSTEAD:
             place = node._sequence_nr()
             inside = [(end - begin, name) for begin, end, name in spans if begin <= place < end]
@@ -92,8 +92,12 @@ def explained(error: BaseException, model: nn.Module, images: torch.Tensor) -> t
     """Return (problem, fix) for PyTorch's error about a missing deterministic implementation; None for other errors."""
     if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
         return None
-    operation = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
-    return _explanation(nondeterministic_layers(model, images[:_TRIED]), operation)
+    unknown = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
+    layers = nondeterministic_layers(model, images[:_TRIED])
+    where = ", ".join(map(str, layers)) or f"an operation ({unknown})"
+    instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
+    problem = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
+    return problem, f"{instead}{_OFF}"
 
 
 def require_deterministic(model: Classifier, train: Split, plan: Plan, device: torch.device) -> None:
@@ -121,25 +125,6 @@ def require_deterministic(model: Classifier, train: Split, plan: Plan, device: t
         raise TrainingError(". Fix: ".join(explanation)) from error
 
 
-def _explanation(layers: list[Nondeterministic], operation: str) -> tuple[str, str]:
-    where = ", ".join(map(str, layers)) or f"an operation ({operation})"
-    problem = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
-    instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
-    return problem, f"{instead}{_OFF}"
-
-
 def _sequence() -> int:
     """Return the number that the next node of a backward pass gets in this thread."""
     return int(torch._C._autograd._get_sequence_nr())
-
-
-def _nodes(output: torch.Tensor) -> Iterator[Node]:
-    queue = [output.grad_fn] if output.grad_fn is not None else []
-    seen = set(queue)
-    while queue:
-        node = queue.pop()
-        yield node
-        for other, _ in node.next_functions:
-            if other is not None and other not in seen and hasattr(other, "_sequence_nr"):
-                seen.add(other)
-                queue.append(other)

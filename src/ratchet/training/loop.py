@@ -16,12 +16,12 @@ from ratchet.training.device import choose_device, describe, keep_freed_memory, 
 from ratchet.training.duplicate import duplicate
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, initial_model
-from ratchet.training.interrupt import Interrupted, never
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
 from ratchet.training.optim import build_optimizer
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
+from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
 from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples
@@ -124,7 +124,6 @@ class _Training:
         )
 
     def run(self) -> Iterator[Event]:
-        """Train to the end, or until asked to stop."""
         resumed = self._resume()
         yield from self._problems()
         notices = [self.precision.why, *(self.notices if resumed is None else [])]
@@ -144,16 +143,16 @@ class _Training:
         )
         self.metrics = MetricBuffer(self.plan, self.device)  # its clocks start here
         while not self.state.finished:
-            fault = None
             try:
-                for event in self._epoch():
-                    yield event
-                    if isinstance(event, Stopped):
-                        return
+                yield from self._epoch()
+            except Interrupted:  # no step is half made
+                yield from self._leave()
+                return
             except NotFinite as error:
                 fault = error
-            if fault is not None:
-                yield from self._roll_back(fault)
+            else:
+                continue
+            yield from self._roll_back(fault)
         self.store.wait()
         yield from self._problems()
         assert self.state.best_value is not None
@@ -196,21 +195,14 @@ class _Training:
         for finding in findings:
             yield Notice(f"doctor: {describe_finding(finding)}")
 
-    def _epoch(self) -> Iterator[Event]:
-        try:
-            yield from self._steps()
-        except Interrupted:  # while a sample was read: no step is half made
-            yield from self._leave()
-
     def _leave(self) -> Iterator[Event]:
-        """Write a checkpoint and stop."""
         yield from self._checkpoint()
         self.store.wait()
         yield from self._problems()
         step, kept = self.state.step, self.store.newest_step()
         yield Stopped(step, kept=None if kept == step else kept)
 
-    def _steps(self) -> Iterator[Event]:
+    def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
         self.smallest = 1
         order = epoch_order(len(self.train), seed=plan.seed, epoch=state.epoch)
@@ -220,9 +212,7 @@ class _Training:
         try:
             while state.batch < len(self.steps) and state.step < self.total_steps:
                 if self.stop():
-                    yield from self._leave()
-                    return
-
+                    raise Interrupted
                 start, end = self.steps[state.batch]
                 retry = self._step(order[start:end], feed)
                 if retry is not None:
@@ -244,13 +234,9 @@ class _Training:
 
     def _feed(self, order: Rows) -> Generator[Batch]:
         """Yield the micro-batches of the epoch's remaining steps, and measure the time spent on each."""
-        remaining = self.steps[self.state.batch :][: self.total_steps - self.state.step]
-        count = self.state.accumulation
-        pieces = [
-            piece
-            for start, end in remaining
-            for piece in micro_batches(order[start:end], count, smallest=self.smallest)
-        ]
+        pieces: list[Rows] = []
+        for start, end in self.steps[self.state.batch :][: self.total_steps - self.state.step]:
+            pieces += micro_batches(order[start:end], self.state.accumulation, smallest=self.smallest)
         batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
         return timed(batches, self.metrics.step_clock, self.metrics.epoch_clock)
 
@@ -259,7 +245,7 @@ class _Training:
 
         A step that must be made again in other micro-batches is undone; then the events to report are returned.
         """
-        rate = self._rate(self.state.step)
+        rate = self._learning_rate(self.state.step)
         try:
             self.metrics.add(self.stepper.step(rows, feed, rate=rate, smallest=self.smallest), samples=len(rows))
         except Interrupted:
@@ -292,9 +278,10 @@ class _Training:
             ) from error
         self.stepper.undo()
         self.smallest = 2
-        noticed, self.pairs_noticed = self.pairs_noticed, True
-        notice = "a batch norm of the model cannot learn from only one sample: micro-batches have two or more"
-        return [] if noticed else [Notice(notice)]
+        if self.pairs_noticed:
+            return []
+        self.pairs_noticed = True
+        return [Notice("a batch norm of the model cannot learn from only one sample: micro-batches have two or more")]
 
     def _halve(self, rows: int) -> Trouble:
         """Halve the micro-batch. The step keeps its samples, in twice as many micro-batches."""
@@ -312,7 +299,7 @@ class _Training:
             f"`ratchet set training.accumulation={self.state.accumulation}`",
         )
 
-    def _rate(self, step: int) -> float:
+    def _learning_rate(self, step: int) -> float:
         falls = 0
         if self.plan.schedule == "plateau":
             values = [larger_is_better(self.plan, epoch[self.plan.best]) for epoch in self.state.history]
@@ -394,7 +381,9 @@ class _Training:
             "train/loss": state.sums.loss.item() / (self.objective.weight(labels) or 1.0),
             "train/accuracy": state.sums.correct.item() / (self.objective.counted(labels) or 1),
             "train/gradient_norm": state.sums.norm.item() / state.batch,
-            "train/learning_rate": self._rate(state.step - 1),  # of the last step; a resumed optimizer has no rate yet
+            "train/learning_rate": self._learning_rate(
+                state.step - 1
+            ),  # of the last step; a resumed optimizer has no rate yet
             **self._validate(),
         }
         if state.scaler.is_enabled():  # gradients overflow now and then, which loss scaling handles

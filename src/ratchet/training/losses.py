@@ -35,7 +35,6 @@ class Objective:
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
 
     def counted(self, labels: Labels) -> int:
-        """Return the number of labels that are not `training.ignore_index`."""
         return int((labels != self.ignored).sum())
 
     def weight(self, labels: Labels) -> float:

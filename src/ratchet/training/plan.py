@@ -1,33 +1,36 @@
 """Settings of one training, as plain data that the training package can read without pydantic."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["NEUTRAL", "Plan"]
 
-NEUTRAL = frozenset(
-    {
-        "workers",
-        "sample_timeout",
-        "overfit_gap",
-        "max_rollbacks",
-        "doctor",
-        "checkpoint_steps",
-        "keep_last",
-        "keep_best",
-        "log_every",
-        "profile",
-    }
-)
-"""Settings that do not change the final weights by one bit. They may change while a run is interrupted.
 
-`accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
-differently.
-"""
+@dataclass(frozen=True, kw_only=True)
+class _NeutralSettings:
+    """Settings that do not change the final weights by one bit. They may change while a run is interrupted.
+
+    `accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
+    differently.
+    """
+
+    workers: int
+    sample_timeout: float
+    overfit_gap: float
+    max_rollbacks: int
+    doctor: str
+    checkpoint_steps: int
+    keep_last: int
+    keep_best: int
+    log_every: int
+    profile: int
+
+
+NEUTRAL = frozenset(field.name for field in fields(_NeutralSettings))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(_NeutralSettings):
     """The seed and the `training` section of params.yaml.
 
     Defaults, bounds and descriptions are in `ratchet.settings.model.TrainingSettings`, and only there.
@@ -81,23 +84,11 @@ class Plan:
     compile: str
     gradient_checkpointing: bool
     deterministic: bool
-    workers: int
-    sample_timeout: float
 
     best: str
     patience: int
     min_delta: float
-    overfit_gap: float
-
-    max_rollbacks: int
     rollback_factor: float
-    doctor: str
-
-    checkpoint_steps: int
-    keep_last: int
-    keep_best: int
-    log_every: int
-    profile: int
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that decide the weights, by name."""

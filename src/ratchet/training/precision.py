@@ -22,7 +22,6 @@ class Precision:
     why: str  # message for the user; empty where nothing was chosen or replaced
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context in which a forward pass runs."""
         half = _HALF.get(self.name)
         return contextlib.nullcontext() if half is None else torch.autocast(device.type, dtype=half)
 

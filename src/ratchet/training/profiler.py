@@ -46,7 +46,6 @@ class StepProfiler:
         self._profile.start()
 
     def step(self) -> None:
-        """Count one optimizer step."""
         if self._profile is None:
             return
         self._left -= 1

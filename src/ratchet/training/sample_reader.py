@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ratchet.errors import TrainingError
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, SampleDataset, SampleTimeout, WorkerProgress
-from ratchet.training.interrupt import PATIENCE, Interrupted
+from ratchet.training.sample_timeout import PATIENCE, Interrupted
 
 __all__ = ["Reader"]
 
@@ -58,7 +58,6 @@ class Reader(Generic[Result]):
         self._waited: dict[int, tuple[float, float]] = {}  # by worker: `since` of its sample, seconds waited for it
 
     def open(self, split: str) -> Any:
-        """Return the Dataset of a split as opened in this process; see `Factory.open`."""
         return self._samples.open(split)
 
     def interrupt_on(self, stop: Callable[[], bool]) -> None:
@@ -105,13 +104,11 @@ class Reader(Generic[Result]):
             yield result
 
     def close(self) -> None:
-        """End the workers."""
         if self._loader is not None:
             self._loader = None
             self._end_workers()
 
     def _begin(self) -> Iterator[Result]:
-        """Begin the next pass of the loader."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
             if self._loader is None:

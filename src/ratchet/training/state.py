@@ -28,7 +28,6 @@ class EpochSums:
 
     @classmethod
     def zero(cls, device: torch.device) -> "EpochSums":
-        """Return sums of nothing, on `device`."""
         return cls(
             torch.zeros((), device=device),
             torch.zeros((), dtype=torch.int64, device=device),
@@ -78,7 +77,6 @@ class TrainingState:
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
         return next(self.model.parameters()).device
 
     @property
@@ -87,12 +85,10 @@ class TrainingState:
         return self.model if self.averaged is None else self.averaged
 
     def keep_best(self, value: float) -> None:
-        """Copy the weights as the best so far."""
         self.best_value, self.best_epoch = value, self.epoch + 1
         self.best_weights = _copied(self.validated.state_dict())
 
     def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
-        """Return a copy of the whole state, on the CPU."""
         tensors = {
             **_named("model", self.model.state_dict()),
             **_named("averaged", {} if self.averaged is None else self.averaged.state_dict()),

@@ -28,7 +28,6 @@ class Throughput:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the last lap."""
         return time.perf_counter() - self._start
 
     def lap(self) -> tuple[float, float]:
@@ -64,7 +63,6 @@ class MetricBuffer:
         self._steps: list[StepMetrics] = []
 
     def add(self, step: StepMetrics, *, samples: int) -> None:
-        """Add the metrics of a step over `samples` samples."""
         self._steps.append(step)
         for clock in (self.step_clock, self.epoch_clock):
             clock.samples += samples

@@ -13,7 +13,7 @@ from torch import nn
 from ratchet.training.models import Classifier
 from ratchet.training.plan import Plan
 
-__all__ = ["Stage", "freeze", "layers_in", "rate_shares", "stages", "without_pretrained"]
+__all__ = ["Stage", "freeze", "layers_in", "rate_shares", "stages", "transfer_settings", "without_pretrained"]
 
 _FEWEST = 4  # a network of fewer stages (for example features and classifier) is divided further
 
@@ -37,7 +37,6 @@ class _Unit:
 
     @property
     def layers(self) -> int:
-        """Number of layers in it."""
         return layers_in(self.module) if self.whole else 0
 
     def divided(self, order: dict[str, int]) -> "list[_Unit]":
@@ -112,14 +111,23 @@ def freeze(model: Classifier, plan: Plan, epoch: int) -> None:
             module.train(learns and model.training)
 
 
+def transfer_settings(plan: Plan) -> list[str]:
+    """Return the names of the settings that freeze or slow layers and are in use."""
+    used = {
+        "frozen_epochs": plan.frozen_epochs > 0,
+        "unfreeze_epochs": plan.unfreeze_epochs > 0,
+        "layer_decay": plan.layer_decay < 1,
+    }
+    return [f"training.{name}" for name, is_used in used.items() if is_used]
+
+
 def without_pretrained(plan: Plan, pretrained: Path | None) -> str | None:
     """Return a warning if transfer learning is set without pretrained weights; else None."""
-    names = [name for name in ("frozen_epochs", "unfreeze_epochs") if getattr(plan, name)]
-    names += ["layer_decay"] if plan.layer_decay < 1.0 else []
+    names = transfer_settings(plan)
     if pretrained is not None or not names:
         return None
     return (
-        f"model.pretrained is none, but {', '.join(f'training.{name}' for name in names)} will slow or freeze "
+        f"model.pretrained is none, but {', '.join(names)} will slow or freeze "
         "layers with random weights. Fix: put a state dict in data/pretrained and name it in model.pretrained"
     )
 

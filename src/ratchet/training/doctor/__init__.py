@@ -4,7 +4,6 @@ Every check works on copies and on a few samples, and leaves random state, model
 training gets no finding.
 """
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +12,11 @@ import torch
 from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
-from ratchet.training.doctor.findings import Finding
-from ratchet.training.doctor.messages import describe_finding
+from ratchet.training.doctor.dataset_checks import balanced_rows
 from ratchet.training.doctor.model_checks import ModelProbe
-from ratchet.training.doctor.read_samples import balanced_rows
-from ratchet.training.doctor.resources import check_disk, check_memory
+from ratchet.training.doctor.rules import Finding, describe_finding
 from ratchet.training.doctor.sample_checks import check_samples
-from ratchet.training.doctor.schedule_checks import check_settings
+from ratchet.training.doctor.settings_checks import check_disk, check_memory, check_settings
 from ratchet.training.models import Classifier, ModelSpec
 from ratchet.training.plan import Plan
 
@@ -66,18 +63,12 @@ def examine(
         if without_batch := list(memory(activations=0)):
             return findings + without_batch
         batch = _batch(train, spec, plan, device)
-        return findings + _examine_model(model, batch, plan, memory, pretrained=pretrained is not None)
-
-
-def _examine_model(
-    model: Classifier, batch: Batch, plan: Plan, memory: Callable[..., Iterator[Finding]], *, pretrained: bool
-) -> list[Finding]:
-    try:
-        probe = ModelProbe(model, *batch, plan, pretrained=pretrained)
-    except TrainingError as error:  # training itself may need no copy
-        reason, _, _ = str(error).partition(". Fix: ")
-        return [Finding("model-not-examined", values={"reason": reason}, severity="warning")]
-    return [*probe.examine(), *memory(activations=probe.activations)]
+        try:
+            probe = ModelProbe(model, *batch, plan, pretrained=pretrained is not None)
+        except TrainingError as error:  # training itself may need no copy
+            reason, _, _ = str(error).partition(". Fix: ")
+            return [*findings, Finding.of("model-not-examined", reason=reason)]
+        return [*findings, *probe.examine(), *memory(activations=probe.activations)]
 
 
 def _batch(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:

@@ -13,16 +13,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ratchet.training.device import seed_step
-from ratchet.training.doctor.calls import Recorder
-from ratchet.training.doctor.compare import (
+from ratchet.training.doctor.layers import batch_norms, layer_name, layer_names, tracks
+from ratchet.training.doctor.passes import (
+    Recorder,
     generator_states,
     largest_difference,
     nearly_equal,
     same_tensor,
     seeded_generators,
 )
-from ratchet.training.doctor.findings import Finding
-from ratchet.training.doctor.layers import batch_norms, layer_name, layer_names, tracks
+from ratchet.training.doctor.rules import Finding
 from ratchet.training.models import Classifier
 
 __all__ = ["check_modes", "check_passes"]
@@ -45,13 +45,13 @@ def check_modes(model: Classifier, *, pretrained: bool) -> Iterator[Finding]:
     model.eval()
     training = layer_names(path for path, module in model.named_modules() if module.training)
     if training:
-        yield Finding("eval-mode-incomplete", training)
+        yield Finding.of("eval-mode-incomplete", *training)
     model.train()
     evaluating = {path: module for path, module in model.named_modules() if not module.training}
     affected = layer_names(p for p, module in evaluating.items() if p in ("", "network") or _depends_on_mode(module))
     if affected and not pretrained:
         norms = sum(isinstance(module, _BatchNorm) for module in evaluating.values())
-        yield Finding("training-mode-incomplete", affected, {"batch_norms": norms})
+        yield Finding.of("training-mode-incomplete", *affected, batch_norms=norms)
 
 
 def check_passes(model: Classifier, images: torch.Tensor, seed: int, *, pretrained: bool) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def check_passes(model: Classifier, images: torch.Tensor, seed: int, *, pretrain
     yield from _input(model.normalised(images).float(), {"training": first.input, "eval": evaluated.input})
     changed = next((each for each in (first, evaluated) if each.changed), None)
     if changed is not None:
-        yield Finding("changed-in-forward", changed.changed, {"mode": changed.mode})
+        yield Finding.of("changed-in-forward", *changed.changed, mode=changed.mode)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ class _Pass:
 
     @classmethod
     def run(cls, model: Classifier, images: torch.Tensor, mode: str, *, seed: int) -> "_Pass":
-        """Run a pass from a seed."""
         model.train(mode == "training")
         norms = {name: norm for name, norm in batch_norms(model).items() if norm.training and tracks(norm)}
         statistics = {name: _statistics(norm) for name, norm in norms.items()}
@@ -118,24 +117,24 @@ class _Pass:
 def _randomness(first: _Pass, again: _Pass, other: _Pass) -> Iterator[Finding]:
     """Compare the logits of passes from one seed, and the generators' states after two seeds."""
     if not nearly_equal(first.logits, again.logits, _SAME):
-        yield Finding("unseeded-forward", values={"difference": largest_difference(first.logits, again.logits)})
+        yield Finding.of("unseeded-forward", difference=largest_difference(first.logits, again.logits))
     if seeded := seeded_generators(first.generators, other.generators):
-        yield Finding("seeding-in-forward", seeded)
+        yield Finding.of("seeding-in-forward", *seeded)
 
 
 def _batch_norms(model: Classifier, observed: _Pass, *, pretrained: bool) -> Iterator[Finding]:
     """Check that running statistics exist, change in training, and average over more than the last batch."""
     norms = batch_norms(model)
     if untracked := tuple(name for name, norm in norms.items() if not tracks(norm)):
-        yield Finding("no-running-statistics", untracked)
+        yield Finding.of("no-running-statistics", *untracked)
     momenta = {name: norm.momentum for name, norm in norms.items() if norm.momentum is not None}
     if fast := tuple(f"{name} ({momentum:g})" for name, momentum in momenta.items() if momentum >= _HIGH_MOMENTUM):
-        yield Finding("high-momentum", fast, severity="warning")
+        yield Finding.of("high-momentum", *fast)
     slow = {name: momenta[name] for name in momenta if tracks(norms[name]) and momenta[name] < _LOW_MOMENTUM}
     still = tuple(sorted({*observed.unmoved, *slow}))
     if still and not pretrained:
         momentum = ", ".join(sorted({f"{value:g}" for value in slow.values()}))
-        yield Finding("frozen-running-statistics", still, {"momentum": momentum})
+        yield Finding.of("frozen-running-statistics", *still, momentum=momentum)
 
 
 def _dropouts(model: Classifier, observed: _Pass) -> Iterator[Finding]:
@@ -145,7 +144,7 @@ def _dropouts(model: Classifier, observed: _Pass) -> Iterator[Finding]:
     functions = sorted({p for p in observed.dropouts if p >= _HIGH_DROPOUT} - {*high.values()})
     names = [f"{name} ({p:g})" for name, p in high.items()] + [f"a dropout function ({p:g})" for p in functions]
     if names:
-        yield Finding("high-dropout", tuple(names))
+        yield Finding.of("high-dropout", *names)
 
 
 class _Scaling(NamedTuple):
@@ -155,7 +154,6 @@ class _Scaling(NamedTuple):
     shifts: list[float]
 
     def worst(self) -> tuple[float, float]:
-        """Return the scale farthest from 1 and the shift farthest from 0."""
         return max(self.scales, key=lambda scale: abs(math.log(max(scale, 1e-12)))), max(self.shifts, key=abs)
 
 
@@ -169,8 +167,8 @@ def _input(expected: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> It
         if _SCALES[0] <= scale <= _SCALES[1] and abs(shift) <= _SHIFT:
             continue
         other = scalings.get("eval" if mode == "training" else "training")
-        values = {"scale": scale, "shift": shift, "only": "" if other is None or _alike(scaling, other) else mode}
-        yield Finding("input-scaled-again", values=values)
+        only = "" if other is None or _alike(scaling, other) else mode
+        yield Finding.of("input-scaled-again", scale=scale, shift=shift, only=only)
         return
 
 

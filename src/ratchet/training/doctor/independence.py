@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import torch
 
 from ratchet.training.device import seed_step
-from ratchet.training.doctor.calls import Steady
-from ratchet.training.doctor.compare import largest_difference, nearly_equal
-from ratchet.training.doctor.findings import Finding
 from ratchet.training.doctor.layers import batch_norms, tracks
+from ratchet.training.doctor.passes import Steady, largest_difference, nearly_equal
+from ratchet.training.doctor.rules import Finding
 from ratchet.training.models import Classifier
 
 __all__ = ["check_independence"]
@@ -37,7 +36,7 @@ def check_independence(model: Classifier, images: torch.Tensor, seed: int) -> It
         with Steady() if untracked else contextlib.nullcontext():
             logits, mixed = _mixing(model, images, seed)
         if mixed:
-            yield Finding("mixed-samples", values={"mode": "eval", "share": mixed})
+            yield Finding.of("mixed-samples", mode="eval", share=mixed)
         else:
             if not untracked:
                 yield from _alone(model, images, logits)
@@ -45,8 +44,7 @@ def check_independence(model: Classifier, images: torch.Tensor, seed: int) -> It
             with Steady():
                 _, mixed = _mixing(model, images, seed)
             if mixed:
-                values = {"mode": "training", "share": mixed, "running_statistics": True}
-                yield Finding("mixed-samples", values=values)
+                yield Finding.of("mixed-samples", mode="training", share=mixed, running_statistics=True)
     model.eval()
     yield from _unused(model, images[:_GRADIENT_SAMPLES])
 
@@ -84,24 +82,20 @@ def _mixing(model: Classifier, images: torch.Tensor, seed: int) -> tuple[torch.T
 
 
 def _alone(model: Classifier, images: torch.Tensor, logits: torch.Tensor) -> Iterator[Finding]:
-    """Compare a sample alone with the same sample in a batch."""
     alone, expected, batch = model(images[:1]), logits[:1], len(images)
     if alone.shape != expected.shape:
-        values = {"shape": str(tuple(alone.shape)), "expected": str(tuple(expected.shape))}
-        yield Finding("batch-axis-lost", values=values)
+        yield Finding.of("batch-axis-lost", shape=str(tuple(alone.shape)), expected=str(tuple(expected.shape)))
         return
     if nearly_equal(alone, expected, _DIFFERS):
         return
     ratio = alone / expected
     if batch > 1 and torch.allclose(ratio, torch.full_like(ratio, batch), rtol=0.05):
-        yield Finding("divided-by-batch-size", values={"batch": batch})
+        yield Finding.of("divided-by-batch-size", batch=batch)
     else:
-        difference = largest_difference(alone, expected)
-        yield Finding("batch-size-dependence", values={"batch": batch, "difference": difference})
+        yield Finding.of("batch-size-dependence", batch=batch, difference=largest_difference(alone, expected))
 
 
 def _unused(model: Classifier, images: torch.Tensor) -> Iterator[Finding]:
-    """Look for channels and pixels that no logit depends on."""
     images = images.clone().requires_grad_()
     logits = model(images)
     if not logits.requires_grad:
@@ -114,6 +108,6 @@ def _unused(model: Classifier, images: torch.Tensor) -> Iterator[Finding]:
     channels = tuple(str(number) for number, is_used in enumerate(used.any(3).any(2).any(0).tolist()) if not is_used)
     unused = 1.0 - float(used.any(1).any(0).float().mean())
     if channels:
-        yield Finding("unused-channels", channels, severity="warning")
+        yield Finding.of("unused-channels", *channels)
     elif unused >= _UNUSED:
-        yield Finding("unused-pixels", values={"share": unused}, severity="warning")
+        yield Finding.of("unused-pixels", share=unused)

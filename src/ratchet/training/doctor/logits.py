@@ -5,8 +5,8 @@ import math
 import torch
 from torch.autograd.graph import Node
 
-from ratchet.training.doctor.findings import Finding
-from ratchet.training.doctor.tensors import graph_leaves
+from ratchet.training.autograd_graph import graph_leaves, operation
+from ratchet.training.doctor.rules import Finding
 
 __all__ = ["check_logits", "probability_function"]
 
@@ -47,7 +47,7 @@ def probability_function(logits: torch.Tensor) -> str | None:
         return "log-softmax"
     # Only the operation identifies a sigmoid: other logits may be between 0 and 1 by chance.
     _, last = _last_operation(logits)
-    return "sigmoid" if last is not None and _operation(last) == "Sigmoid" else None
+    return "sigmoid" if last is not None and operation(last) == "Sigmoid" else None
 
 
 def check_logits(logits: torch.Tensor, mode: str, *, takes_logits: bool) -> Finding | None:
@@ -60,13 +60,12 @@ def check_logits(logits: torch.Tensor, mode: str, *, takes_logits: bool) -> Find
     if takes_logits and (limit := _bound(logits)) is not None:
         function, lowest = limit
         if lowest > 0:
-            return Finding("bounded-logits", values={"mode": mode, "function": function, "lowest_loss": lowest})
-        return Finding("one-sided-logits", values={"mode": mode, "function": function})
+            return Finding.of("bounded-logits", mode=mode, function=function, lowest_loss=lowest)
+        return Finding.of("one-sided-logits", mode=mode, function=function)
     factor = _factor(logits)
     if factor is None or _SCALES[0] <= factor <= _SCALES[1]:
         return None
-    rule = "logits-too-small" if factor < 1 else "logits-too-large"
-    return Finding(rule, values={"mode": mode, "factor": factor})
+    return Finding.of("logits-too-small" if factor < 1 else "logits-too-large", mode=mode, factor=factor)
 
 
 def _bound(logits: torch.Tensor) -> tuple[str, float] | None:
@@ -74,9 +73,9 @@ def _bound(logits: torch.Tensor) -> tuple[str, float] | None:
     values = logits.detach().double()
     classes = values.shape[1]
     _, last = _last_operation(logits)
-    if last is not None and (operation := _operation(last)) in _BOUNDS:
-        function, always = _BOUNDS[operation]
-        lowest = _lowest_loss(_span(last, values, operation), classes)
+    if last is not None and operation(last) in _BOUNDS:
+        function, always = _BOUNDS[operation(last)]
+        lowest = _lowest_loss(_span(last, values), classes)
         if always or lowest > _LOWEST_LOSS:
             return function, lowest
     distance = float((values - values.mean(0)).norm(dim=1).mean())  # of one sample's logits from the others'
@@ -112,7 +111,7 @@ def _last_operation(logits: torch.Tensor) -> tuple[list[Node], Node | None]:
     """Return the operations that only scale, shift or reshape, from the logits backwards, and the first other one."""
     passed: list[Node] = []
     node = logits.grad_fn
-    while node is not None and _operation(node) in _PASSES:
+    while node is not None and operation(node) in _PASSES:
         passed.append(node)
         before = [each for each, _ in node.next_functions if each is not None and each.name() != _LEAF]
         if len(before) != 1:
@@ -121,24 +120,21 @@ def _last_operation(logits: torch.Tensor) -> tuple[list[Node], Node | None]:
     return passed, node
 
 
-def _operation(node: Node) -> str:
-    return node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("_")
-
-
-def _span(node: Node, values: torch.Tensor, operation: str) -> float:
+def _span(node: Node, values: torch.Tensor) -> float:
     """Return the largest difference between two logits that the function allows; infinite without an upper bound."""
-    if operation == "Clamp":
+    kind = operation(node)
+    if kind == "Clamp":
         low, high = (getattr(node, f"_saved_{end}", None) for end in ("min", "max"))
         return float(high - low) if isinstance(low, int | float) and isinstance(high, int | float) else math.inf
-    if operation == "Hardtanh":
+    if kind == "Hardtanh":
         return float(getattr(node, "_saved_max_val", 1.0)) - float(getattr(node, "_saved_min_val", -1.0))
-    if operation not in _RANGES:
+    if kind not in _RANGES:
         return math.inf
     result = getattr(node, "_saved_result", None)
     if not isinstance(result, torch.Tensor):
-        return _RANGES[operation]
+        return _RANGES[kind]
     spread = float(result.detach().double().std())
-    return _RANGES[operation] * (float(values.std()) / spread if spread > 0 else 1.0)
+    return _RANGES[kind] * (float(values.std()) / spread if spread > 0 else 1.0)
 
 
 def _lowest_loss(span: float, classes: int) -> float:

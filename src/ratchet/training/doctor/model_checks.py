@@ -10,19 +10,25 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.determinism import explained
-from ratchet.training.doctor.findings import Finding
 from ratchet.training.doctor.forward_checks import check_modes, check_passes
 from ratchet.training.doctor.independence import check_independence
-from ratchet.training.doctor.layers import layer_name, layer_names, values_counted
+from ratchet.training.doctor.layers import (
+    check_dead_units,
+    check_equal_weights,
+    layer_name,
+    layer_names,
+    mark_reached_units,
+    values_counted,
+)
 from ratchet.training.doctor.logits import check_logits, probability_function
-from ratchet.training.doctor.tensors import graph_leaves, graph_nodes, kept_tensors, unregistered
-from ratchet.training.doctor.unit_checks import check_dead_units, check_equal_weights, mark_reached_units
+from ratchet.training.doctor.rules import Finding
+from ratchet.training.doctor.tensors import kept_tensors, unregistered
 from ratchet.training.duplicate import duplicate
 from ratchet.training.losses import Objective
 from ratchet.training.models import Classifier
-from ratchet.training.optim import build_optimizer
-from ratchet.training.optim_fast_import import without_compile_wrappers
+from ratchet.training.optim import build_optimizer, without_compile_wrappers
 from ratchet.training.plan import Plan
 
 __all__ = ["ModelProbe"]
@@ -85,7 +91,7 @@ class ModelProbe:
         """Look for parameters without gradient that were not loaded from anywhere."""
         names = layer_names(sorted(self.model.fixed))
         if names and not self.pretrained and not hasattr(self.model.network, "initialise"):
-            yield Finding("frozen-at-random", names, {"count": len(names)})
+            yield Finding.of("frozen-at-random", *names, count=len(names))
 
     def _evaluation(self) -> Iterator[Finding]:
         """Check the logits in eval mode, as in validation and serving."""
@@ -97,13 +103,12 @@ class ModelProbe:
         yield from self._check_logits(logits, "eval")
         logits, again = logits.detach(), self.model.eval()(self.images).detach()
         if not torch.allclose(logits, again, rtol=1e-3, atol=1e-4 * float(logits.abs().max())):
-            yield Finding("random-in-eval")
+            yield Finding.of("random-in-eval")
         else:
             yield from self._decayed(logits)
         self._reset()  # a layer left in training mode has changed its statistics
 
     def _first_steps(self) -> Iterator[Finding]:
-        """Train a few steps and check modes, the first loss, gradients, and what the model keeps."""
         modes = _modes(self.model.train())
         optimizer = build_optimizer(self.model, self.plan, self.images.device)
         optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -145,7 +150,6 @@ class ModelProbe:
         yield from check_independence(self.model, self.images, self.plan.seed)
 
     def _overfit(self) -> Iterator[Finding]:
-        """Train on the batch until the model has memorised it."""
         best, begun = 0.0, time.monotonic()
         for rate in _OVERFIT_RATES:
             self._reset()
@@ -166,8 +170,8 @@ class ModelProbe:
         if best > constant + _LEARNED * (1.0 - constant):
             return
         rates = " and ".join(f"{rate:g}" for rate in _OVERFIT_RATES)
-        values = {"steps": _OVERFIT_STEPS, "images": len(self.labels), "rates": rates, "wrong": 1 - best}
-        yield Finding("cannot-overfit", values=values)
+        images = len(self.labels)
+        yield Finding.of("cannot-overfit", steps=_OVERFIT_STEPS, images=images, rates=rates, wrong=1 - best)
 
     def _failed(self, error: Exception) -> Finding:
         """Return the finding for a failed step, which may come from a graph that the model keeps."""
@@ -175,9 +179,9 @@ class ModelProbe:
             return self._kept_graph()
         if (nondeterministic := explained(error, self.model, self.images)) is not None:
             problem, fix = nondeterministic
-            return Finding("nondeterministic", values={"problem": problem, "fix": fix})
+            return Finding.of("nondeterministic", problem=problem, fix=fix)
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return Finding("step-fails", values={"images": len(self.labels), "error": reason})
+        return Finding.of("step-fails", images=len(self.labels), error=reason)
 
     def _reset(self) -> None:
         self.model.load_state_dict(self.start, strict=False)  # not strict: forward() may have created layers
@@ -198,17 +202,16 @@ class ModelProbe:
             name for name, is_training in _modes(self.model).items() if before.get(name, is_training) != is_training
         )
         if changed:
-            yield Finding(f"{mode}-mode-left", changed)
+            yield Finding.of(f"{mode}-mode-left", *changed)
 
     def _check_logits(self, logits: torch.Tensor, mode: str) -> Iterator[Finding]:
         """Look for a softmax or sigmoid that the loss applies again, bounded logits, and tiny or huge logits."""
         function = probability_function(logits)
         if function == "log-softmax" and self.plan.loss == "cross-entropy":
             if mode == "eval":
-                yield Finding("redundant-log-softmax", severity="warning")
+                yield Finding.of("redundant-log-softmax")
         elif function and self.takes_logits:
-            values = {"mode": mode, "function": function, "loss": self.plan.loss}
-            yield Finding("activation-before-loss", values=values)
+            yield Finding.of("activation-before-loss", mode=mode, function=function, loss=self.plan.loss)
         elif not function and not self._logits_reported:
             finding = check_logits(logits, mode, takes_logits=self.takes_logits)
             if finding is not None:
@@ -226,8 +229,7 @@ class ModelProbe:
             change = (self.model.eval()(self.images) - logits).abs().max()
         self._reset()
         if change > _LARGEST_CHANGE * logits.abs().max():
-            values = {"decay": _DECAY, "weight_decay": self.plan.weight_decay}
-            yield Finding("weight-decay-sensitive", values=values)
+            yield Finding.of("weight-decay-sensitive", decay=_DECAY, weight_decay=self.plan.weight_decay)
 
     def _unseen(self, logits: torch.Tensor, optimized: set[int]) -> Iterator[Finding]:
         """Look for tensors that the logits depend on and that are not registered or not in the optimizer."""
@@ -236,10 +238,10 @@ class ModelProbe:
         hidden = unregistered(self.model)
         hidden |= {key: f"a tensor of shape {tuple(leaves[key].shape)}" for key in leaves if key not in names | hidden}
         if hidden:
-            yield Finding("unregistered-parameters", tuple(map(layer_name, hidden.values())))
+            yield Finding.of("unregistered-parameters", *map(layer_name, hidden.values()))
         missing = layer_names(name for key, name in names.items() if key in leaves and key not in optimized)
         if missing:
-            yield Finding("missing-from-optimizer", missing)
+            yield Finding.of("missing-from-optimizer", *missing)
 
     def _first_loss(self, loss: float) -> Iterator[Finding]:
         """Compare the loss with ln(classes), the loss of a model without knowledge."""
@@ -249,7 +251,7 @@ class ModelProbe:
         if loss < chance and self.pretrained:
             return
         rule = "first-loss-low" if loss < chance else "first-loss-high"
-        yield Finding(rule, values={"loss": loss, "classes": self.classes, "chance": chance})
+        yield Finding.of(rule, loss=loss, classes=self.classes, chance=chance)
 
     def _reach_skipped(self, with_gradient: set[str]) -> None:
         """Add the parameters that get a gradient in more passes, as under stochastic depth and layer drop."""
@@ -270,11 +272,11 @@ class ModelProbe:
             if own and not with_gradient.intersection(own):
                 names.append(layer_name(prefix))
         if names:
-            yield Finding("no-gradient", tuple(names), {"steps": _STEPS})
+            yield Finding.of("no-gradient", *names, steps=_STEPS)
 
     def _kept_graph(self) -> Finding:
         paths = {path for path, tensor in kept_tensors(self.model) if tensor.grad_fn is not None}
-        return Finding("kept-graph", tuple(sorted(map(layer_name, paths))))
+        return Finding.of("kept-graph", *sorted(map(layer_name, paths)))
 
 
 @contextlib.contextmanager

@@ -5,22 +5,37 @@ images, that makes it significantly better.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
-from ratchet.training.doctor.findings import Finding
-from ratchet.training.doctor.read_samples import ReadSamples
-from ratchet.training.doctor.small_classifier import Features, chance, cross_validated, fit, learns
+from ratchet.training.doctor.dataset_checks import ReadSamples
+from ratchet.training.doctor.rules import Finding
 
-__all__ = ["check_labels_of_neighbours", "check_splits_agree", "check_values"]
+__all__ = [
+    "Features",
+    "chance",
+    "check_labels_of_neighbours",
+    "check_splits_agree",
+    "check_values",
+    "cross_validated",
+    "fit",
+    "learns",
+]
 
 _FEWEST, _FEWEST_HELD_OUT = 60, 30  # samples of train and validation, below which nothing is tested
 _DROPS = 4.0  # standard errors by which another reading must be better
 _LOST, _RESTORED = 0.5, 0.6  # shares of the accuracy above chance: at most kept as it is, at least with the reading
 _RATIO, _SHIFT, _SURE = 2.0, 0.75, 6.0  # of standard deviations; of means, in standard deviations and in their errors
+_PIXELS, _SPECTRUM = 8, 16  # sides of the coarse images
+_CHANNELS = 4  # the first channels; the others are not used
+_RIDGE = 0.03
+_FOLDS = 4
+_LEARNS, _ABOVE = 6.0, 0.1  # standard errors, and share of samples, by which accuracy must exceed chance
 
 
 def check_splits_agree(train: ReadSamples, held_out: ReadSamples) -> Iterator[Finding]:
@@ -41,14 +56,13 @@ def check_splits_agree(train: ReadSamples, held_out: ReadSamples) -> Iterator[Fi
     better = accuracy + _DROPS * math.sqrt(max(accuracy * (1 - accuracy), 0.01) / count)
     enough = max(by_chance + _RESTORED * (own - by_chance), better)
     restored, changes = _renumbered(answers, held_out.labels)
-    values = {"train": own, "validation": accuracy}
     if restored >= enough:
-        yield Finding("labels-renumbered", changes, {**values, "restored": restored})
+        yield Finding.of("labels-renumbered", *changes, train=own, validation=accuracy, restored=restored)
         return
     for how, images in _readings(held_out.images, train.images):
         restored = float((classify(features_of(images)) == held_out.labels).mean())
         if restored >= enough:
-            yield Finding("transformed-split", values={**values, "how": how, "restored": restored})
+            yield Finding.of("transformed-split", train=own, validation=accuracy, how=how, restored=restored)
             return
 
 
@@ -68,8 +82,7 @@ def check_labels_of_neighbours(samples: ReadSamples) -> Iterator[Finding]:
             continue
         if (shifted - own) < _DROPS * math.sqrt(max(own * (1 - own), 0.01) / len(rows)):
             continue
-        values = {"split": samples.split, "own": own, "neighbour": shifted, "which": which}
-        yield Finding("labels-of-neighbours", values=values)
+        yield Finding.of("labels-of-neighbours", split=samples.split, own=own, neighbour=shifted, which=which)
         return
 
 
@@ -88,11 +101,11 @@ def check_values(train: ReadSamples, held_out: ReadSamples) -> Iterator[Finding]
         error = math.sqrt(sum(float(each.mean(1).var()) / len(each) for each in (first, second)))
         if ratio < _RATIO and not (shift > _SHIFT * max(stds) and shift > _SURE * error):
             continue
-        values: dict[str, int | float] = {"channel": channel}
+        values: dict[str, float] = {}
         for split, pixels, mean, std in zip(("train", "validation"), (first, second), means, stds, strict=True):
             ends = {f"{split}_min": float(pixels.min()), f"{split}_max": float(pixels.max())}
             values |= {f"{split}_mean": mean, f"{split}_std": std, **ends}
-        yield Finding("rescaled-split", values=values)
+        yield Finding.of("rescaled-split", channel=channel, **values)
         return
 
 
@@ -136,3 +149,68 @@ def _most_common(answers: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[
         table[int(answer)] = int(present[counts.argmax()])
     taken = list(table.values())
     return {answer: label for answer, label in table.items() if taken.count(label) == 1}
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of images, scaled by mean and standard deviation of each channel of a reference."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    @classmethod
+    def scaled_to(cls, images: torch.Tensor) -> "Features":
+        """Take the scale from images (n, channels, height, width)."""
+        flat = images.transpose(0, 1).flatten(1).float()
+        return cls(flat.mean(1).view(1, -1, 1, 1), flat.std(1).clamp_min(1e-12).view(1, -1, 1, 1))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return float32 (n, features); each kind of feature has about the same weight."""
+        scaled = ((images.float() - self.mean) / self.std)[:, :_CHANNELS]
+        coarse = functional.adaptive_avg_pool2d(scaled, _PIXELS).flatten(1)
+        spectrum = torch.fft.rfft2(functional.adaptive_avg_pool2d(scaled.mean(1), _SPECTRUM)).abs().log1p().flatten(1)
+        flat = scaled.flatten(2)
+        colours = torch.cat([flat.mean(2), flat.std(2), flat.amin(2), flat.amax(2)], 1)
+        return torch.cat([kind / math.sqrt(kind.shape[1]) for kind in (coarse, spectrum, colours)], 1)
+
+
+def fit(features: torch.Tensor, labels: NDArray[np.int64]) -> Callable[[torch.Tensor], NDArray[np.int64]]:
+    """Fit the classifier and return its function from features to labels."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    centre, spread = features.mean(0), features.std(0).clamp_min(1e-3)
+    known = ((features - centre) / spread).double()
+    distances = torch.cdist(known, known).square()
+    width = distances[distances > 0].median() if bool((distances > 0).any()) else torch.ones(())
+    targets = functional.one_hot(torch.from_numpy(numbers), len(classes)).double()
+    offset = targets.mean(0)
+    kernel = (-distances / width).exp() + _RIDGE * torch.eye(len(known), dtype=torch.float64)
+    weights = torch.linalg.solve(kernel, targets - offset)
+
+    def classify(others: torch.Tensor) -> NDArray[np.int64]:
+        scaled = ((others - centre) / spread).double()
+        scores = (-torch.cdist(scaled, known).square() / width).exp() @ weights + offset
+        return np.asarray(classes[scores.argmax(1).numpy()], np.int64)
+
+    return classify
+
+
+def cross_validated(features: torch.Tensor, labels: NDArray[np.int64]) -> float:
+    """Return the accuracy on samples that the classifier was not fitted to."""
+    fold = np.random.Generator(np.random.Philox(0)).permutation(len(labels)) % _FOLDS
+    correct = 0
+    for number in range(_FOLDS):
+        held_out = torch.from_numpy(fold == number)
+        answers = fit(features[~held_out], labels[fold != number])(features[held_out])
+        correct += int((answers == labels[fold == number]).sum())
+    return correct / len(labels)
+
+
+def chance(labels: NDArray[np.int64]) -> float:
+    """Return the accuracy of always answering the most frequent label."""
+    return float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
+
+
+def learns(accuracy: float, chance: float, count: int) -> bool:
+    """Return whether an accuracy on `count` samples is clearly and significantly above chance."""
+    error = math.sqrt(max(chance * (1 - chance), 0.01) / count)
+    return accuracy - chance > max(_ABOVE, _LEARNS * error)

@@ -1,14 +1,13 @@
-"""Tensors that a model keeps in plain attributes, lists, dicts and objects, and the graphs behind tensors."""
+"""Tensors that a model keeps in plain attributes, lists, dicts and objects."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 
-__all__ = ["graph_leaves", "graph_nodes", "kept_tensors", "unregistered"]
+__all__ = ["kept_tensors", "unregistered"]
 
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes in which PyTorch itself keeps a module's members
 _DEEPEST = 6
@@ -32,27 +31,6 @@ def unregistered(model: nn.Module) -> dict[int, str]:
         for path, tensor in kept_tensors(model)
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known
     }
-
-
-def graph_nodes(nodes: Iterable[Node | None]) -> Iterator[Node]:
-    """Yield the nodes of the autograd graph behind `nodes` and these themselves, nearest first."""
-    waiting = deque(node for node in nodes if node is not None)
-    seen = set(waiting)
-    while waiting:
-        node = waiting.popleft()
-        yield node
-        for before, _ in node.next_functions:
-            if before is not None and before not in seen:
-                seen.add(before)
-                waiting.append(before)
-
-
-def graph_leaves(node: Node | None) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a backward pass from `node` gives gradients to, nearest first."""
-    for each in graph_nodes([node]):
-        variable = getattr(each, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            yield variable
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:

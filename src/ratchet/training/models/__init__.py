@@ -96,9 +96,9 @@ def _network(spec: ModelSpec) -> nn.Module:
         try:
             network = make(**shape)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
+            arguments = ", ".join(f"{name}={value}" for name, value in shape.items())
             raise TrainingError(
-                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; "
-                f"it was called with {_arguments(shape)}"
+                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; it was called with {arguments}"
             ) from error
         if not isinstance(network, nn.Module):
             raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")
@@ -142,10 +142,6 @@ def _check_forward(model: Classifier, spec: ModelSpec) -> None:
             "one per class"
         )
     model.order = tuple(order)
-
-
-def _arguments(arguments: dict[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:

@@ -29,7 +29,6 @@ class ModelSpec:
 
     @property
     def called(self) -> str:
-        """Name of the model, or of its factory."""
         return self.name if self.factory == "none" else self.factory
 
     @property

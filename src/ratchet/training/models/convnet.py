@@ -3,11 +3,10 @@
 import torch
 from torch import nn
 
-from ratchet.training.models.dropout import Dropout
-
-__all__ = ["ConvNet"]
+__all__ = ["ConvNet", "Dropout"]
 
 _LARGEST_MAP = 4  # side of the map of a 32-pixel image after three poolings; larger maps are averaged down to about it
+_VALUES = 1 << 16  # of the 16 random bits that decide one activation
 
 
 class ConvNet(nn.Module):
@@ -39,6 +38,21 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, classes) for normalised images (n, channels, height, width)."""
         logits: torch.Tensor = self.head(self.features(images))
         return logits
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout, with 16 random bits per activation on a CPU, which takes a sixth of the time.
+
+    PyTorch draws a double for each activation, which is a tenth of the reference ConvNet's step. With 16 bits `p` is
+    exact to one part in 131,072. Other devices use the kernel of nn.Dropout.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or x.device.type != "cpu" or not 0.0 < self.p < 1.0:
+            return super().forward(x)
+        random_values = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        bits = random_values.view(torch.int16)[: x.numel()].view(x.shape)
+        kept = bits >= round(self.p * _VALUES) - _VALUES // 2
+        return x * kept.to(x.dtype).mul_(1.0 / (1.0 - self.p))

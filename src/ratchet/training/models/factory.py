@@ -47,7 +47,6 @@ class OwnCode:
         return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 (hex) of each file, by its path from `root`."""
         return {path.as_posix(): files.digest_file(self.root / path) for path in self.files()}
 
     def load(self, name: str) -> Callable[..., Any]:
@@ -156,7 +155,6 @@ class OwnCode:
 
 
 def _file_of(module: str, root: Path) -> Path | None:
-    """Return the file of a module in `root`, or None."""
     place = root.joinpath(*module.split("."))
     candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)

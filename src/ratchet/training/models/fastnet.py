@@ -57,7 +57,6 @@ class FastNet(nn.Module):
         self.whitening.copy_(torch.cat([whitening, -whitening]).view_as(self.whitening))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, classes) for normalised images (n, channels, height, width) of 2x2 pixels or more."""
         responses = functional.conv2d(images, self.whitening)
         # The bias is added separately. As the bias of the convolution, its gradient (without one for the weights)
         # would not use oneDNN, and take longer than the rest of the step (PyTorch 2.15 on a CPU).

@@ -29,7 +29,6 @@ class LoadReport:
 
     @property
     def summary(self) -> str:
-        """The report as one line."""
         wanted = len(self.loaded) + len(self.missing) + len(self.misshaped)
         lines = [f"pretrained weights of {self.file}: {len(self.loaded)} of the network's {wanted} tensors loaded"]
         if self.misshaped:

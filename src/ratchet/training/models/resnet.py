@@ -34,6 +34,5 @@ class ResidualNet(nn.Module):
         self.head = nn.Linear(_WIDTH, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, classes) for normalised images (n, channels, height, width)."""
         logits: torch.Tensor = self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
         return logits

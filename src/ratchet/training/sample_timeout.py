@@ -129,9 +129,5 @@ def interruptible(
         Interrupted: inside the block, `stop` returned True. Another thread calls it once a sample took `PATIENCE`.
     """
     if threading.current_thread() is not threading.main_thread() or (not timeout and stop is never):
-        return contextlib.nullcontext(_nothing)
+        return contextlib.nullcontext(lambda: None)
     return _watchdog.watch(describe, timeout, stop)
-
-
-def _nothing() -> None:
-    """Do nothing: the time is not watched."""

@@ -1,4 +1,4 @@
-"""Compare the disk space and the memory that a run needs with what is free."""
+"""Check settings against the length of the run, the model, and the free disk space and memory."""
 
 import os
 import resource
@@ -8,18 +8,57 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ratchet.training.doctor.findings import Finding
+from ratchet.training.batches import run_steps
+from ratchet.training.doctor.rules import Finding
 from ratchet.training.plan import Plan
+from ratchet.training.schedule import learning_rate
+from ratchet.training.transfer import transfer_settings
 
-__all__ = ["available_memory", "check_disk", "check_memory"]
+__all__ = ["available_memory", "check_disk", "check_memory", "check_settings"]
 
+_POINTS = 1000  # steps whose learning rate is computed
+_LOW = 1e-3  # share of learning_rate below which hardly anything is learned
+_FEWEST_SAMPLES = (
+    8  # samples: below, batch norm's error rises (Wu and He 2018, figure 1: +1 % at 8, +2 % at 4, +10 % at 2)
+)
+_WITH_WARMUP = ("warmup-cosine", "warmup-linear", "plateau")
 _SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
 _HALF = ("bf16", "fp16")
 # Copies of a checkpoint in the host's memory: a snapshot, its bytes, the file's bytes read back to compare, and the
 # next snapshot, which waits until this one is on disk. A disk that takes longer than two intervals adds a fifth.
 _HOST_COPIES = 4
 _GIB = 2**30
+
+
+def check_settings(model: nn.Module, plan: Plan, *, rows: int, pretrained: Path | None) -> Iterator[Finding]:
+    """Check schedule, micro-batches and transfer settings of a training on `rows` samples."""
+    yield from _schedule(plan, *run_steps(rows, plan))
+    norms = sum(isinstance(module, _BatchNorm) for module in model.modules())
+    samples = min(plan.batch_size, rows) // plan.accumulation
+    if norms and samples < _FEWEST_SAMPLES:
+        sizes = {"batch_size": plan.batch_size, "accumulation": plan.accumulation}
+        yield Finding.of("small-micro-batch", norms=norms, samples=samples, fewest=_FEWEST_SAMPLES, **sizes)
+    if pretrained is None and (names := transfer_settings(plan)):
+        yield Finding.of("transfer-without-weights", *names)
+
+
+def _schedule(plan: Plan, steps: int, steps_per_epoch: int) -> Iterator[Finding]:
+    epochs = steps / steps_per_epoch
+    if plan.schedule in _WITH_WARMUP and 2 * plan.warmup_epochs > max(epochs, 1):
+        rule = "endless-warmup" if plan.warmup_epochs >= epochs else "long-warmup"
+        yield Finding.of(rule, warmup=plan.warmup_epochs, steps=steps, epochs=epochs)
+    elif plan.schedule == "step" and plan.step_epochs >= epochs:
+        yield Finding.of("late-step", step_epochs=plan.step_epochs, steps=steps, epochs=epochs)
+    elif plan.schedule == "plateau" and plan.plateau_patience + 1 >= epochs:
+        yield Finding.of("late-plateau", patience=plan.plateau_patience, steps=steps, epochs=epochs)
+    else:
+        points = range(0, steps, max(1, steps // _POINTS))
+        rates = (learning_rate(plan, step=step, total_steps=steps, steps_per_epoch=steps_per_epoch) for step in points)
+        share = sum(rate < _LOW * plan.learning_rate for rate in rates) / len(points)
+        if share > 0.5:
+            yield Finding.of("low-learning-rate", share=share, steps=steps, epochs=epochs)
 
 
 def check_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:
@@ -30,7 +69,7 @@ def check_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:
     ).free
     if size * count > free:
         space = {"need": size * count / _GIB, "free": free / _GIB}
-        yield Finding("disk-space", values={"count": count, "mib": size / 2**20, "folder": str(folder), **space})
+        yield Finding.of("disk-space", count=count, mib=size / 2**20, folder=str(folder), **space)
 
 
 def check_memory(
@@ -54,7 +93,7 @@ def check_memory(
         if need > free:
             sizes = {"weights": weights, "optimizer": weights + optimizer, "batch": batch, "need": need, "free": free}
             gib = {name: size / _GIB for name, size in sizes.items()}
-            yield Finding("memory", values={"kind": kind, "samples": samples, **gib})
+            yield Finding.of("memory", kind=kind, samples=samples, **gib)
 
 
 def available_memory() -> int:

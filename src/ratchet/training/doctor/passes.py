@@ -1,13 +1,23 @@
-"""Record the calls of PyTorch functions in a forward pass, or make them independent of the batch and of chance."""
+"""Record and compare forward passes: calls of PyTorch functions, tensors, states of random generators."""
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Recorder", "Steady"]
+__all__ = [
+    "Recorder",
+    "Steady",
+    "generator_states",
+    "largest_difference",
+    "nearly_equal",
+    "same_tensor",
+    "seeded_generators",
+]
 
 _WEIGHTED = frozenset({"conv1d", "conv2d", "conv3d", "linear", "matmul", "mm", "addmm", "bmm", "einsum", "__matmul__"})
 _NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"})
@@ -38,7 +48,6 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function and record it."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in _DROPOUTS and _argument("training", args, kwargs, default=True):
@@ -60,7 +69,6 @@ class Steady(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, or its counterpart without batch statistics and chance."""
         kwargs = dict(kwargs or {})
         if function in (functional.batch_norm, torch.batch_norm):
             return _normalised(*args, **kwargs)
@@ -90,3 +98,35 @@ def _normalised(
         return input
     shape = (1, -1, *[1] * (input.dim() - 2))
     return (input - running_mean.view(shape)) / (running_var.view(shape) + 1e-5).sqrt()
+
+
+def same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether shapes and all values are equal."""
+    return first.shape == second.shape and torch.equal(first, second)
+
+
+def largest_difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the largest absolute difference of two values."""
+    return float((first.detach() - second.detach()).abs().max())
+
+
+def nearly_equal(first: torch.Tensor, second: torch.Tensor, share: float) -> bool:
+    """Return whether no difference exceeds `share` of the largest absolute value of `second`."""
+    return largest_difference(first, second) <= share * float(second.detach().abs().max())
+
+
+def generator_states(device: torch.device) -> dict[str, bytes]:
+    """Return the states of the global random generators, by module name."""
+    states = {
+        "random": repr(random.getstate()).encode(),
+        "numpy.random": np.random.get_state()[1].tobytes(),  # type: ignore[index]  # the array of the five
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    if device.type == "cuda":
+        states["torch.cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return states
+
+
+def seeded_generators(first: dict[str, bytes], second: dict[str, bytes]) -> tuple[str, ...]:
+    """Return the generators in the same state after two different seeds: the code between has seeded them itself."""
+    return tuple(name for name, state in first.items() if state == second[name])

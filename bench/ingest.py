@@ -42,9 +42,9 @@ __all__ = ["measure"]
 _SMALL, _PHOTOS, _PHOTO_SIDE = 60_000, 2_000, 64
 _CORES = os.cpu_count() or 1
 _CHECKS = {
-    "contract": ("check_facts",),
+    "image_rules": ("check_facts",),
     "checks.exact_duplicates": ("duplicate_ids", "cross_split_duplicates", "label_conflicts"),
-    "set_contract": ("check_bad_fraction", "check_index"),
+    "set_rules": ("check_bad_fraction", "check_index"),
 }
 _CLAIMS = {"share of the bare limit": 0.5, "validation": 0.15, "again": 2.0, "memory": 0.10}
 
@@ -219,10 +219,10 @@ def _import_the_rest(settings: "DataSettings") -> None:
     """Let pandera import its modules, which it does at its first use."""
     import polars as pl
 
-    from ratchet.data import contract
+    from ratchet.data import image_rules
 
-    columns = {**contract.FACTS, "id": pl.String, "row": pl.Int64}
-    contract.check_facts(pl.DataFrame(schema=columns), settings, classes=2)
+    columns = {**image_rules.FACTS, "id": pl.String, "row": pl.Int64}
+    image_rules.check_facts(pl.DataFrame(schema=columns), settings, classes=2)
 
 
 def _timed_checks() -> list[float]:

@@ -22,9 +22,9 @@ import polars as pl
 from bench.memory import Peak
 from bench.project import ROOT
 from bench.report import Row, alone, options, ratio, spread
+from ratchet.data.listing_rules import check_table
 from ratchet.data.privacy import looks_personal
-from ratchet.data.quarantine import HINTS
-from ratchet.data.table_contract import check_table
+from ratchet.data.refusal_reasons import REASONS
 from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
@@ -149,7 +149,7 @@ def _bare(table: pl.DataFrame) -> pl.DataFrame:
     for name in (*rules, *(f"personal-data {name}" for name in _EXTRA)):
         rule = name.partition(" ")[0]
         broken = judged.filter(pl.col(name))
-        parts.append(broken.select(source=source, row="row", rule=pl.lit(rule), hint=pl.lit(HINTS[rule])))
+        parts.append(broken.select(source=source, row="row", rule=pl.lit(rule), hint=pl.lit(REASONS[rule].fix)))
     return pl.concat(parts).sort("row", "rule")
 
 

@@ -80,11 +80,7 @@ def test_a_failed_run_leaves_every_byte_as_before(workspace: Workspace, line_end
 
 def test_an_interrupt_restores_the_settings(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        workspace.hold("a run"),
-        override(workspace),
-    ):
+    with pytest.raises(KeyboardInterrupt), workspace.hold("a run"), override(workspace):
         raise KeyboardInterrupt
     assert workspace.params.read_bytes() == before
 
@@ -177,10 +173,7 @@ def test_a_run_under_way_keeps_its_settings(workspace: Workspace) -> None:
 
 def test_a_refused_change_leaves_nothing(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
-    with (
-        pytest.raises(SettingsError, match=r"training\.epochs"),
-        override(workspace, {"training.epochs": 0}),
-    ):
+    with pytest.raises(SettingsError, match=r"training\.epochs"), override(workspace, {"training.epochs": 0}):
         raise AssertionError("never begins")
     assert workspace.params.read_bytes() == before
     assert not workspace.state.exists()

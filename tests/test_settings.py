@@ -13,13 +13,7 @@ import pytest
 from ratchet import settings
 from ratchet.errors import SettingsError
 from ratchet.settings import source_names
-from ratchet.settings.model import (
-    GateSettings,
-    Overrides,
-    Params,
-    RegistrySettings,
-    TrainingSettings,
-)
+from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, TrainingSettings
 from ratchet.training import Plan
 
 REPOSITORY = Path(__file__).parents[1]
@@ -378,10 +372,7 @@ def test_four_eyes_need_manual_promotion(file: Path) -> None:
             {"alerts.webhook": "https://me:5ecret@chat.example/in"},
             "found https://me:***@chat.example/in, whose password",
         ),
-        (
-            {"alerts.smtp": "mail.example:25", "alerts.smtp_user": "me"},
-            "would send the password of me to mail.example",
-        ),
+        ({"alerts.smtp": "mail.example:25", "alerts.smtp_user": "me"}, "would send the password of me to mail.example"),
     ],
 )
 def test_alert_settings_that_expose_a_secret_are_refused(file: Path, changes: dict[str, object], expected: str) -> None:

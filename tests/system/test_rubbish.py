@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from ratchet.data.ingest import ingest
-from ratchet.data.quarantine import HINTS
+from ratchet.data.refusal_reasons import REASONS
 from ratchet.settings.model import DataSettings
 
 pytestmark = pytest.mark.slow
@@ -163,7 +163,7 @@ def test_every_file_is_packed_or_quarantined(damaged: Path, tmp_path: Path) -> N
     assert not refused & set(index["id"])
     good = index.filter(pl.col("id").str.contains("good-"))
     assert good.height == 2 * GOOD
-    assert set(bad["rule"]) <= set(HINTS)
+    assert set(bad["rule"]) <= set(REASONS)
     assert bad["value"].str.len_chars().max() < 300
     assert not bad["value"].str.contains(str(damaged)).any()
 

@@ -37,7 +37,6 @@ NEUTRAL_IN = {
         "src/ratchet/data/versions.py": "the data version goes to MLflow only",
         "src/ratchet/provenance": "the provenance record goes to MLflow only",
         "src/ratchet/registry": "metrics and settings go to the journal and MLflow only",
-        "src/ratchet/typed_json.py": "writes the provenance record",
         "tasks/curves.py": "writes TensorBoard files, which are no outputs",
         "tasks/machine.py": "measures the load of the machine, for MLflow",
         "tasks/stopping.py": "stops and continues a training, which ends with the same weights",

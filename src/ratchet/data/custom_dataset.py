@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from pandera import polars as pa
 
 from ratchet import files
-from ratchet.data import contract, pack, quarantine, set_contract
+from ratchet.data import pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.manifest import FORMAT, CustomDataset, CustomRows, Manifest, SplitFiles
 from ratchet.data.profile import profile
 from ratchet.data.reading.subset import evenly_spaced
-from ratchet.data.sources.factory import CustomSource, Measurements
+from ratchet.data.sample_rules import failures, must, terms
+from ratchet.data.sources.factory import CustomSource
 from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
-from ratchet.training.custom_samples import Faulty
 
 __all__ = ["ingest_custom"]
 
@@ -47,13 +48,13 @@ def ingest_custom(
     good, bad = _check(facts, settings, source, table)
     measured = _Measured(good.filter(pl.col("split") == "train"))
     index = measured.index(good, source.classes)
-    set_contract.check_index(index, settings, classes=source.classes)
+    set_rules.check_index(index, settings, classes=source.classes)
     pack.write_index(draft, index)
     by_rule = quarantine.by_rule(bad)
     description = profile(
         index, classes=source.classes, pixels=measured.pixel_statistics,
         conflicts=exact_duplicates.label_conflicts(index), quarantined=by_rule,
-        terms=contract.sample_terms(facts["image"]),
+        terms=terms(_rules(facts["image"], classes=1), ("image", "finite")),
     )  # fmt: skip
     files.write_json(draft / "profile.json", description)
     notes = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
@@ -73,18 +74,14 @@ def ingest_custom(
 def _check(
     facts: pl.DataFrame, settings: DataSettings, source: CustomSource, table: Path
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the good samples and the quarantine table, which is written too.
-
-    Raises:
-        DataError: too many samples are bad, or all of a split.
-    """
-    broken = contract.check_samples(facts, classes=len(source.classes))
+    """Return the good samples and the quarantine table, which is written too."""
+    broken = failures(facts, _rules(facts["image"], len(source.classes)))
     bad = pl.concat([broken, exact_duplicates.duplicate_ids(facts)])
     good = quarantine.without(facts, bad)
     duplicates = exact_duplicates.cross_split_duplicates(good)
     bad, good = pl.concat([bad, duplicates]), quarantine.without(good, duplicates)
     quarantine.write(table, bad)
-    set_contract.check_bad_fraction(bad, total=facts.height, limit=settings.max_bad_fraction, table=table)
+    set_rules.check_bad_fraction(bad, total=facts.height, limit=settings.max_bad_fraction, table=table)
     for split in SPLITS:
         if good.filter(pl.col("split") == split).is_empty():
             raise DataError(f"data.factory: every sample of split {split} is bad. {table} lists each with a hint")
@@ -100,9 +97,10 @@ def _survey(source: CustomSource, report: Report, *, sample: bool) -> pl.DataFra
     }
     total = sum(map(len, chosen.values()))
     frames, done = [], 0
-    for split, places, results in source.read(chosen):
-        facts = [_facts(result) for result in results]
-        columns = {name: pl.Series([fact.get(name) for fact in facts], dtype=kind) for name, kind in _FACTS.items()}
+    for split, places, facts in source.read(chosen):
+        columns = {
+            name: pl.Series([getattr(fact, name) for fact in facts], dtype=kind) for name, kind in _FACTS.items()
+        }
         place = pl.Series(places, dtype=pl.Int64)
         ids = pl.Series([source.ids[split][at] for at in places], dtype=pl.String)
         row = pl.Series(range(done, done + len(places)), dtype=pl.Int64)
@@ -114,13 +112,19 @@ def _survey(source: CustomSource, report: Report, *, sample: bool) -> pl.DataFra
     return pl.concat(frames)
 
 
-def _facts(sample: Measurements | Faulty) -> dict[str, Any]:
-    if isinstance(sample, Faulty):
-        returned, proper = sample.rule != "raised", sample.rule != "not-a-sample"
-        return {"returned": returned, "proper": proper, "problem": sample.problem}
-    channels, height, width = sample.shape
-    copied = {name: getattr(sample, name) for name in ("label", "image", "dtype", "finite", "pixels", *_STATISTICS)}
-    return {"returned": True, "proper": True, "channels": channels, "height": height, "width": width, **copied}
+def _rules(images: pl.Series, classes: int) -> dict[str, pa.Column]:
+    """Return the rules about a sample, by column of its facts. `images`: a text with type and shape of each image."""
+    common = images.drop_nulls().mode().sort().head(1).to_list()
+    return {
+        "id": pa.Column(pl.String),
+        "row": pa.Column(pl.Int64),
+        "returned": pa.Column(pl.Boolean, must("raised")),
+        "proper": pa.Column(pl.Boolean, must("not-a-sample")),
+        "problem": pa.Column(pl.String, nullable=True),
+        "image": pa.Column(pl.String, pa.Check.isin(common, error="other-shape"), nullable=True),
+        "finite": pa.Column(pl.Boolean, must("not-finite"), nullable=True),
+        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1, error="unknown-label"), nullable=True),
+    }
 
 
 class _Measured:

@@ -7,24 +7,24 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import contract, overrides, pack, quarantine, set_contract, split
+from ratchet.data import image_rules, overrides, pack, quarantine, set_rules, split
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.near_duplicates import NearDuplicates, signatures
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
-from ratchet.data.profile import channel_statistics, histogram, packed_pixels, profile
+from ratchet.data.profile import profile
 from ratchet.data.reading import cache as fact_cache
-from ratchet.data.reading.cache import FactCache, PackedCache
+from ratchet.data.reading.cache import FactCache
 from ratchet.data.reading.images import check_formats, pillow_settings
 from ratchet.data.reading.pixel_store import PixelStore
+from ratchet.data.reading.pixels import channel_statistics, histogram, packed_pixels
 from ratchet.data.reading.subset import subset
 from ratchet.data.reading.survey import Survey
 from ratchet.data.reading.worker import Scratch
@@ -130,9 +130,7 @@ class _Ingest:
         shape = self._guess_shape()
         while True:
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
-                pixels = PixelStore(
-                    scratch, PackedCache(self.packed, shape=shape), lambda missing: self._read_again(missing, scratch)
-                )
+                pixels = PixelStore(scratch, self.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
                 known = FactCache(self.cache).facts(shape=shape, full_size=self.full_size)
                 facts = self.survey.read_all(self.listing, scratch, known)
@@ -146,16 +144,15 @@ class _Ingest:
 
     def _check(self, facts: pl.DataFrame) -> pl.DataFrame:
         """Return the quarantine rows of the rules about single samples."""
-        broken = contract.check_facts(facts, self.settings, classes=len(self.source.classes))
+        broken = image_rules.check_facts(facts, self.settings, classes=len(self.source.classes))
         return pl.concat([self.source.refused, broken, exact_duplicates.duplicate_ids(facts)])
 
     def _guess_shape(self) -> Shape:
         """Return the packed shape that a few samples suggest."""
         side, channels, depth = self._shape(self.survey.preview(self.listing["id"]))
-        match FactCache(self.cache).shape:
-            case (before_side, before_channels, before_depth) if (before_side, before_channels) == (side, channels):
-                # The deepest image need not be among those samples.
-                depth = max(depth, before_depth) if self.settings.depth == "auto" else depth
+        before = FactCache(self.cache).shape
+        if before and before[:2] == (side, channels) and self.settings.depth == "auto":
+            depth = max(depth, before[2])  # the deepest image need not be among those samples
         return side, channels, depth
 
     def _shape(self, facts: pl.DataFrame) -> Shape:
@@ -168,7 +165,8 @@ class _Ingest:
         if channels == "auto":
             channels = 1 if facts["grey"].all() else 3
         # Bits instead of the largest value itself, so that one more image rarely changes the scale.
-        return size, channels, _depth(facts) if depth == "auto" else depth
+        bits = max(facts["depth"].drop_nulls(), default=AUTO_DEPTH)
+        return size, channels, bits if depth == "auto" else depth
 
     def _pack(
         self, draft: Path, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, pixels: PixelStore
@@ -177,12 +175,10 @@ class _Ingest:
         index, bad = self._check_set(facts, bad, pixels)
         index = pixels.locate(index)
         near_duplicates = NearDuplicates()
-        splits, values, start = {}, {}, 0
-        counts = dict(index.group_by("split").len().rows())
+        splits, values = {}, {}
         for name in split.SPLITS:
-            rows = index.slice(start, counts.get(name, 0))
+            rows = index.filter(pl.col("split") == name)
             splits[name], values[name] = self._pack_split(draft / name, rows, pixels, near_duplicates)
-            start += rows.height
         has_depth = self._write_descriptions(draft, index, facts, bad, values["train"], near_duplicates, pixels)
         mean, std = channel_statistics(values["train"])
         size, _, channels = pixels.shape
@@ -211,8 +207,8 @@ class _Ingest:
         images = pixels.reader(pixels.locate(shown))(0, shown.height)
         bad = quarantine.with_thumbnails(bad, shown["row"], images)
         with self._keeping_table(bad):
-            counts = set_contract.quarantined_by_class(facts, bad)
-            set_contract.check_index(
+            counts = set_rules.quarantined_by_class(facts, bad)
+            set_rules.check_index(
                 index, self.settings, classes=self.source.classes, quarantined=counts, table=self.table
             )
         return index, bad
@@ -234,7 +230,7 @@ class _Ingest:
         )
         return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
-    def _read_again(self, missing: pl.DataFrame, scratch: Scratch) -> pl.DataFrame:
+    def _read_again(self, scratch: Scratch, missing: pl.DataFrame) -> pl.DataFrame:
         """Decode samples whose facts are cached, but whose pixels are not in the packed set."""
         self._done -= missing.height
         return self.survey.read(missing, scratch)
@@ -270,7 +266,7 @@ class _Ingest:
         description = profile(
             index, classes=self.source.classes, pixels=packed_pixels(values),
             conflicts=exact_duplicates.label_conflicts(index), quarantined=quarantine.by_rule(bad), extra=extra,
-            terms=contract.image_terms(self.settings), near_duplicates=near_duplicates.pairs(index, images),
+            terms=image_rules.image_terms(self.settings), near_duplicates=near_duplicates.pairs(index, images),
         )  # fmt: skip
         depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
         if len(depths):
@@ -280,13 +276,11 @@ class _Ingest:
 
     def _check_bad_fraction(self, bad: pl.DataFrame) -> None:
         with self._keeping_table(bad):
-            set_contract.check_bad_fraction(
-                bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table
-            )
+            set_rules.check_bad_fraction(bad, total=self.total, limit=self.settings.max_bad_fraction, table=self.table)
 
     @contextmanager
     def _keeping_table(self, bad: pl.DataFrame) -> Iterator[None]:
-        """Write the quarantine table if the whole set breaks a rule, because the table has the reasons."""
+        """Write the quarantine table even if the whole set breaks a rule, because the table has the reasons."""
         try:
             yield
         except DataError:
@@ -311,10 +305,10 @@ class _Ingest:
 
         DVC digests the large files too.
         """
-        small = [self.packed / "manifest.json", self.packed / "index.parquet", self.packed / "profile.json", self.table]
-        arrays = sorted(self.packed.glob("*/*.npy"))
+        small = [*(self.packed / name for name in ("manifest.json", "index.parquet", "profile.json")), self.table]
         if not all(path.is_file() for path in small):
             return ""
+        arrays = sorted(self.packed.glob("*/*.npy"))
         sizes = [[path.relative_to(self.packed).as_posix(), path.stat().st_size] for path in arrays]
         return files.digest_json([[files.digest_file(path) for path in small], sizes])
 
@@ -322,9 +316,3 @@ class _Ingest:
         self._done += samples
         self._reported = max(self._reported, self._done)  # reading again must not move a progress bar back
         self._report(self._reported, self.total)
-
-
-def _depth(facts: pl.DataFrame) -> int:
-    """Return the bits that the largest value of all 16-bit images needs."""
-    deepest = facts["depth"].max()
-    return AUTO_DEPTH if deepest is None else int(cast("int", deepest))

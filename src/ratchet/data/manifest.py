@@ -1,11 +1,12 @@
 """Description of a packed set, packed/manifest.json. Training reads the same file with json alone."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
+from ratchet import files, typed_json
 from ratchet.errors import DataError
 
 __all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
@@ -121,18 +122,14 @@ class Manifest:
         """
         path = packed / _LOCATION
         try:
-            content = files.read_json(path)
-            if content["format"] != FORMAT:
-                raise DataError(
-                    f"{path}: format {content['format']}, this version reads {FORMAT}. Fix: ingest the data again"
-                )
-            splits = {name: _split(split) for name, split in content.pop("splits").items()}
-            content |= {name: tuple(content[name]) for name in ("classes", "mean", "std", "released")}
-            factory = content.pop("factory", None)
-            return cls(splits=splits, factory=_custom_dataset(factory) if factory else None, **content)
+            content = path.read_bytes()
+            format = json.loads(content)["format"]
+            if format != FORMAT:
+                raise DataError(f"{path}: format {format}, this version reads {FORMAT}. Fix: ingest the data again")
+            return typed_json.parse(cls, content)
         except FileNotFoundError:
             raise DataError(f"{path}: not found. Fix: ingest the data first (`python -m tasks.ingest`)") from None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Fix: ingest the data again") from error
 
     def write(self, packed: Path) -> None:
@@ -154,22 +151,3 @@ def split_ids(packed: Path, split: str) -> tuple[str, ...]:
     Manifest.read(packed)
     index = polars.read_parquet(packed / "index.parquet", columns=["split", "row", "id"])
     return tuple(index.filter(polars.col("split") == split).sort("row")["id"].to_list())
-
-
-def _split(content: dict[str, Any]) -> SplitFiles:
-    return SplitFiles(
-        rows=content["rows"],
-        shards=tuple(Shard(**shard) for shard in content["shards"]),
-        labels=PackedFile(**content["labels"]),
-        keys=PackedFile(**content["keys"]),
-        own=_custom_rows(content["own"]) if content.get("own") else None,
-    )
-
-
-def _custom_rows(content: dict[str, Any]) -> CustomRows:
-    places, pixels = (PackedFile(**content[name]) for name in ("places", "pixels"))
-    return CustomRows(content["samples"], places, pixels)
-
-
-def _custom_dataset(content: dict[str, Any]) -> CustomDataset:
-    return CustomDataset(**{**content, "low": tuple(content["low"]), "high": tuple(content["high"])})

@@ -37,17 +37,8 @@ def write_shards(
 ) -> tuple[tuple[Shard, ...], list[Result]]:  # fmt: skip
     """Write images to folder/images-NNNNN.npy, in shards of at most `shard_mib` MiB if one image is not larger.
 
-    Args:
-        folder: is created.
-        read: returns the images of a range of rows, uint8 (k, *shape). It is called for a few MiB at a time.
-        measure: called with the same images.
-        rows: number of images.
-        shape: (height, width, channels) of an image.
-        shard_mib: MiB per shard.
-        workers: threads that read and measure ahead.
-
-    Returns:
-        The shards, and the results of `measure` in the order of the rows.
+    Images of `shape`, (height, width, channels), are read and measured a few MiB at a time by `workers` threads.
+    Return the shards, and the results of `measure` in the order of the rows.
     """
     folder.mkdir()
     image_bytes = int(np.prod(shape))
@@ -111,13 +102,9 @@ def extra_columns(index: pl.DataFrame) -> list[str]:
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:
-    """Read the shards back and check type, shape, row counts, and the first and last image of each.
+    """Read the shards of a split back and check type, shape, row counts, and the first and last image of each.
 
-    Args:
-        packed: folder that the shards' paths are relative to.
-        shards: of one split.
-        shape: (height, width, channels) of an image.
-        pixels: SHA-256 (hex) of each image's bytes, in order.
+    `pixels` has the SHA-256 (hex) of each image's bytes, in order.
 
     Raises:
         DataError: the disk returns other content.

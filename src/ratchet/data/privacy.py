@@ -50,18 +50,16 @@ def without_private(table: pl.DataFrame, settings: DataSettings, *, needed: Sequ
     Raises:
         SettingsError: a column is missing or needed, or the key is missing.
     """
-    for setting, columns in (("data.drop", settings.drop), ("data.hash", settings.hash)):
-        for column in columns:
-            if column not in table.columns:
-                raise SettingsError(
-                    f"params.yaml: {setting}: found {column}; allowed: a column of the table, which has "
-                    f"{', '.join(table.columns)}"
-                )
-            if column in needed:
-                raise SettingsError(
-                    f"params.yaml: {setting}: found {column}, which has the path or the label of each image. "
-                    "Fix: remove it from the list"
-                )
+    named = [*(("data.drop", column) for column in settings.drop), *(("data.hash", column) for column in settings.hash)]
+    for setting, column in named:
+        if column not in table.columns:
+            allowed = f"a column of the table, which has {', '.join(table.columns)}"
+            raise SettingsError(f"params.yaml: {setting}: found {column}; allowed: {allowed}")
+        if column in needed:
+            raise SettingsError(
+                f"params.yaml: {setting}: found {column}, which has the path or the label of each image. "
+                "Fix: remove it from the list"
+            )
     table = table.drop(settings.drop)
     if not settings.hash:
         return table

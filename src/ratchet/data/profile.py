@@ -4,46 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from ratchet.data.checks.leakage import revealing_columns
-from ratchet.data.reading.pixels import stacked_image
+from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.split import SPLITS
 
-__all__ = ["channel_statistics", "histogram", "packed_pixels", "profile"]
+__all__ = ["profile"]
 
-QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _MAX_LISTED = 100
 _WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
-
-
-def histogram(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Count each value in images, uint8 (n, side, side, channels): int64 (channels, 256)."""
-    counted = stacked_image(pixels).histogram()  # NumPy is slower
-    return np.array(counted, np.int64).reshape(-1, 256)
-
-
-def channel_statistics(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, from int64 (channels, 256).
-
-    The deviation of a constant channel is 1. Both are computed from integers, so that they are equal on every machine.
-    """
-    means, deviations = [], []
-    for counts in histogram.tolist():
-        number = sum(counts)
-        total = sum(value * count for value, count in enumerate(counts))
-        squares = sum(value * value * count for value, count in enumerate(counts))
-        variance = (number * squares - total * total) / (number * number)
-        means.append(total / number)
-        deviations.append(variance**0.5 if variance > 0 else 1.0)
-    return tuple(means), tuple(deviations)
-
-
-def packed_pixels(histogram: NDArray[np.int64]) -> dict[str, object]:
-    """Return statistics of the training pixels from their histogram, int64 (channels, 256)."""
-    mean, std = channel_statistics(histogram)
-    quantiles = [_channel_quantiles(counts) for counts in histogram]
-    return {"mean": mean, "std": std, "quantiles": quantiles, "histogram": histogram.tolist()}
 
 
 def profile(
@@ -55,10 +24,7 @@ def profile(
 
     Args:
         index: the packed rows: split, class, width, height, format, brightness, contrast, pixels.
-        classes: names, by label.
-        pixels: statistics of the training pixels.
         conflicts: groups of samples with the same pixels and different labels.
-        quarantined: number of samples by broken rule.
         terms: rules about a single sample.
         extra: columns of the index that come from the source.
         near_duplicates: result of NearDuplicates.pairs; None: not searched for.
@@ -101,21 +67,11 @@ def _near_duplicates(pairs: pl.DataFrame | None) -> dict[str, object] | None:
         return None
     across = pairs.filter(pl.col("one_split") != pl.col("other_split"))
     within = pairs.filter(pl.col("one_split") == pl.col("other_split"))
-    first = [
-        {
-            "ids": [row["one_id"], row["other_id"]],
-            "splits": [row["one_split"], row["other_split"]],
-            "change": row["change"],
-        }
-        for row in pl.concat([across, within]).head(_MAX_LISTED).iter_rows(named=True)
-    ]
+    listed = pl.concat([across, within]).head(_MAX_LISTED)
+    ids, splits = pl.concat_list("one_id", "other_id"), pl.concat_list("one_split", "other_split")
+    first = listed.select(ids=ids, splits=splits, change="change").to_dicts()
     changes = dict(pairs.group_by("change").len().sort("change").rows())
     return {"pairs": pairs.height, "across_splits": across.height, "changes": changes, "first": first}
-
-
-def _channel_quantiles(counts: NDArray[np.int64]) -> dict[str, int]:
-    reached = np.cumsum(counts)
-    return {str(q): int(np.searchsorted(reached, max(1, int(np.ceil(q * reached[-1]))))) for q in QUANTILES}
 
 
 def _column_quantiles(values: pl.Series) -> dict[str, float]:

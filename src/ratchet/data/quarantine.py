@@ -10,21 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ratchet import files
+from ratchet.data.refusal_reasons import FIX_BY_VALUE, REASONS, fix
 from ratchet.errors import DataError
 
-__all__ = [
-    "HINTS",
-    "SCHEMA",
-    "by_rule",
-    "read",
-    "rows",
-    "samples",
-    "shown",
-    "table",
-    "with_thumbnails",
-    "without",
-    "write",
-]
+__all__ = ["SCHEMA", "by_rule", "read", "rows", "samples", "shown", "table", "with_thumbnails", "without", "write"]
 
 SCHEMA = pl.Schema(
     {
@@ -41,46 +30,21 @@ the image was not decoded.
 
 _THUMBNAILS, _THUMBNAIL_SIDE = 200, 96
 
-HINTS = {
-    "empty-file": "the file is empty: fetch it again, or remove it",
-    "permission": "this user has no permission to read the file: change its permissions, or remove it",
-    "unreadable": "not an image, or damaged, or outside every class folder: save it again, or move it away",
-    "format-not-allowed": "convert the image, or allow its format in data.formats",
-    "format-mismatch": "the content has another format than the extension: rename the file",
-    "animated": "the file has several frames: keep one",
-    "too-small": "remove the image, or lower data.min_side",
-    "too-large": "scale the image down, or raise data.max_pixels",
-    "bad-aspect": "crop the image, or raise data.max_aspect",
-    "unknown-label": "the label is not a class: correct it, or list the class in data.classes",
-    "no-path": "the row has no path: add it, or remove the row",
-    "outside-folder": "the path is outside data.path: move the image into it and use a path relative to it",
-    "missing-file": "the file is not in data.path: correct the path, or add the image",
-    "unknown-split": "write train, validation or test, or leave it empty",
-    "other-type": "the value has another type than the column: correct it, delete it, or list the column in data.drop",
-    "personal-data": "remove it, list the column in data.drop or data.hash, or set data.refuse_personal=false",
-    "ragged-row": "the row has more or fewer cells than the header: quote cells that contain the separator",
-    "repeated-header": "the header is repeated among the rows, as in joined files: remove the line",
-    "raised": "your Dataset raised an error for this sample: correct the file it reads, or the Dataset",
-    "not-a-sample": "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
-    "other-shape": "all images must have the same type and shape, and most have another: convert, resize or crop it",
-    "not-finite": "some values are nan or infinite: correct the file or the computation, such as a division by zero",
-    "duplicate-id": "another sample has the same id: use unique ids, and put each sample into one split",
-    "duplicate-across-splits": "the same pixels are in a split that must stay unseen: remove one of the samples",
-}
-"""Rule -> its fix."""
-
 
 def rows(failures: Iterable[tuple[str, int, str, str]]) -> pl.DataFrame:
     """Return a table from tuples (source, row, rule, value)."""
-    filled = [(source, row, rule, value, HINTS[rule], None, None) for source, row, rule, value in failures]
+    filled = [(source, row, rule, value, fix(rule, value), None, None) for source, row, rule, value in failures]
     return pl.DataFrame(filled, schema=SCHEMA, orient="row").sort("row", "rule")
 
 
 def table(failures: pl.DataFrame, rule: str) -> pl.DataFrame:
     """Return a table of samples that break one rule, from columns source, row, value and optionally content."""
     content = pl.col("content") if "content" in failures.columns else pl.lit(None, pl.String)
+    values = failures["value"].unique().drop_nulls() if rule in FIX_BY_VALUE else ()
+    hints = {value: fix(rule, value) for value in values}
+    hint = pl.col("value").replace_strict(hints, default=REASONS[rule].fix, return_dtype=pl.String)
     return failures.with_columns(
-        rule=pl.lit(rule), hint=pl.lit(HINTS[rule]), content=content, thumbnail=pl.lit(None, pl.Binary)
+        rule=pl.lit(rule), hint=hint, content=content, thumbnail=pl.lit(None, pl.Binary)
     ).select(*SCHEMA)
 
 

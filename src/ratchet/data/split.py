@@ -29,15 +29,9 @@ def position(identity: str) -> float:
 
 
 def assign(
-    identities: Collection[str],
-    given: Iterable[SplitName | None],
-    *,
-    declared: Collection[SplitName],
-    validation_fraction: float,
-    test_fraction: float,
-    folds: int = 0,
-    fold: int = 0,
-) -> list[SplitName]:
+    identities: Collection[str], given: Iterable[SplitName | None], *, declared: Collection[SplitName],
+    validation_fraction: float, test_fraction: float, folds: int = 0, fold: int = 0,
+) -> list[SplitName]:  # fmt: skip
     """Return a split for every sample.
 
     A given split is kept. A split that the source declares is not drawn: of a source with train and test folders only

@@ -21,7 +21,7 @@ class DatasetVersion:
 
 def read_version(root: Path, path: str = "data/packed") -> DatasetVersion | None:
     """Return the recorded version of an output; None if DVC has not recorded it (a stage run by hand)."""
-    out = _outs(root).get(path)
+    out = _entries(root, "outs").get(path)
     if out is None:
         return None
     return DatasetVersion(path, str(out["md5"]), int(out.get("nfiles", 1)), int(out.get("size", 0)))
@@ -29,19 +29,15 @@ def read_version(root: Path, path: str = "data/packed") -> DatasetVersion | None
 
 def dvc_hashes(root: Path, *stages: str) -> dict[str, str]:
     """Return the DVC hash of each output of these stages by path; without stages, of all stages."""
-    return {path: str(out["md5"]) for path, out in sorted(_outs(root, *stages).items()) if "md5" in out}
+    return {path: str(out["md5"]) for path, out in sorted(_entries(root, "outs", *stages).items()) if "md5" in out}
 
 
 def dvc_inputs(root: Path, *stages: str) -> dict[str, str]:
     """Return the DVC hash (in a bucket the ETag) of data that these stages read and no stage wrote, by path or URL."""
-    deps, outs = _entries(root, "deps", *stages), _outs(root)
+    deps, outs = _entries(root, "deps", *stages), _entries(root, "outs")
     hashes = {path: dep.get("md5") or dep.get("etag") for path, dep in sorted(deps.items()) if path not in outs}
     code = ("src/", "tasks/")
     return {path: str(value) for path, value in hashes.items() if value and not path.startswith(code)}
-
-
-def _outs(root: Path, *stages: str) -> dict[str, dict[str, Any]]:
-    return _entries(root, "outs", *stages)
 
 
 def _entries(root: Path, kind: str, *stages: str) -> dict[str, dict[str, Any]]:

@@ -22,20 +22,9 @@ from ratchet.settings import source_names
 from ratchet.settings.model import AlertSettings, Params, Section
 
 __all__ = [
-    "Edit",
-    "changed",
-    "differences",
-    "dotted",
-    "flatten",
-    "load",
-    "override",
-    "parse_assignments",
-    "plan",
-    "read_text",
-    "restored_text",
-    "template",
-    "write_text",
-]
+    "Edit", "changed", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "read_text", "restored",
+    "template", "write_text",
+]  # fmt: skip
 
 # A webhook address of these hosts is a secret: it gives the right to write (Slack, Discord, Microsoft, Google).
 _SECRET_HOSTS = (
@@ -43,6 +32,7 @@ _SECRET_HOSTS = (
     "logic.azure.com", "powerplatform.com", "chat.googleapis.com",
 )  # fmt: skip
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ADDRESSES = ("public_url", "mlflow_public_url", "prefect_api")  # settings of the platform
 
 
 def template() -> str:
@@ -131,14 +121,7 @@ def write_text(path: Path, text: str) -> None:
     files.write_bytes(path, text.encode("utf-8"))
 
 
-def differences(text: str, other: str, keys: Iterable[str]) -> dict[str, object]:
-    """Return the keys whose values differ between the texts, with the values in `other`."""
-    here, there = files.parse_yaml(text), files.parse_yaml(other)
-    values = {key: (_value(here, key), _value(there, key)) for key in keys}
-    return {key: theirs for key, (ours, theirs) in values.items() if ours != theirs}
-
-
-def restored_text(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
+def restored(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
     """Restore the values of `before` for those keys that still have their value of `after` in `text`.
 
     Return the new text and the restored values, or None if `text` is not YAML.
@@ -146,27 +129,22 @@ def restored_text(text: str, before: str, after: str, keys: Iterable[str]) -> tu
     from ruamel.yaml.error import YAMLError
 
     try:
-        now, then = files.parse_yaml(text), files.parse_yaml(after)
+        now, old, new = (files.parse_yaml(each) for each in (text, before, after))
     except YAMLError:
         return None
     if not isinstance(now, Mapping):
         return None
-    unedited = [key for key in keys if _holds(now, key) and _value(now, key) == _value(then, key)]
-    restored = differences(text, before, unedited)
-    return _edited(text, {key: _as_written(before, key, value) for key, value in restored.items()}), restored
+    unedited = [key for key in keys if _holds(now, key) and _value(now, key) == _value(new, key)]
+    values = {key: _value(old, key) for key in unedited if _value(old, key) != _value(new, key)}
+    if text == after:
+        return before, values  # every byte as before
+    return _edited(text, {key: _spelled(value) for key, value in values.items()}), values
 
 
 def _value(document: Any, key: str) -> object:
     for part in key.split("."):
         document = document.get(part) if isinstance(document, Mapping) else None
     return document
-
-
-def _as_written(text: str, key: str, value: object) -> str:
-    """Return a value as written in this text, on one line."""
-    start, end = _place(_yaml().compose(text), key)
-    written = text[start:end].strip()
-    return _spelled(value) if "\n" in written else written
 
 
 def _place(node: Any, key: str) -> tuple[int, int]:
@@ -344,13 +322,9 @@ def _passwords(params: Params) -> Iterator[str]:
 def _unusable(params: Params) -> Iterator[str]:
     """Yield a message for each unusable address: a port above 65535, or brackets without an IPv6 address."""
     platform = params.platform
-    addresses = [
-        ("platform.public_url", platform.public_url),
-        ("platform.mlflow_public_url", platform.mlflow_public_url),
-        ("platform.prefect_api", platform.prefect_api),
-        *(("platform.allowed_hosts", f"http://{host}") for host in platform.allowed_hosts),
-        ("alerts.webhook", params.alerts.webhook),
-    ]
+    addresses = [(f"platform.{name}", getattr(platform, name)) for name in _ADDRESSES]
+    addresses += [("platform.allowed_hosts", f"http://{host}") for host in platform.allowed_hosts]
+    addresses.append(("alerts.webhook", params.alerts.webhook))
     for key, url in addresses:
         if not urls.is_usable(url) and not urls.secret_in(url):
             yield f"{key}: found {url}, which no client can use. Allowed: a port from 1 to 65535, IPv6 as [::1]"

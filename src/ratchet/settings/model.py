@@ -42,14 +42,27 @@ class Section(BaseModel):
     captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
 
 
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Text = Annotated[str, Field(min_length=1)]
+Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-_HOST = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$"
-_PUBLIC = r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$"
+Amount = Annotated[float, Field(ge=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
+InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
+Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Host = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$")]
+PublicAddress = Annotated[str, Field(pattern=r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$")]
 PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 _MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
+
+
+def setting(default: Any, description: str) -> Any:
+    """Return a field with its default and its description for params.yaml, messages, docs and the run form."""
+    return Field(default, description=description)
 
 
 class DataSettings(Section):
@@ -64,89 +77,64 @@ class DataSettings(Section):
         "factory": "Source factory: your own Dataset",
     }
 
-    source: str = Field(
-        "digits", min_length=1, description="digits, image-folder, image-manifest, factory, or a torchvision data set"
-    )
-    path: str = Field("data/raw", min_length=1, description="folder or URL of the data; downloads are stored there")
-    download: bool = Field(True, description="download a torchvision data set if it is not in data.path")
+    source: Text = setting("digits", "digits, image-folder, image-manifest, factory, or a torchvision data set")
+    path: Text = setting("data/raw", "folder or URL of the data; downloads are stored there")
+    download: bool = setting(True, "download a torchvision data set if it is not in data.path")
 
-    label_level: Literal["auto"] | Annotated[int, Field(ge=1, le=8)] = Field(
-        "auto",
-        description="folder level that is the class; 1: the top level; auto: 1 if the folders are unambiguous",
+    label_level: Literal["auto"] | Annotated[int, Field(ge=1, le=8)] = setting(
+        "auto", "folder level that is the class; 1: the top level; auto: 1 if the folders are unambiguous"
     )
 
-    manifest: str = Field("none", min_length=1, description="CSV, JSON or Parquet file in data.path")
-    path_column: str = Field("path", min_length=1, description="column with the path of each image in data.path")
-    label_column: str = Field("label", min_length=1, description="column with the class")
-    split_column: str = Field("split", min_length=1, description="column with train, validation or test; may be absent")
-    group_column: str = Field(
-        "group", min_length=1, description="column with a group whose samples stay in one split; may be absent"
-    )
-    classes: Literal["auto"] | Names = Field(
-        "auto", description="class names in order; auto: the labels found in the data"
-    )
-    drop: Names = Field((), description="columns to leave out")
-    hash: Names = Field((), description="columns to keep as keyed hashes; the key is in RATCHET_HASH_KEY")
-    refuse_personal: bool = Field(
-        False, description="quarantine samples with e-mail addresses, phone or card numbers in the table"
+    manifest: Text = setting("none", "CSV, JSON or Parquet file in data.path")
+    path_column: Text = setting("path", "column with the path of each image in data.path")
+    label_column: Text = setting("label", "column with the class")
+    split_column: Text = setting("split", "column with train, validation or test; may be absent")
+    group_column: Text = setting("group", "column with a group whose samples stay in one split; may be absent")
+    classes: Literal["auto"] | Names = setting("auto", "class names in order; auto: the labels found in the data")
+    drop: Names = setting((), "columns to leave out")
+    hash: Names = setting((), "columns to keep as keyed hashes; the key is in RATCHET_HASH_KEY")
+    refuse_personal: bool = setting(
+        False, "quarantine samples with e-mail addresses, phone or card numbers in the table"
     )
 
-    image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
-        "auto",
-        description="side of the packed square images, pixels; auto: their own size if equal and at most 64, else 64",
+    image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = setting(
+        "auto", "side of the packed square images, pixels; auto: their own size if equal and at most 64, else 64"
     )
-    channels: Literal["auto", 1, 3] = Field("auto", description="1: grey, 3: colour; auto: as in the images")
-    depth: Literal["auto"] | Annotated[int, Field(ge=8, le=16)] = Field(
-        "auto",
-        description="bits of 16-bit grey images: 12 scales 0..4095 to 0..255; auto: from the largest value",
+    channels: Literal["auto", 1, 3] = setting("auto", "1: grey, 3: colour; auto: as in the images")
+    depth: Literal["auto"] | Annotated[int, Field(ge=8, le=16)] = setting(
+        "auto", "bits of 16-bit grey images: 12 scales 0..4095 to 0..255; auto: from the largest value"
     )
     formats: Annotated[
-        tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm", "gif", "avif", "heif"], ...], Field(strict=False)
-    ] = Field(
+        tuple[Literal["jpeg", "png", "webp", "bmp", "tiff", "ppm", "gif", "avif", "heif"], ...],
+        Field(strict=False, min_length=1),
+    ] = setting(
         ("jpeg", "png", "webp", "bmp", "tiff"),
-        min_length=1,
-        description="accepted image formats; also possible: gif (first frame), avif, heif (needs pillow-heif), ppm",
+        "accepted image formats; also possible: gif (first frame), avif, heif (needs pillow-heif), ppm",
     )
-    min_side: Positive = Field(4, description="shortest accepted side, pixels")
-    max_pixels: Positive = Field(50_000_000, description="largest accepted image, pixels; larger ones are not decoded")
-    max_aspect: float = Field(10.0, ge=1.0, description="largest accepted ratio of long side to short side")
-    min_per_class: Positive = Field(2, description="training samples that every class must have")
-    max_bad_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.05, description="stop the run if a larger share of the samples is bad"
-    )
-    validation_fraction: Fraction = Field(
-        0.15, description="share of samples for validation, if the data have no split"
-    )
-    test_fraction: Fraction = Field(0.15, description="share of samples for testing, if the data have no split")
-    folds: Count = Field(0, description="cross-validation: number of folds of all samples except test; 0: none")
-    fold: Count = Field(0, description="cross-validation: fold used for validation, from 0")
-    shard_mib: Positive = Field(256, description="largest packed file, MiB")
-    workers: Count = Field(0, description="decoding threads, or processes for source factory; 0: one per core")
-    factory: str = Field(
-        "none", pattern=r"^(none|[\w.]+:\w+)$", description="your own Dataset, as package.module:function, or none"
-    )
-    code: str = Field(
-        "src/ratchet/training/custom_dataset.py",
-        min_length=1,
-        description="file or folder with the code of data.factory, tracked by DVC",
+    min_side: Positive = setting(4, "shortest accepted side, pixels")
+    max_pixels: Positive = setting(50_000_000, "largest accepted image, pixels; larger ones are not decoded")
+    max_aspect: Annotated[float, Field(ge=1.0)] = setting(10.0, "largest accepted ratio of long side to short side")
+    min_per_class: Positive = setting(2, "training samples that every class must have")
+    max_bad_fraction: Share = setting(0.05, "stop the run if a larger share of the samples is bad")
+    validation_fraction: Fraction = setting(0.15, "share of samples for validation, if the data have no split")
+    test_fraction: Fraction = setting(0.15, "share of samples for testing, if the data have no split")
+    folds: Count = setting(0, "cross-validation: number of folds of all samples except test; 0: none")
+    fold: Count = setting(0, "cross-validation: fold used for validation, from 0")
+    shard_mib: Positive = setting(256, "largest packed file, MiB")
+    workers: Count = setting(0, "decoding threads, or processes for source factory; 0: one per core")
+    factory: Function = setting("none", "your own Dataset, as package.module:function, or none")
+    code: Text = setting(
+        "src/ratchet/training/custom_dataset.py", "file or folder with the code of data.factory, tracked by DVC"
     )
 
 
 class ModelSettings(Section):
     """Model architecture and initial weights."""
 
-    name: str = Field("convnet", min_length=1, description="convnet, resnet, fastnet, or a torchvision.models name")
-    factory: str = Field(
-        "none",
-        pattern=r"^(none|[\w.]+:\w+)$",
-        description="your own model, as package.module:function, or none",
-    )
-    code: str = Field(
-        "src/ratchet/training/models",
-        min_length=1,
-        description="file or folder with the code of model.factory, tracked by DVC",
-    )
-    pretrained: str = Field("none", min_length=1, description="file of initial weights in data/pretrained, or none")
+    name: Text = setting("convnet", "convnet, resnet, fastnet, or a torchvision.models name")
+    factory: Function = setting("none", "your own model, as package.module:function, or none")
+    code: Text = setting("src/ratchet/training/models", "file or folder with the code of model.factory, tracked by DVC")
+    pretrained: Text = setting("none", "file of initial weights in data/pretrained, or none")
 
     @property
     def called(self) -> str:
@@ -170,202 +158,180 @@ class TrainingSettings(Section):
         "checkpoint_steps": "Checkpoints and logging",
     }
 
-    epochs: Positive = Field(30, description="passes over the training data")
-    max_steps: Count = Field(0, description="stop after this many optimizer steps; 0: no limit")
-    batch_size: Positive = Field(64, description="samples per optimizer step")
-    accumulation: Positive = Field(1, description="micro-batches per batch; more of them need less memory")
+    epochs: Positive = setting(30, "passes over the training data")
+    max_steps: Count = setting(0, "stop after this many optimizer steps; 0: no limit")
+    batch_size: Positive = setting(64, "samples per optimizer step")
+    accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
 
-    loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = Field(
-        "cross-entropy", description="all except cross-entropy compare with one-hot targets"
+    loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
+        "cross-entropy", "all except cross-entropy compare with one-hot targets"
     )
-    label_smoothing: Fraction = Field(0.1, description="share of each target that is spread over all classes")
+    label_smoothing: Fraction = setting(0.1, "share of each target that is spread over all classes")
     class_weights: (
         Literal["none", "balanced"]
         | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
-    ) = Field("none", description="none, balanced (rare classes weigh more), or one weight per class")
-    ignore_index: int = Field(-100, description="samples with this label number are left out of the loss")
+    ) = setting("none", "none, balanced (rare classes weigh more), or one weight per class")
+    ignore_index: int = setting(-100, "samples with this label number are left out of the loss")
 
-    optimizer: Literal["sgd", "adam", "adamw", "muon"] = Field(
-        "adamw", description="sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = setting(
+        "adamw", "sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
     )
-    learning_rate: float = Field(2.0e-3, gt=0.0, le=100.0, description="highest learning rate")
-    momentum: Fraction = Field(0.9, description="momentum of sgd and muon")
-    nesterov: bool = Field(True, description="Nesterov momentum for sgd and muon")
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
-        (0.9, 0.999), description="adam and adamw: decay of the averages of gradients and of their squares"
+    learning_rate: Annotated[float, Field(gt=0.0, le=100.0)] = setting(2.0e-3, "highest learning rate")
+    momentum: Fraction = setting(0.9, "momentum of sgd and muon")
+    nesterov: bool = setting(True, "Nesterov momentum for sgd and muon")
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(
+        (0.9, 0.999), "adam and adamw: decay of the averages of gradients and of their squares"
     )
-    epsilon: float = Field(1.0e-8, gt=0.0, le=1.0, description="adam and adamw: added to the denominator")
-    weight_decay: float = Field(1.0e-4, ge=0.0, le=10.0, description="decoupled for adamw and muon, otherwise L2")
-    decay_all: bool = Field(True, description="also decay norms and biases; false: only weights of layers")
-    clip_norm: float = Field(1.0, ge=0.0, description="largest norm of the gradient; 0: no clipping")
-    clip_value: float = Field(0.0, ge=0.0, description="largest element of the gradient; 0: no clipping")
-    ema_decay: Fraction = Field(
-        0.0, description="decay of a moving average of the weights, which then is the model; 0: no average"
+    epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0e-8, "adam and adamw: added to the denominator")
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = setting(
+        1.0e-4, "decoupled for adamw and muon, otherwise L2"
     )
-
-    schedule: Literal["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle", "plateau"] = Field(
-        "warmup-cosine", description="constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
-    )
-    warmup_epochs: float = Field(1.0, ge=0.0, description="epochs of linear rise, for warmup-* and plateau")
-    final_rate: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0, description="final rate of cosine, warmup-* and one-cycle, as a share of learning_rate"
-    )
-    cycle_rise: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.3, description="share of one-cycle in which the rate rises"
-    )
-    step_epochs: Positive = Field(10, description="epochs between two falls of schedule step")
-    plateau_patience: Count = Field(
-        3, description="epochs without improvement of `best` before the rate of plateau falls"
-    )
-    rate_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.1, description="factor of the rate at each fall of step and plateau"
+    decay_all: bool = setting(True, "also decay norms and biases; false: only weights of layers")
+    clip_norm: Amount = setting(1.0, "largest norm of the gradient; 0: no clipping")
+    clip_value: Amount = setting(0.0, "largest element of the gradient; 0: no clipping")
+    ema_decay: Fraction = setting(
+        0.0, "decay of a moving average of the weights, which then is the model; 0: no average"
     )
 
-    frozen_epochs: Count = Field(0, description="first epochs in which only the head learns; as many as epochs: always")
-    unfreeze_epochs: Count = Field(
-        0, description="after them, epochs between unfreezing one stage and the next; 0: all stages at once"
+    schedule: Literal["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle", "plateau"] = setting(
+        "warmup-cosine", "constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
     )
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="learning rate of each stage as a share of the stage above it"
-    )
+    warmup_epochs: Amount = setting(1.0, "epochs of linear rise, for warmup-* and plateau")
+    final_rate: Share = setting(0.0, "final rate of cosine, warmup-* and one-cycle, as a share of learning_rate")
+    cycle_rise: InnerShare = setting(0.3, "share of one-cycle in which the rate rises")
+    step_epochs: Positive = setting(10, "epochs between two falls of schedule step")
+    plateau_patience: Count = setting(3, "epochs without improvement of `best` before the rate of plateau falls")
+    rate_factor: InnerShare = setting(0.1, "factor of the rate at each fall of step and plateau")
 
-    flip: Literal["none", "random", "alternating"] = Field(
-        "none", description="mirror images left to right: none, random, or alternating (every other epoch)"
+    frozen_epochs: Count = setting(0, "first epochs in which only the head learns; as many as epochs: always")
+    unfreeze_epochs: Count = setting(
+        0, "after them, epochs between unfreezing one stage and the next; 0: all stages at once"
     )
-    crop_padding: Count = Field(1, description="shift images by up to this many pixels")
-    crop_fill: Literal["zeros", "reflect"] = Field(
-        "zeros", description="fill of the edge after a shift: zeros or reflect"
+    layer_decay: PositiveShare = setting(1.0, "learning rate of each stage as a share of the stage above it")
+
+    flip: Literal["none", "random", "alternating"] = setting(
+        "none", "mirror images left to right: none, random, or alternating (every other epoch)"
     )
+    crop_padding: Count = setting(1, "shift images by up to this many pixels")
+    crop_fill: Literal["zeros", "reflect"] = setting("zeros", "fill of the edge after a shift: zeros or reflect")
     progressive_sizes: (
         Literal["none"] | Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(strict=False, min_length=1)]
-    ) = Field(
-        "none", description="side of the images in each epoch, pixels; the last holds for the rest; none: as packed"
-    )
-    cutout: Count = Field(0, description="side of a black square at a random place, pixels; 0: none")
+    ) = setting("none", "side of the images in each epoch, pixels; the last holds for the rest; none: as packed")
+    cutout: Count = setting(0, "side of a black square at a random place, pixels; 0: none")
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
-        "auto", description="auto (the fastest that is safe on the device), fp32, tf32, bf16 or fp16"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = setting(
+        "auto", "auto, cpu, mps, cuda or cuda:N"
     )
-    channels_last: Literal["auto"] | bool = Field(
-        "auto", description="memory layout of convolutions; auto: true for bf16 and fp16"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = setting(
+        "auto", "auto (the fastest that is safe on the device), fp32, tf32, bf16 or fp16"
     )
-    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
-        "none", description="mode of torch.compile; none: do not compile"
+    channels_last: Literal["auto"] | bool = setting(
+        "auto", "memory layout of convolutions; auto: true for bf16 and fp16"
     )
-    gradient_checkpointing: bool = Field(False, description="compute activations twice to save memory")
-    deterministic: bool = Field(True, description="refuse operations whose results differ from run to run")
-    workers: Count = Field(0, description="processes that load samples of data.factory; 0: the training process")
-    sample_timeout: float = Field(
-        300.0, ge=0.0, description="seconds that data.factory may take for one sample; 0: no limit"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = setting(
+        "none", "mode of torch.compile; none: do not compile"
     )
+    gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
+    deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
+    workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process")
+    sample_timeout: Amount = setting(300.0, "seconds that data.factory may take for one sample; 0: no limit")
 
-    best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = Field(
-        "validation/accuracy", description="metric by which the best epoch is chosen"
+    best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = setting(
+        "validation/accuracy", "metric by which the best epoch is chosen"
     )
-    patience: Count = Field(0, description="stop after this many epochs without improvement; 0: never")
-    min_delta: float = Field(0.0, ge=0.0, description="smallest change of `best` that counts as an improvement")
-    overfit_gap: float = Field(
-        0.1, gt=0.0, description="training minus validation accuracy above which a warning is shown"
+    patience: Count = setting(0, "stop after this many epochs without improvement; 0: never")
+    min_delta: Amount = setting(0.0, "smallest change of `best` that counts as an improvement")
+    overfit_gap: Annotated[float, Field(gt=0.0)] = setting(
+        0.1, "training minus validation accuracy above which a warning is shown"
     )
 
-    max_rollbacks: Count = Field(3, description="returns to a checkpoint after a loss that is not finite")
-    rollback_factor: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="factor of the learning rate at each return"
-    )
-    doctor: Literal["auto", "always", "never"] = Field(
-        "auto", description="check for silent bugs before the first step: auto (only before long runs), always or never"
+    max_rollbacks: Count = setting(3, "returns to a checkpoint after a loss that is not finite")
+    rollback_factor: PositiveShare = setting(0.5, "factor of the learning rate at each return")
+    doctor: Literal["auto", "always", "never"] = setting(
+        "auto", "check for silent bugs before the first step: auto (only before long runs), always or never"
     )
 
-    checkpoint_steps: Count = Field(200, description="steps between checkpoints; 0: only at the end of an epoch")
-    keep_last: Positive = Field(2, description="newest checkpoints to keep")
-    keep_best: Positive = Field(1, description="best checkpoints to keep")
-    log_every: Positive = Field(10, description="steps between logged points")
-    profile: Count = Field(0, description="steps to trace with torch.profiler, after the first few; 0: none")
+    checkpoint_steps: Count = setting(200, "steps between checkpoints; 0: only at the end of an epoch")
+    keep_last: Positive = setting(2, "newest checkpoints to keep")
+    keep_best: Positive = setting(1, "best checkpoints to keep")
+    log_every: Positive = setting(10, "steps between logged points")
+    profile: Count = setting(0, "steps to trace with torch.profiler, after the first few; 0: none")
 
 
 class BudgetSettings(Section):
     """Budget of one training over all its attempts. When it is used up, training stops at a checkpoint."""
 
-    wall_hours: float = Field(0.0, ge=0.0, description="elapsed hours; 0: no limit")
-    cpu_hours: float = Field(0.0, ge=0.0, description="hours of one core; 0: no limit")
-    gpu_hours: float = Field(0.0, ge=0.0, description="hours of one GPU; 0: no limit")
+    wall_hours: Amount = setting(0.0, "elapsed hours; 0: no limit")
+    cpu_hours: Amount = setting(0.0, "hours of one core; 0: no limit")
+    gpu_hours: Amount = setting(0.0, "hours of one GPU; 0: no limit")
 
 
 class EvaluationSettings(Section):
     """Evaluation on the test samples."""
 
-    confidence: float = Field(0.95, gt=0.5, lt=1.0, description="level of every confidence interval")
-    resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
-    top_k: int = Field(3, ge=2, description="k of top-k accuracy")
-    calibration_bins: int = Field(15, ge=2, le=1000, description="bins of the calibration error (ECE)")
-    slices: Literal["auto"] | Names = Field(
-        "auto",
-        description="columns whose values are evaluated separately; auto: brightness, contrast, size and your own",
+    confidence: Confidence = setting(0.95, "level of every confidence interval")
+    resamples: Annotated[int, Field(ge=100, le=1_000_000)] = setting(2000, "bootstrap resamples")
+    top_k: Annotated[int, Field(ge=2)] = setting(3, "k of top-k accuracy")
+    calibration_bins: Annotated[int, Field(ge=2, le=1000)] = setting(15, "bins of the calibration error (ECE)")
+    slices: Literal["auto"] | Names = setting(
+        "auto", "columns whose values are evaluated separately; auto: brightness, contrast, size and your own"
     )
-    slice_rows: int = Field(20, ge=1, description="fewest samples of a slice that is evaluated")
-    robustness_rows: Literal["auto"] | Count = Field(
-        "auto", description="test samples evaluated with corrupted images; auto: 500, fewer for large images; 0: none"
+    slice_rows: Positive = setting(20, "fewest samples of a slice that is evaluated")
+    robustness_rows: Literal["auto"] | Count = setting(
+        "auto", "test samples evaluated with corrupted images; auto: 500, fewer for large images; 0: none"
     )
-    explained_errors: int = Field(12, ge=0, le=24, description="worst errors explained in the report; 0: none")
-    flip_average: bool = Field(False, description="average the predictions for an image and its mirror image")
-    temperature_scaling: bool = Field(False, description="fit a temperature on validation samples and apply it")
+    explained_errors: Annotated[int, Field(ge=0, le=24)] = setting(12, "worst errors explained in the report; 0: none")
+    flip_average: bool = setting(False, "average the predictions for an image and its mirror image")
+    temperature_scaling: bool = setting(False, "fit a temperature on validation samples and apply it")
 
 
 class GateSettings(Section):
     """Requirements that a model must meet before it is registered."""
 
-    minimum_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.5, description="lowest test accuracy")
-    champion: Literal["better", "not-worse"] = Field(
-        "better", description="required result against the champion on the same samples"
+    minimum_accuracy: Share = setting(0.5, "lowest test accuracy")
+    champion: Literal["better", "not-worse"] = setting(
+        "better", "required result against the champion on the same samples"
     )
-    tolerance: Fraction = Field(0.0, description="loss of accuracy that not-worse allows")
-    confidence: float = Field(
-        0.95,
-        gt=0.5,
-        lt=1.0,
-        description="confidence of all comparisons together, with one champion on the same test samples",
+    tolerance: Fraction = setting(0.0, "loss of accuracy that not-worse allows")
+    confidence: Confidence = setting(
+        0.95, "confidence of all comparisons together, with one champion on the same test samples"
     )
-    classes: Literal["same", "may-grow", "may-change"] = Field(
-        "same",
-        description="classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)",
+    classes: Literal["same", "may-grow", "may-change"] = setting(
+        "same", "classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)"
     )
-    minimum_rows: int = Field(
-        100, ge=1, description="fewest unseen test samples for a comparison, or half of the test samples if less"
+    minimum_rows: Positive = setting(
+        100, "fewest unseen test samples for a comparison, or half of the test samples if less"
     )
-    reserved_fraction: Fraction = Field(
-        0.0, description="share of test samples left out of all comparisons; the model card shows their accuracy"
+    reserved_fraction: Fraction = setting(
+        0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"
     )
-    slice_tolerance: Fraction = Field(0.0, description="loss of accuracy allowed on a slice, against the champion")
-    calibration_error: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.25, description="limit for the calibration error (ECE), exceeded if significant; 1: no rule"
+    slice_tolerance: Fraction = setting(0.0, "loss of accuracy allowed on a slice, against the champion")
+    calibration_error: Share = setting(
+        0.25, "limit for the calibration error (ECE), exceeded if significant; 1: no rule"
     )
-    latency_factor: float = Field(4.0, ge=0.0, description="longest latency, as a factor of the champion's; 0: no rule")
-    size_factor: float = Field(10.0, ge=0.0, description="largest weights, as a factor of the champion's; 0: no rule")
-    export_difference: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0001, description="largest difference of a probability in the exported program; 1: no rule"
+    latency_factor: Amount = setting(4.0, "longest latency, as a factor of the champion's; 0: no rule")
+    size_factor: Amount = setting(10.0, "largest weights, as a factor of the champion's; 0: no rule")
+    export_difference: Share = setting(
+        0.0001, "largest difference of a probability in the exported program; 1: no rule"
     )
 
 
 class RegistrySettings(Section):
     """Model registry, ledger and export."""
 
-    model: str = Field("auto", min_length=1, description="name of the registered model; auto: name of the data")
-    promotion: Literal["automatic", "manual"] = Field(
-        "automatic",
-        description="automatic: a model that passes the gate becomes champion; manual: a person promotes it",
+    model: Text = setting("auto", "name of the registered model; auto: name of the data")
+    promotion: Literal["automatic", "manual"] = setting(
+        "automatic", "automatic: a model that passes the gate becomes champion; manual: a person promotes it"
     )
-    export: Literal["onnx", "none"] = Field("onnx", description="program stored with the weights")
-    purpose: str = Field(
-        "", description="purpose and users of the model, for the model card; empty: a sentence about its classes"
+    export: Literal["onnx", "none"] = setting("onnx", "program stored with the weights")
+    purpose: str = setting(
+        "", "purpose and users of the model, for the model card; empty: a sentence about its classes"
     )
-    ledger: str = Field(
-        "sqlite:///mlruns/ledger.db", min_length=1, description="database of the ledger: SQLite, or postgresql://..."
+    ledger: Text = setting("sqlite:///mlruns/ledger.db", "database of the ledger: SQLite, or postgresql://...")
+    ledger_keys: Annotated[tuple[PublicKey, ...], Field(strict=False)] = setting(
+        (), "Ed25519 public keys (base64), one of which must sign each ledger entry; empty: no signatures"
     )
-    ledger_keys: Annotated[tuple[PublicKey, ...], Field(strict=False)] = Field(
-        (), description="Ed25519 public keys (base64), one of which must sign each ledger entry; empty: no signatures"
-    )
-    ledger_signed_from: int = Field(1, ge=1, description="number of the first ledger entry that must be signed")
+    ledger_signed_from: Positive = setting(1, "number of the first ledger entry that must be signed")
 
 
 People = Literal["everyone"] | Names
@@ -374,25 +340,21 @@ People = Literal["everyone"] | Names
 class AccessSettings(Section):
     """Permissions, by the user names of this machine."""
 
-    runners: People = Field("everyone", description="users who may register models with train-flow")
-    approvers: People = Field("everyone", description="users who may approve a version")
-    admins: People = Field("everyone", description="users who may promote, roll back, repair, adopt and recover")
-    four_eyes: bool = Field(
-        False, description="do not allow approval of one's own run; needs registry.promotion: manual"
-    )
+    runners: People = setting("everyone", "users who may register models with train-flow")
+    approvers: People = setting("everyone", "users who may approve a version")
+    admins: People = setting("everyone", "users who may promote, roll back, repair, adopt and recover")
+    four_eyes: bool = setting(False, "do not allow approval of one's own run; needs registry.promotion: manual")
 
 
 class TrackingSettings(Section):
     """Records of runs."""
 
-    uri: str = Field("sqlite:///mlruns/mlflow.db", min_length=1, description="MLflow tracking address")
-    experiment: str = Field("ratchet", min_length=1, description="MLflow experiment")
-    artifacts: str = Field(
-        "auto",
-        min_length=1,
-        description="place for the files of a new experiment: a folder or s3://...; auto: mlruns/artifacts",
+    uri: Text = setting("sqlite:///mlruns/mlflow.db", "MLflow tracking address")
+    experiment: Text = setting("ratchet", "MLflow experiment")
+    artifacts: Text = setting(
+        "auto", "place for the files of a new experiment: a folder or s3://...; auto: mlruns/artifacts"
     )
-    tensorboard: bool = Field(False, description="also write all curves to mlruns/tensorboard")
+    tensorboard: bool = setting(False, "also write all curves to mlruns/tensorboard")
 
 
 class PlatformSettings(Section):
@@ -403,51 +365,33 @@ class PlatformSettings(Section):
         "worker_runs": "Limits on simultaneous runs. `ratchet up` sends them to Prefect's server; see docs/deploy.md",
     }
 
-    host: str = Field(
-        "127.0.0.1",
-        min_length=1,
-        description="address on which the servers listen; other than loopback needs passwords",
+    host: Text = setting("127.0.0.1", "address on which the servers listen; other than loopback needs passwords")
+    public_url: PublicAddress = setting(
+        "auto", "address of Prefect for browsers and other machines: https://HOST; auto: host and port"
     )
-    public_url: str = Field(
-        "auto",
-        pattern=_PUBLIC,
-        description="address of Prefect for browsers and other machines: https://HOST; auto: host and port",
+    mlflow_public_url: PublicAddress = setting(
+        "auto", "the same for MLflow; auto: the host of public_url, or host, with mlflow_port"
     )
-    mlflow_public_url: str = Field(
-        "auto",
-        pattern=_PUBLIC,
-        description="the same for MLflow; auto: the host of public_url, or host, with mlflow_port",
+    allowed_hosts: Annotated[tuple[Host, ...], Field(strict=False)] = setting(
+        (), "other host names that requests to the servers may use: HOST or HOST:PORT"
     )
-    allowed_hosts: Annotated[tuple[Annotated[str, Field(pattern=_HOST)], ...], Field(strict=False)] = Field(
-        (), description="other host names that requests to the servers may use: HOST or HOST:PORT"
+    prefect_port: Port = setting(4200, "port of the Prefect server")
+    prefect_database: Annotated[str, Field(pattern="^(auto|postgresql://.+)$")] = setting(
+        "auto", "its database: postgresql://...; auto: SQLite in .ratchet"
     )
-    prefect_port: int = Field(4200, ge=1024, le=65535, description="port of the Prefect server")
-    prefect_database: str = Field(
-        "auto",
-        pattern="^(auto|postgresql://.+)$",
-        description="its database: postgresql://...; auto: SQLite in .ratchet",
+    prefect_api: Annotated[str, Field(pattern="^(auto|https?://[^/]+/api)$")] = setting(
+        "auto", "Prefect API that all machines use: http://HOST:4200/api; auto: the one of this machine"
     )
-    prefect_api: str = Field(
-        "auto",
-        pattern="^(auto|https?://[^/]+/api)$",
-        description="Prefect API that all machines use: http://HOST:4200/api; auto: the one of this machine",
-    )
-    mlflow_port: int = Field(5000, ge=1024, le=65535, description="port of the MLflow server")
-    lost_after: int = Field(
-        600, ge=60, description="seconds without a heartbeat after which the runs of a worker are marked crashed"
+    mlflow_port: Port = setting(5000, "port of the MLflow server")
+    lost_after: Annotated[int, Field(ge=60)] = setting(
+        600, "seconds without a heartbeat after which the runs of a worker are marked crashed"
     )
 
-    worker_runs: Positive = Field(
-        1, description="simultaneous runs of this worker; runs in the same folder wait for each other"
-    )
-    queue_runs: Count = Field(
-        0, description="simultaneous runs of the work queue `default`, over all workers; 0: no limit"
-    )
-    person_runs: Count = Field(
-        0, description="simultaneous runs of train-flow per person, over all workers; 0: no limit"
-    )
-    gpus: Count = Field(0, description="GPUs in use by trainings, over all workers; 0: no limit")
-    person_gpus: Count = Field(0, description="GPUs in use by trainings of one person, over all workers; 0: no limit")
+    worker_runs: Positive = setting(1, "simultaneous runs of this worker; runs in the same folder wait for each other")
+    queue_runs: Count = setting(0, "simultaneous runs of the work queue `default`, over all workers; 0: no limit")
+    person_runs: Count = setting(0, "simultaneous runs of train-flow per person, over all workers; 0: no limit")
+    gpus: Count = setting(0, "GPUs in use by trainings, over all workers; 0: no limit")
+    person_gpus: Count = setting(0, "GPUs in use by trainings of one person, over all workers; 0: no limit")
 
 
 class AlertSettings(Section):
@@ -459,38 +403,32 @@ class AlertSettings(Section):
         "free_disk_gib": "Limits of this machine",
     }
 
-    webhook: str = Field(
-        "none",
-        pattern=r"^(none|environment|https?://[^\s/]+(/\S*)?)$",
-        description="http(s) address, none, or environment: a secret address in RATCHET_ALERTS_WEBHOOK",
+    webhook: Annotated[str, Field(pattern=r"^(none|environment|https?://[^\s/]+(/\S*)?)$")] = setting(
+        "none", "http(s) address, none, or environment: a secret address in RATCHET_ALERTS_WEBHOOK"
     )
-    email_to: Annotated[tuple[Annotated[str, Field(pattern=_MAILBOX)], ...], Field(strict=False)] = Field(
-        (), description="e-mail addresses of the recipients; empty: no e-mail"
+    email_to: Annotated[tuple[Annotated[str, Field(pattern=_MAILBOX)], ...], Field(strict=False)] = setting(
+        (), "e-mail addresses of the recipients; empty: no e-mail"
     )
-    email_from: str = Field(
-        "auto", pattern=f"^auto$|{_MAILBOX}", description="e-mail address of the sender; auto: ratchet@ this machine"
+    email_from: Annotated[str, Field(pattern=f"^auto$|{_MAILBOX}")] = setting(
+        "auto", "e-mail address of the sender; auto: ratchet@ this machine"
     )
 
-    smtp: str = Field(
-        "localhost:25", pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$", description="HOST:PORT"
+    smtp: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$")] = setting(
+        "localhost:25", "HOST:PORT"
     )
-    smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="none, starttls or tls")
-    smtp_user: str = Field("none", min_length=1, description="user name at the mail server; none: no sign-in")
+    smtp_security: Literal["none", "starttls", "tls"] = setting("none", "none, starttls or tls")
+    smtp_user: Text = setting("none", "user name at the mail server; none: no sign-in")
 
-    free_disk_gib: float = Field(5.0, ge=0.0, description="alert below this free disk space, GiB; 0: never")
-    memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.95, description="alert above this share of memory in use; 1: never"
-    )
-    gpu_memory_used: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.98, description="alert above this share of GPU memory in use; 1: never"
-    )
+    free_disk_gib: Amount = setting(5.0, "alert below this free disk space, GiB; 0: never")
+    memory_used: PositiveShare = setting(0.95, "alert above this share of memory in use; 1: never")
+    gpu_memory_used: PositiveShare = setting(0.98, "alert above this share of GPU memory in use; 1: never")
 
 
 class Params(Section):
     """All settings."""
 
-    seed: int = Field(
-        0, ge=0, le=2**64 - 1, description="seed of sample order, augmentation and initial weights, not of the splits"
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = setting(
+        0, "seed of sample order, augmentation and initial weights, not of the splits"
     )
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -534,16 +472,9 @@ class _Partial(Section):
         return schema
 
 
-_BOUND_KEYS = {
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minItems",
-}
+_BOUND_KEYS = frozenset(
+    ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "minItems"]
+)
 
 
 def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:

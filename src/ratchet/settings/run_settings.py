@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet import files, settings
+from ratchet import files
 from ratchet.errors import SettingsError
 from ratchet.settings import errors as settings_errors
+from ratchet.settings import file as settings_file
 from ratchet.settings.model import Params
 
 __all__ = ["RunSettings", "overridden", "restore"]
@@ -45,7 +46,7 @@ def overridden(
     Raises:
         SettingsError: a change is not allowed; the file stays unchanged.
     """
-    edit = settings.plan(path, changes)
+    edit = settings_file.plan(path, changes)
     if edit.after == edit.before:
         yield RunSettings(edit.params, note)  # nothing to restore
         return
@@ -79,21 +80,15 @@ def restore(path: Path, note: Path) -> str | None:
     restored: dict[str, object] = {}
     if path.exists():
         try:
-            now = settings.read_text(path)
+            now = settings_file.read_text(path)
         except UnicodeDecodeError:
             return None  # the same as for invalid YAML below
-        restored = settings.differences(after, before, keys)
-        if now == after:
-            settings.write_text(path, before)
-        elif now != before:
-            result = settings.restored_text(now, before, after, keys)
-            if result is None:
-                return None  # invalid YAML: its reader reports it, and the note stays until it is valid
-            text, restored = result
-            if text != now:
-                settings.write_text(path, text)
-        else:
-            restored = {}
+        result = settings_file.restored(now, before, after, keys)
+        if result is None:
+            return None  # invalid YAML: its reader reports it, and the note stays until it is valid
+        text, restored = result
+        if text != now:
+            settings_file.write_text(path, text)
     note.unlink(missing_ok=True)
     if not restored:
         return None

@@ -64,9 +64,8 @@ def _accuracy(train: pl.DataFrame, validation: pl.DataFrame, name: str) -> float
 def _binned(values: pl.Series, edges: np.ndarray) -> pl.Series:
     """Return the bin of each number; null for null."""
     numbers = values.cast(pl.Float64)
-    return pl.Series(np.searchsorted(edges, numbers.fill_null(0.0).to_numpy(), side="right")).set(
-        numbers.is_null(), None
-    )
+    bins = pl.Series(np.searchsorted(edges, numbers.fill_null(0.0).to_numpy(), side="right"))
+    return bins.set(numbers.is_null(), None)
 
 
 def _share(right: pl.Series) -> float:

@@ -170,7 +170,6 @@ def _boxes(side: int, cells: int) -> NDArray[np.float64]:
     """Return the matrix that sums `side` pixels into cells; each pixel counts `cells` times: float64 (cells, side)."""
     low, high = np.arange(cells)[:, None] * side, np.arange(1, cells + 1)[:, None] * side
     start = np.arange(side)[None, :] * cells
-    sums: NDArray[np.float64] = np.clip(np.minimum(high, start + cells) - np.maximum(low, start), 0, cells).astype(
-        float
-    )
+    shared = np.minimum(high, start + cells) - np.maximum(low, start)
+    sums: NDArray[np.float64] = np.clip(shared, 0, cells).astype(float)
     return sums

@@ -32,10 +32,8 @@ _LARGEST = 64  # most pixels per side that the fine comparison reads
 _NEIGHBOURS = 32  # nearest neighbours that an image is compared with
 _PER_IMAGE = 4  # best neighbours that reach the fine comparison
 _MIN_COARSE, _MIN_FINE = 0.92, 0.97  # least correlation of the images
-_DETAIL_TURNED, _DETAIL_CROPPED = (
-    0.96,
-    0.975,
-)  # least correlation of the details; higher for crops, whose search may fit noise
+# Least correlation of the details; higher for crops, whose search may fit noise.
+_DETAIL_TURNED, _DETAIL_CROPPED = 0.96, 0.975
 _PROMISING = 0.3  # least correlation of the details for a crop to be refined
 _FLAT = 4.0  # standard deviation of grey values below which an image is empty
 _TURNS = 8
@@ -49,26 +47,19 @@ _MAX_DISTANCE = 6.0  # between statistics, in units of the typical change
 _QUANTILES = (0.1, 0.5, 0.9)
 
 
-def _crops() -> NDArray[np.float64]:
-    """Return share of the side, left and top edge of each candidate crop: float64 (n, 3)."""
-    crops = []
-    for share, gaps in ((0.9, 2), (0.8, 4)):
-        places = np.linspace(0.0, 1.0 - share, gaps + 1)
-        crops += [(share, left, top) for top in places for left in places]
-    return np.array(crops)
+def _crops(share: float, places: int) -> list[tuple[float, float, float]]:
+    starts = np.linspace(0.0, 1.0 - share, places)
+    return [(share, left, top) for top in starts for left in starts]
 
 
-_CROPS = _crops()
+_CROPS = np.array(_crops(0.9, 3) + _crops(0.8, 5))
+"""Share of the side, left and top edge of each candidate crop: float64 (n, 3)."""
 
 
 def boxes(cells: int, side: int, start: NDArray[np.float64], share: NDArray[np.float64]) -> Floats:
     """Return weights that average a part of `side` pixels into cells: float32 (n, cells, side).
 
-    Args:
-        cells: number of cells.
-        side: number of pixels.
-        start: float64 (n,), start of the part, as a share of the side.
-        share: float64 (n,), length of the part, as a share of the side.
+    `start` and `share`, float64 (n,), are start and length of the part, as shares of the side.
     """
     edges = (start[:, None] + share[:, None] * np.arange(cells + 1) / cells) * side
     pixel = np.arange(side)
@@ -217,9 +208,8 @@ def _refined(images: Floats, whole: Floats, crop: NDArray[np.float64], cells: in
 
 
 def _match(left: Floats, right: Floats, *, detail: float) -> NDArray[np.bool_]:
-    good: NDArray[np.bool_] = (_correlation(left, right) >= _MIN_FINE) & (
-        _correlation(_detail(left), _detail(right)) >= detail
-    )
+    is_same_detail = _correlation(_detail(left), _detail(right)) >= detail
+    good: NDArray[np.bool_] = (_correlation(left, right) >= _MIN_FINE) & is_same_detail
     return good
 
 

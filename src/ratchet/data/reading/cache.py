@@ -1,30 +1,24 @@
-"""Facts and pixels of the ingest before, so that the next ingest reads only what changed.
+"""Facts of the ingest before, so that the next ingest reads only what changed.
 
 Known facts are found in two ways: by a file's name and stamp, so that the file is not even read, and by the digest of
 its content, so that it is not decoded, even under another name. The cache belongs to one machine, because stamps mean
 nothing on another. Without the cache an ingest takes longer and gives the same output.
 """
 
-import hashlib
 import io
 import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data import depth
-from ratchet.data.contract import FACTS
-from ratchet.data.manifest import Manifest
+from ratchet.data.image_rules import FACTS
 from ratchet.data.reading import identify, images, pixels
-from ratchet.data.split import SPLITS
-from ratchet.errors import DataError
 
-__all__ = ["FactCache", "PackedCache", "write"]
+__all__ = ["FactCache", "write"]
 
 _CACHED_FACTS = [name for name in FACTS if name not in ("label", "permitted")]
 _COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _CACHED_FACTS}}
@@ -58,16 +52,17 @@ class FactCache:
 
         With `full_size` the digests at full size must be known too.
         """
+        unknown = pl.DataFrame(schema=_COLUMNS)
         if self._path is None or self._header["shape"] != list(shape):
-            return pl.DataFrame(schema=_COLUMNS)
+            return unknown
         if full_size and not self._header["full_size"]:
-            return pl.DataFrame(schema=_COLUMNS)
+            return unknown
         try:
             facts = pl.read_parquet(self._path)
         except (OSError, pl.exceptions.PolarsError):
-            return pl.DataFrame(schema=_COLUMNS)
+            return unknown
         if dict(facts.schema) != _COLUMNS:
-            return pl.DataFrame(schema=_COLUMNS)
+            return unknown
         # Rows are joined by id, so each sample must occur once, whatever the file contains.
         facts = facts.unique("id", keep="first", maintain_order=True)
         return facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
@@ -75,7 +70,7 @@ class FactCache:
 
 def write(
     path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], full_size: bool, inputs: str, outputs: str
-) -> None:  # fmt: skip
+) -> None:
     """Write id, stamp and facts of `samples`. `full_size`: their digests at full size are among them."""
     header = {
         "decoders": _decoders(), "shape": list(shape), "full_size": full_size, "inputs": inputs, "outputs": outputs,
@@ -91,40 +86,3 @@ def _decoders() -> str:
     """Return the versions of everything that decodes: another decoder may give other pixels."""
     code = (images.__file__, pixels.__file__, depth.__file__, identify.__file__)
     return ", ".join([f"pillow {version('pillow')}", *(files.digest_file(Path(path)) for path in code)])
-
-
-class PackedCache:
-    """Images of the current packed set, found by the digests of their pixels.
-
-    `places` has columns `pixels` and `packed_at`, the image's number in the set; it is empty without a usable set.
-    """
-
-    def __init__(self, packed: Path, *, shape: tuple[int, ...]) -> None:
-        self.places = pl.DataFrame(schema={"pixels": pl.String, "packed_at": pl.Int64})
-        self._shards: list[NDArray[np.uint8]] = []
-        try:
-            manifest = Manifest.read(packed)
-            if (manifest.height, manifest.width, manifest.channels) != (shape[0], *shape[:2]) or manifest.factory:
-                return
-            shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
-            self._shards = [np.load(packed / shard.file, mmap_mode="r") for shard in shards]
-            digests = pl.read_parquet(packed / "index.parquet", columns=["pixels"])  # split by split, as the shards
-        except (DataError, OSError, ValueError, pl.exceptions.PolarsError):
-            return  # no usable set: everything is decoded again
-        if digests.height == sum(map(len, self._shards)):
-            self.places = digests.with_columns(packed_at=pl.int_range(pl.len())).unique("pixels", keep="first")
-        self._starts = np.cumsum([0, *map(len, self._shards)])
-
-    def read(self, places: NDArray[np.int64], digests: list[str]) -> NDArray[np.uint8]:
-        """Return the images at `places`, uint8 (k, side, side, channels), and check their digests.
-
-        Raises:
-            DataError: a digest differs, because the packed set was altered.
-        """
-        shards = np.searchsorted(self._starts, places, side="right") - 1
-        images = np.stack(
-            [self._shards[shard][place - self._starts[shard]] for shard, place in zip(shards, places, strict=True)]
-        )
-        if [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images] != digests:
-            raise DataError("data/packed was altered after it was written. Fix: remove the folder, then ingest again")
-        return images

@@ -28,18 +28,12 @@ from ratchet.data.reading.pixels import (
     is_deep,
     to_pixels,
 )
+from ratchet.data.refusal_reasons import why_unopened
 from ratchet.errors import DataError, SettingsError
 
 __all__ = [
-    "ARRAY",
-    "FORMATS",
-    "Decoder",
-    "Facts",
-    "check_formats",
-    "facts_columns",
-    "format_of_extension",
-    "pillow_settings",
-]
+    "ARRAY", "FORMATS", "Decoder", "Facts", "check_formats", "facts_columns", "format_of_extension", "pillow_settings",
+]  # fmt: skip
 
 FORMATS: Mapping[str, str] = {
     "JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tiff", "PPM": "ppm",
@@ -96,7 +90,7 @@ def facts_columns(facts: Sequence[Facts]) -> dict[str, list[Any]]:
 
 @contextmanager
 def pillow_settings() -> Iterator[None]:
-    """Let Pillow open headers of any size and print nothing. The contract checks sizes before images are decoded."""
+    """Let Pillow open headers of any size and print nothing. Rules check sizes before images are decoded."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     log = logging.getLogger("PIL")
     level = log.level
@@ -272,25 +266,20 @@ class Decoder:
         file.seek(0)
         kind = identify(file.read(HEAD))
         detail = None if isinstance(error, UnidentifiedImageError) else _problem(error)
-        if kind is None:
-            problem = detail or "no image in any known format, or its header is damaged"
-        elif kind.name == "zeros":
+        decodable = kind is not None and (kind.decodable or (kind.name == "heif" and self.heif))
+        is_decoder_missing = not decodable and not (kind and kind.name == "avif" and features.check("avif"))
+        if kind and kind.image and is_decoder_missing:
+            facts.format = kind.name
+            if facts.content not in self.released:
+                return facts  # a rule refuses the format
+        facts.readable = False
+        if kind and kind.name == "zeros":
             file.seek(0)
             all_zeros = not any(block.strip(b"\0") for block in iter(partial(file.read, 1 << 20), b""))
             where = f"({facts.bytes:,} of them)" if all_zeros else f"in the first {HEAD:,} of {facts.bytes:,}"
-            problem = f"{kind.description} {where}"
-        elif kind.decodable or (kind.name == "heif" and self.heif):
-            problem = f"{kind.description}, but its header is damaged or cut off" + (f" ({detail})" if detail else "")
-        elif not kind.image:
-            problem = f"{kind.description}, not an image"
-        elif kind.name == "avif" and features.check("avif"):
-            problem = f"{kind.description} that cannot be decoded here"
+            facts.problem = f"{kind.description} {where}"
         else:
-            facts.format = kind.name
-            if facts.content not in self.released:
-                return facts  # the contract refuses the format
-            problem = f"{kind.description} that cannot be decoded here"
-        facts.readable, facts.problem = False, problem
+            facts.problem = why_unopened(kind, detail, decodable=decodable)
         return facts
 
     def _decode(self, facts: Facts, image: Image.Image) -> tuple[Facts, NDArray[np.uint8] | None]:

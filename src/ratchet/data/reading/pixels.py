@@ -1,4 +1,4 @@
-"""Pixels of a decoded image: upright, grey or RGB, scaled to the packed size, and digests of them.
+"""Pixels of a decoded image: upright, grey or RGB, scaled to the packed size; their digests and statistics.
 
 Metadata (EXIF, GPS, comments, colour profiles) ends here. The orientation is applied, and only pixels are kept.
 """
@@ -13,21 +13,16 @@ from PIL import Image, ImageOps
 from ratchet.data.depth import eight_bits
 
 __all__ = [
-    "GREY_MODES",
-    "bits_needed",
-    "full_digest",
-    "has_grey_palette",
-    "is_deep",
-    "stacked_image",
-    "to_grey",
-    "to_pixels",
-]
+    "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "full_digest", "has_grey_palette", "histogram",
+    "is_deep", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
+]  # fmt: skip
 
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 MIN_DEPTH, MAX_DEPTH = 8, 16  # bits
 _DEEP_MODE = "I"  # beginning of Pillow's modes for values above 255
 _LOSSLESS_MARKERS = (0xC3, 0xC7, 0xCB, 0xCF)  # JPEG frames that cannot be decoded at a fraction of their size
 _DIGEST_BLOCK = 1 << 20  # pixels
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 def to_pixels(image: Image.Image, *, size: int, channels: int, depth: int = MAX_DEPTH) -> NDArray[np.uint8]:
@@ -89,6 +84,35 @@ def to_grey(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Convert images, uint8 (n, side, side, channels), to grey: uint8 (n, side, side)."""
     grey = stacked_image(pixels).convert("L").tobytes()
     return np.frombuffer(grey, np.uint8).reshape(pixels.shape[:3])
+
+
+def histogram(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Count each value in images, uint8 (n, side, side, channels): int64 (channels, 256)."""
+    counted = stacked_image(pixels).histogram()  # NumPy is slower
+    return np.array(counted, np.int64).reshape(-1, 256)
+
+
+def channel_statistics(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, from int64 (channels, 256).
+
+    The deviation of a constant channel is 1. Both are computed from integers, so that they are equal on every machine.
+    """
+    means, deviations = [], []
+    for counts in histogram.tolist():
+        number = sum(counts)
+        total = sum(value * count for value, count in enumerate(counts))
+        squares = sum(value * value * count for value, count in enumerate(counts))
+        variance = (number * squares - total * total) / (number * number)
+        means.append(total / number)
+        deviations.append(variance**0.5 if variance > 0 else 1.0)
+    return tuple(means), tuple(deviations)
+
+
+def packed_pixels(histogram: NDArray[np.int64]) -> dict[str, object]:
+    """Return statistics of the training pixels from their histogram, int64 (channels, 256)."""
+    mean, std = channel_statistics(histogram)
+    quantiles = [_channel_quantiles(counts) for counts in histogram]
+    return {"mean": mean, "std": std, "quantiles": quantiles, "histogram": histogram.tolist()}
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -178,3 +202,8 @@ def _deep_values(image: Image.Image) -> tuple[NDArray[np.int64], NDArray[np.bool
         raise ValueError("pixels are 32-bit numbers of unknown range: save the image with 8 or 16 bits")
     transparency: Any = image.info.get("transparency")
     return values, values == transparency if isinstance(transparency, int) else None
+
+
+def _channel_quantiles(counts: NDArray[np.int64]) -> dict[str, int]:
+    reached = np.cumsum(counts)
+    return {str(q): int(np.searchsorted(reached, max(1, int(np.ceil(q * reached[-1]))))) for q in QUANTILES}

@@ -58,11 +58,13 @@ class Tree:
         if fault is not None:
             self.faults[name] = fault
 
-    def inside(self, folder: str) -> list[str]:
-        """Return the names of the folders directly in `folder` ("": the top), sorted."""
-        start = f"{folder}/" if folder else ""
-        rests = (name[len(start) :] for name in self.folders if name.startswith(start))
-        return sorted(rest for rest in rests if rest and "/" not in rest)
+    def inner_folders(self) -> dict[str, list[str]]:
+        """Return the names of the folders directly in each folder ("": the top), sorted."""
+        inner: dict[str, list[str]] = {folder: [] for folder in ("", *self.folders)}
+        for folder in sorted(self.folders):
+            above, _, name = folder.rpartition("/")
+            inner[above].append(name)
+        return inner
 
 
 class Storage(Protocol):
@@ -181,12 +183,9 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
         if stat.S_ISREG(kind.st_mode):
             # One number instead of four saves memory. Python hashes whole numbers equally in every process.
             stamp = hash((kind.st_size, kind.st_mtime_ns, kind.st_ctime_ns, kind.st_ino))
-            changed = max(kind.st_mtime_ns, kind.st_ctime_ns)
+            is_settled = max(kind.st_mtime_ns, kind.st_ctime_ns) < settled
             text = name if name.isascii() else _text(name)
-            tree.names.append(text)
-            tree.stamps.append(str(stamp) if changed < settled else None)
-            if text is not name:
-                tree.faults[text] = "name is not UTF-8"
+            tree.add(text, str(stamp) if is_settled else None, fault=None if text is name else "name is not UTF-8")
         elif not stat.S_ISDIR(kind.st_mode):
             tree.add(_text(name), fault="not a regular file")
         elif (kind.st_dev, kind.st_ino) not in above:
@@ -219,9 +218,7 @@ class RemoteFolder:
         import fsspec
 
         try:
-            system, self._top = fsspec.core.url_to_fs(
-                self.where, skip_instance_cache=True
-            )  # some storages connect here
+            system, self._top = fsspec.core.url_to_fs(self.where, skip_instance_cache=True)  # some connect here
         except (ImportError, ValueError) as error:
             raise DataError(
                 f"data.path: {self.where}: {error}. Fix: install the package that it needs, or copy the data here"
@@ -291,10 +288,8 @@ def unreachable(where: str, error: BaseException) -> DataError:
     elif isinstance(error, FileNotFoundError):
         fix = "create the bucket, or correct the address in data.path"
     elif isinstance(error, PermissionError) or "PermissionDenied" in kind:
-        reason, fix = (
-            f"access is denied: {reason}",
-            "give this user read permission, or set other credentials in the environment",
-        )
+        reason = f"access is denied: {reason}"
+        fix = "give this user read permission, or set other credentials in the environment"
     elif "HostKey" in kind:
         fix = f"log in once with ssh, which adds the host's key to ~/.ssh/known_hosts; {check}"
     else:

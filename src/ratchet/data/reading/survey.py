@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 from PIL import Image
 
-from ratchet.data import contract
+from ratchet.data import image_rules
 from ratchet.data.reading import pool
 from ratchet.data.reading.images import Decoder, facts_columns, pillow_settings
 from ratchet.data.reading.subset import evenly_spaced
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 4 << 20  # packed bytes per chunk of work
 _FRAME_ROWS = 4_096  # samples whose facts are kept as lists before they become a frame
 _PREVIEWED = 64  # samples that the packed shape is guessed from
 _MIN_FOR_PROCESSES = 1_000  # files: fewer are read by threads before processes have started
-_NO_FACTS = pl.DataFrame(schema={"place": pl.UInt32, **contract.FACTS, "at": pl.Int64})
+_NO_FACTS = pl.DataFrame(schema={"place": pl.UInt32, **image_rules.FACTS, "at": pl.Int64})
 _NO_CONTENTS = pl.DataFrame(schema={"content": pl.String})
 
 
@@ -38,7 +38,7 @@ class Survey:
 
     def __init__(
         self, source: Source, settings: DataSettings, *, released: Iterable[str], advance: Callable[[int], None],
-        full_size: bool = True,
+        full_size: bool,
     ) -> None:  # fmt: skip
         self.workers = pool.threads(settings.workers)
         self._source, self._advance = source, advance
@@ -52,16 +52,13 @@ class Survey:
         """
         chosen = [names[at] for at in evenly_spaced(len(names), classes=1, of=1)[:_PREVIEWED]]
         facts, _ = Decoder(None, self._max_pixels, heif=self._heif).read_all(self._source.read, chosen)
-        return contract.facts_frame(facts_columns(facts)).filter("readable")
+        return image_rules.facts_frame(facts_columns(facts)).filter("readable")
 
     def read_all(self, listing: pl.DataFrame, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
         """Return the listing with the facts of each sample, and `at`, the place of its pixels in the scratch file.
 
-        Args:
-            listing: as a source gives it.
-            scratch: file for the pixels of decoded samples.
-            known: cached facts (FactCache.facts). Samples with an equal stamp are not read again. Samples with equal
-                content are not decoded again, and have no `at`.
+        `known` has cached facts (FactCache.facts). Samples with an equal stamp are not read again. Samples with equal
+        content are not decoded again, and have no `at`.
         """
         unread = listing.select("id", "stamp").with_row_index("place")
         cached = unread.filter(pl.col("stamp").is_not_null()).join(known, on=["id", "stamp"])
@@ -75,12 +72,9 @@ class Survey:
         return listing.drop("label").hstack(facts.drop("place", "label")).with_columns(label=label)
 
     def read(self, unread: pl.DataFrame, scratch: Scratch, contents: pl.DataFrame = _NO_CONTENTS) -> pl.DataFrame:
-        """Read samples and return their facts, with `place` and `at`.
+        """Read samples, with columns `place` and `id`, and return their facts, with `place` and `at`.
 
-        Args:
-            unread: samples: `place`, which is returned, and `id`.
-            scratch: file for the pixels.
-            contents: facts of contents that are not decoded again, by `content`.
+        `contents` has the facts of contents that are not decoded again.
         """
         shape = scratch.shape[0], scratch.shape[2]
         decoder = Decoder(
@@ -96,10 +90,10 @@ class Survey:
         for columns in self._by_workers(ReadTask(self._source.read, decoder, scratch), chunks, count=unread.height):
             facts = {name: facts.get(name, []) + values for name, values in columns.items()}
             if len(facts["bytes"]) >= _FRAME_ROWS:
-                frames.append(contract.facts_frame(facts))
+                frames.append(image_rules.facts_frame(facts))
                 facts = {}
             self._advance(len(columns["bytes"]))
-        frames += [contract.facts_frame(facts)] if facts else []
+        frames += [image_rules.facts_frame(facts)] if facts else []
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
         known = read.select("content").join(contents, on="content", how="left", maintain_order="left")

@@ -15,32 +15,39 @@ from ratchet.training.augment import sample_bits
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, id_of
 from ratchet.training.sample_reader import Reader
 
-__all__ = ["CustomSource", "Measurements"]
+__all__ = ["CustomSource", "SampleFacts"]
 
 _CHUNK = 32  # samples per chunk of work
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
-    """Facts of a sample that was read.
+class SampleFacts:
+    """Facts about a sample; None: not known.
 
     Attributes:
+        returned: the Dataset returned something for this index.
+        proper: it is an image with a label.
+        problem: the reason if it is not.
         image: type and shape of the image, as a text.
-        shape: channels, height, width.
         pixels: SHA-256 (hex) of the image's bytes.
         mean, variance, low, high: per channel, in the image's own values.
     """
 
-    label: int
-    image: str
-    dtype: str
-    shape: tuple[int, int, int]
-    finite: bool
-    pixels: str
-    mean: list[float]
-    variance: list[float]
-    low: list[float]
-    high: list[float]
+    returned: bool = True
+    proper: bool = True
+    problem: str | None = None
+    label: int | None = None
+    image: str | None = None
+    dtype: str | None = None
+    channels: int | None = None
+    height: int | None = None
+    width: int | None = None
+    finite: bool | None = None
+    pixels: str | None = None
+    mean: list[float] | None = None
+    variance: list[float] | None = None
+    low: list[float] | None = None
+    high: list[float] | None = None
 
 
 class CustomSource:
@@ -63,8 +70,8 @@ class CustomSource:
         self.factory = Factory(settings.factory, root, settings.code)
         self.name = settings.factory.rpartition(":")[2]
         workers = pool.threads(settings.workers)
-        self._reader: Reader[list[Measurements | Faulty]] = Reader(
-            self.factory, _measure, workers=workers if workers > 1 else 0, timeout=sample_timeout
+        self._reader: Reader[list[SampleFacts]] = Reader(
+            self.factory, _measure_all, workers=workers if workers > 1 else 0, timeout=sample_timeout
         )
         opened = {split: self._reader.open(split) for split in SPLITS}
         self.classes = tuple(opened["train"].classes)
@@ -80,8 +87,8 @@ class CustomSource:
 
     def read(
         self, chosen: Mapping[SplitName, Sequence[int]]
-    ) -> Iterator[tuple[SplitName, list[int], list[Measurements | Faulty]]]:
-        """Read the samples with these indices in the Datasets. Yield chunks: (split, indices, results)."""
+    ) -> Iterator[tuple[SplitName, list[int], list[SampleFacts]]]:
+        """Read the samples with these indices in the Datasets. Yield chunks: (split, indices, facts)."""
         chunks = [
             (split, places[start : start + _CHUNK])
             for split, places in chosen.items()
@@ -98,17 +105,20 @@ class CustomSource:
             self._reader.close()
 
 
-def _measure(samples: list[Sample | Faulty]) -> list[Measurements | Faulty]:
-    return [sample if isinstance(sample, Faulty) else _measure_one(sample) for sample in samples]
+def _measure_all(samples: list[Sample | Faulty]) -> list[SampleFacts]:
+    return [_measure(sample) for sample in samples]
 
 
-def _measure_one(sample: Sample) -> Measurements:
+def _measure(sample: Sample | Faulty) -> SampleFacts:
+    if isinstance(sample, Faulty):
+        return SampleFacts(sample.rule != "raised", sample.rule != "not-a-sample", sample.problem)
     values = sample.image.contiguous().numpy()
     flat = values.reshape(len(values), -1).astype(np.float64)
     channels, height, width = values.shape
-    with np.errstate(invalid="ignore", over="ignore"):  # the contract reports values that are not finite
-        return Measurements(
-            label=sample.label, image=sample.kind, dtype=str(values.dtype), shape=(channels, height, width),
+    with np.errstate(invalid="ignore", over="ignore"):  # a rule reports values that are not finite
+        return SampleFacts(
+            label=sample.label, image=sample.kind, dtype=str(values.dtype),
+            channels=channels, height=height, width=width,
             finite=bool(np.isfinite(flat).all()), pixels=hashlib.sha256(values.tobytes()).hexdigest(),
             mean=flat.mean(1).tolist(), variance=flat.var(1).tolist(),
             low=flat.min(1).tolist(), high=flat.max(1).tolist(),

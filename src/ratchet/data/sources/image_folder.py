@@ -20,12 +20,8 @@ from ratchet.errors import DataError
 __all__ = ["ImageFolder"]
 
 SPLIT_FOLDERS: dict[str, SplitName] = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
+    "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"
+}  # fmt: skip
 LAYOUT = "put one folder per class into it, or train, validation and test folders with one folder per class"
 
 _MIN_SHARED = 2  # folder names that several folders share: so many are not a coincidence
@@ -50,10 +46,11 @@ class ImageFolder:
         self._where, self._storage = storage.where, storage
         self._level = 1 if label_level == "auto" else label_level
         tree = storage.tree()
-        splits = self._find_splits(tree)
+        self._inner = tree.inner_folders()
+        splits = self._find_splits()
         self.given: frozenset[SplitName] = frozenset(splits)
         self._tops: dict[SplitName | None, str] = dict(splits.items()) if splits else {None: ""}
-        classes = {split: _folders(tree, folder, self._level) for split, folder in self._tops.items()}
+        classes = {split: self._class_folders(top) for split, top in self._tops.items()}
         self.classes = tuple(classes["train" if splits else None])
         if label_level == "auto":
             self._check_level(tree)
@@ -61,15 +58,10 @@ class ImageFolder:
         self.listing, self.refused = self._list(tree, classes, levels=label_level != "auto")
 
     def _check_level(self, tree: Tree) -> None:
-        """Check that only one level of folders can be the classes.
-
-        Raises:
-            DataError: two levels can.
-        """
-        children = _children(tree)
+        """Check that only one level of folders can be the classes."""
         for split, top in self._tops.items():
             start = f"{top}/" if top else ""
-            inner = {name: names for name in children[top] if (names := children[start + name])}
+            inner = {name: names for name in self._inner[top] if (names := self._inner[start + name])}
             counts = Counter(name for names in inner.values() for name in names)
             shared = sorted(name for name, count in counts.items() if count > 1)
             if len(inner) < 2 or len(shared) < _MIN_SHARED:
@@ -89,16 +81,12 @@ class ImageFolder:
                 f"data.label_level=1 if {next(iter(inner))!r} is one; the other level becomes a column for slices"
             )
 
-    def _find_splits(self, tree: Tree) -> dict[SplitName, str]:
-        """Return the folder of each split; empty if the top level has class folders.
-
-        Raises:
-            DataError: there are other folders too, two folders mean the same split, or train is missing.
-        """
-        names = tree.inside("")
+    def _find_splits(self) -> dict[SplitName, str]:
+        """Return the folder of each split; empty if the top level has class folders."""
+        names = self._inner[""]
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
         train = next((name for name in meant if name.casefold() == "train"), None)
-        if not meant or (len(meant) < len(names) and not (train and tree.inside(train))):
+        if not meant or (len(meant) < len(names) and not (train and self._inner[train])):
             return {}
         others = [name for name in names if name not in meant]
         if others:
@@ -116,6 +104,13 @@ class ImageFolder:
             raise DataError(f"{self._where}: has {', '.join(meant)} but no train folder. Fix: add it, or {LAYOUT}")
         return splits
 
+    def _class_folders(self, top: str) -> list[str]:
+        """Return the different names of the folders at the level of the classes below `top`, sorted."""
+        places = [top]
+        for _ in range(self._level - 1):
+            places = [f"{place}/{name}" if place else name for place in places for name in self._inner[place]]
+        return sorted({name for place in places for name in self._inner[place]})
+
     def _check_classes(self, classes: dict[SplitName | None, list[str]], tree: Tree) -> None:
         for split, names in classes.items():
             place = self._place(split)
@@ -124,7 +119,7 @@ class ImageFolder:
             if split in (None, "train") and len(names) == 1:
                 raise DataError(
                     f"{place}: has only one class ({names[0]!r}), but at least two are needed"
-                    f"{self._deeper(tree, self._tops[split], names[0])}"
+                    f"{self._deeper(self._tops[split], names[0])}"
                 )
             odd = [name for name in names if not _is_text(name)]
             if odd:
@@ -138,11 +133,7 @@ class ImageFolder:
                 )
 
     def _check_forms(self, names: Sequence[str], place: str) -> None:
-        """Check that no two names are the same text in different Unicode forms.
-
-        Raises:
-            DataError: two names are.
-        """
+        """Check that no two names are the same text in different Unicode forms."""
         forms: dict[str, str] = {}
         for name in names:
             other = forms.setdefault(unicodedata.normalize("NFC", name), name)
@@ -157,12 +148,12 @@ class ImageFolder:
             return LAYOUT
         return f"data.label_level is {self._level}, so put {self._level} levels of folders into it, or lower the level"
 
-    def _deeper(self, tree: Tree, top: str, only: str) -> str:
+    def _deeper(self, top: str, only: str) -> str:
         """Return the fix for classes that are below the only folder; empty if there are none."""
         if self._level > 1:
             return ". Fix: correct data.label_level"
         inside, path = only, f"{top}/{only}" if top else only
-        while len(names := tree.inside(path)) == 1:
+        while len(names := self._inner[path]) == 1:
             inside, path = f"{inside}/{names[0]}", f"{path}/{names[0]}"
         if not names:
             return ""
@@ -199,9 +190,7 @@ class ImageFolder:
         )
         self._check_filled(set(every.filter("inside").select("top", "folder").unique().rows()), classes)
         fault = pl.when("inside").then("fault").otherwise(pl.lit("not in a class folder"))
-        refused = every.select("id", "row", rule=pl.lit("unreadable"), fault=fault).filter(
-            pl.col("fault").is_not_null()
-        )
+        refused = every.select("id", "row", rule=pl.lit("unreadable"), fault=fault).drop_nulls("fault")
         good = every.filter(pl.col("inside") & pl.col("fault").is_null())
         labels = {name: label for label, name in enumerate(self.classes)}
         splits = {folder: split for split, folder in self._tops.items()}
@@ -248,20 +237,3 @@ def _is_text(name: str) -> bool:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:_SHOWN])
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
-
-
-def _children(tree: Tree) -> dict[str, list[str]]:
-    """Return the names of the folders in each folder ("": the top), sorted."""
-    children: dict[str, list[str]] = {folder: [] for folder in ("", *tree.folders)}
-    for folder in sorted(tree.folders):
-        above, _, name = folder.rpartition("/")
-        children[above].append(name)
-    return children
-
-
-def _folders(tree: Tree, top: str, level: int) -> list[str]:
-    """Return the different names of the folders that are `level` levels below `top`, sorted."""
-    children, places = _children(tree), [top]
-    for _ in range(level - 1):
-        places = [f"{place}/{name}" if place else name for place in places for name in children[place]]
-    return sorted({name for place in places for name in children[place]})

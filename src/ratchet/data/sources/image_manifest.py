@@ -13,14 +13,14 @@ import polars as pl
 from ratchet.data import quarantine
 from ratchet.data.checks.exact_duplicates import split_rank
 from ratchet.data.checks.label_spelling import look_alikes
-from ratchet.data.contract import FACTS
+from ratchet.data.image_rules import FACTS
+from ratchet.data.listing_rules import check_table
 from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, TableFile, read_table
 from ratchet.data.split import SplitName
-from ratchet.data.table_contract import check_table
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 
@@ -114,11 +114,7 @@ class ImageManifest:
         return same[0] if len(same) == 1 else name
 
     def _named(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Return the table with columns row, path, label, split, group, known, and its extra columns that may be kept.
-
-        Raises:
-            DataError: a column is missing, is there twice, has lists, or has a reserved name.
-        """
+        """Return the table with columns row, path, label, split, group, known, and the extra ones that may be kept."""
         settings, columns = self._settings, self._columns(table)
         table = without_private(table, settings, needed=(columns["path"], columns["label"]))
         self._check_flat(table, columns.values())
@@ -136,11 +132,7 @@ class ImageManifest:
         return named
 
     def _columns(self, table: pl.DataFrame) -> dict[str, str]:
-        """Return the table's columns for path, label, split and group.
-
-        Raises:
-            DataError: a column is missing or there twice.
-        """
+        """Return the table's columns for path, label, split and group."""
         doubled = [name.removesuffix("_duplicated_0") for name in table.columns if name.endswith("_duplicated_0")]
         if doubled:
             raise DataError(
@@ -175,11 +167,7 @@ class ImageManifest:
         return text | {"known": known}
 
     def _check_flat(self, table: pl.DataFrame, needed: Collection[str]) -> None:
-        """Check that no column has lists, records or bytes.
-
-        Raises:
-            DataError: a column has.
-        """
+        """Check that no column has lists, records or bytes."""
         for name, dtype in table.schema.items():
             if isinstance(dtype, _NESTED):
                 kind = "lists" if isinstance(dtype, pl.List | pl.Array) else f"{dtype.base_type().__name__} values"
@@ -189,11 +177,7 @@ class ImageManifest:
                 )
 
     def _check_groups(self, groups: pl.Series) -> None:
-        """Check that no group is written in two Unicode forms, because its samples would not share a split.
-
-        Raises:
-            DataError: a group is.
-        """
+        """Check that no group is written in two Unicode forms, because its samples would not share a split."""
         for forms in _by_composed(groups).values():
             if len(forms) > 1:
                 raise DataError(

@@ -70,13 +70,11 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str]) -> TableFil
         pointer = kind.name in ("git-lfs", "dvc", "git-annex", "zeros", "html")
         fix = kind.fix if pointer else "save it as UTF-8 CSV, JSON Lines or Parquet"
         raise DataError(f"data.manifest: {where} is {kind.description}, not a table. Fix: {fix}")
-    text = re.sub(
-        r"^sep=.\n", "\n", _decoded(content, where)
-    )  # Excel's separator line; an empty line keeps the line numbers
+    # Excel's separator line becomes an empty line, which keeps the line numbers.
+    text = re.sub(r"^sep=.\n", "\n", _decoded(content, where))
     if text.lstrip()[:1] in ("[", "{"):
         return _json(text, where)
-    separator = _separator(text, needed)
-    return _csv(text, separator, where)
+    return _csv(text, _separator(text, needed), where)
 
 
 def _whole(table: pl.DataFrame) -> TableFile:

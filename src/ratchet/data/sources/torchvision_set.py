@@ -19,10 +19,8 @@ from ratchet.settings import source_names
 __all__ = ["TorchvisionSet"]
 
 SPLIT_NAMES: dict[SplitName, tuple[str, ...]] = {
-    "train": ("train",),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test",),
-}
+    "train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",),
+}  # fmt: skip
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
 
 

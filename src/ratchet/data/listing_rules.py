@@ -1,23 +1,22 @@
 """Rules about tables that list samples."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
 from pandera import polars as pa
 
 from ratchet.data import quarantine
-from ratchet.data.contract import failures, must
 from ratchet.data.privacy import looks_personal
+from ratchet.data.refusal_reasons import REASONS
+from ratchet.data.sample_rules import failures, must
 from ratchet.settings.model import DataSettings
 
 __all__ = ["check_table"]
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of text in a column: its description, its pattern, and the type of its values."""
+class _Kind(NamedTuple):
+    """A kind of text in a column."""
 
     description: str
     pattern: str
@@ -55,9 +54,11 @@ def check_table(
     rows = table.filter(~is_header) if headers.height else table
     checked = _with_answers(rows, classes)
     checked = checked.with_columns(looks_personal(checked[name]).alias(f"personal {name}") for name in texts)
-    headers = headers.select(source=pl.lit(settings.manifest), row="row", value=pl.lit("the header again"))
-    source = pl.coalesce("normal", "path", pl.format("row {}", "row"))
-    broken = failures(checked, _schema(kinds, texts), _values(kinds), source=source)
+    headers = headers.select(
+        source=pl.lit(settings.manifest), row="row", value=pl.lit(REASONS["repeated-header"].value)
+    )
+    named = checked.with_columns(source=pl.coalesce("normal", "path", pl.format("row {}", "row")))
+    broken = failures(named, _schema(kinds, texts), _values(kinds), source="source")
     refused = pl.concat([quarantine.table(headers, "repeated-header"), broken])
     return refused, checked.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
 
@@ -88,24 +89,23 @@ def _schema(kinds: dict[str, _Kind], texts: Sequence[str]) -> dict[str, pa.Colum
     return {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
 
 
-def _values(kinds: dict[str, _Kind]) -> Callable[[str, str], pl.Expr]:
-    """Return the function from a broken rule and its column to the expression for the value."""
-    values = {
-        "no-path": pl.lit(""),
-        "outside-folder": pl.col("path"),
-        "missing-file": pl.col("path"),
-        "unknown-label": pl.when(pl.col("label").is_not_null() & pl.col("known").is_null())
+def _values(kinds: Mapping[str, _Kind]) -> Callable[[str, str], pl.Expr | None]:
+    """Return the values of the rules whose text depends on more than one column: by rule and column."""
+    label = (
+        pl.when(pl.col("label").is_not_null() & pl.col("known").is_null())
         .then(pl.format("{}, which means a missing label", "label"))
-        .otherwise(pl.col("label").fill_null("none")),
-        "unknown-split": pl.col("split"),
-    }
+        .otherwise(pl.col("label").fill_null("none"))
+    )
 
-    def value(rule: str, column: str) -> pl.Expr:
+    def value(rule: str, column: str) -> pl.Expr | None:
+        if rule == "unknown-label":
+            return label
+        text = REASONS[rule].value
         if rule == "other-type":
-            return pl.format(f"{column} {{}}, where nearly all are {kinds[column].description}", column)
+            return pl.format(text.format(column=column, value="{}", kind=kinds[column].description), column)
         if rule == "personal-data":
-            return pl.lit(f"{column.removeprefix('personal ')} looks like a personal address or number")
-        return values[rule]
+            return pl.lit(text.format(column=column.removeprefix("personal ")))
+        return None
 
     return value
 

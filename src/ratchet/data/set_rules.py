@@ -51,20 +51,13 @@ def check_index(
     index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
     quarantined: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
 ) -> None:  # fmt: skip
-    """Check the rules about the whole set.
-
-    Args:
-        index: the good samples.
-        settings: the `data` section.
-        classes: names, by label.
-        quarantined: counts of the bad samples by label and rule.
-        table: path of the quarantine table.
+    """Check the rules about the whole set. `quarantined`: counts of the bad samples by label and rule.
 
     Raises:
         DataError: a duplicate id, an empty split, or a class with too few training examples.
     """
     try:
-        _index_schema(len(classes)).validate(index, lazy=True)
+        pa.DataFrameSchema(_index_columns(len(classes))).validate(index, lazy=True)
     except SchemaErrors as error:
         cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
         faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
@@ -86,11 +79,7 @@ def _check_class_sizes(
     index: pl.DataFrame, classes: Sequence[str], *, least: int,
     quarantined: Mapping[int, Mapping[str, int]], table: Path | None,
 ) -> None:  # fmt: skip
-    """Check that each class has at least `least` training samples.
-
-    Raises:
-        DataError: some have fewer.
-    """
+    """Check that each class has at least `least` training samples."""
     sizes = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
     labels = [label for label in range(len(classes)) if sizes.get(label, 0) < least]
     if not labels:
@@ -113,8 +102,8 @@ def _quarantine_note(rules: Mapping[str, int]) -> str:
     return f" (quarantined: {counts})" if rules else ""
 
 
-def _index_schema(classes: int) -> pa.DataFrameSchema:
-    columns = {
+def _index_columns(classes: int) -> dict[str, pa.Column]:
+    return {
         "id": pa.Column(pl.String, unique=True),
         "split": pa.Column(pl.String, pa.Check.isin(SPLITS)),
         "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1)),
@@ -123,4 +112,3 @@ def _index_schema(classes: int) -> pa.DataFrameSchema:
         "brightness": pa.Column(pl.Float64, pa.Check.in_range(0, 255)),
         "contrast": pa.Column(pl.Float64, pa.Check.in_range(0, 128)),
     }
-    return pa.DataFrameSchema(columns)

@@ -1,0 +1,189 @@
+"""Every reason why a sample is refused: its rule, the value that the quarantine table shows, and the fix.
+
+Schemas name the rules: image_rules.py, listing_rules.py, custom_dataset.py. A file that is not the expected image is
+`unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). This module imports no other
+library, because worker processes import it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["FILE_KINDS", "FIX_BY_VALUE", "REASONS", "FileKind", "Reason", "fix", "why_unopened"]
+
+
+class Reason(NamedTuple):
+    """A text with the value that breaks a rule, with names of columns in braces, and the fix."""
+
+    value: str
+    fix: str
+
+
+REASONS: Mapping[str, Reason] = {
+    # files
+    "empty-file": Reason("0 bytes", "the file is empty: fetch it again, or remove it"),
+    "permission": Reason(
+        "{problem}", "this user has no permission to read the file: change its permissions, or remove it"
+    ),
+    "unreadable": Reason(
+        "{problem}", "not an image, or damaged, or outside every class folder: save it again, or move it away"
+    ),
+    # images
+    "format-not-allowed": Reason("{format}", "convert the image, or allow its format in data.formats"),
+    "format-mismatch": Reason(
+        "{format} in a file named as {claimed}", "the content has another format than the extension: rename the file"
+    ),
+    "animated": Reason("{frames} frames", "the file has several frames: keep one"),
+    "too-small": Reason("{width} x {height} pixels", "remove the image, or lower data.min_side"),
+    "too-large": Reason("{width} x {height} pixels", "scale the image down, or raise data.max_pixels"),
+    "bad-aspect": Reason("{width} x {height} pixels", "crop the image, or raise data.max_aspect"),
+    "unknown-label": Reason("{label}", "the label is not a class: correct it, or list the class in data.classes"),
+    # rows of a table
+    "no-path": Reason("", "the row has no path: add it, or remove the row"),
+    "outside-folder": Reason(
+        "{path}", "the path is outside data.path: move the image into it and use a path relative to it"
+    ),
+    "missing-file": Reason("{path}", "the file is not in data.path: correct the path, or add the image"),
+    "unknown-split": Reason("{split}", "write train, validation or test, or leave it empty"),
+    "other-type": Reason(
+        "{column} {value}, where nearly all are {kind}",
+        "the value has another type than the column: correct it, delete it, or list the column in data.drop",
+    ),
+    "personal-data": Reason(
+        "{column} looks like a personal address or number",
+        "remove it, list the column in data.drop or data.hash, or set data.refuse_personal=false",
+    ),
+    "ragged-row": Reason(
+        "{value}", "the row has more or fewer cells than the header: quote cells that contain the separator"
+    ),
+    "repeated-header": Reason(
+        "the header again", "the header is repeated among the rows, as in joined files: remove the line"
+    ),
+    # samples of a user's own Dataset
+    "raised": Reason(
+        "{problem}", "your Dataset raised an error for this sample: correct the file it reads, or the Dataset"
+    ),
+    "not-a-sample": Reason(
+        "{problem}",
+        "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
+    ),
+    "other-shape": Reason(
+        "{image}", "all images must have the same type and shape, and most have another: convert, resize or crop it"
+    ),
+    "not-finite": Reason(
+        "nan or infinity in {image}",
+        "some values are nan or infinite: correct the file or the computation, such as a division by zero",
+    ),
+    # duplicates
+    "duplicate-id": Reason(
+        "{value}", "another sample has the same id: use unique ids, and put each sample into one split"
+    ),
+    "duplicate-across-splits": Reason(
+        "{value}", "the same pixels are in a split that must stay unseen: remove one of the samples"
+    ),
+}
+"""By rule."""
+
+_FETCH_AGAIN = "fetch it again: a copy or download was interrupted, or the disk was full"
+_CONVERT = "convert it to JPEG or PNG"
+_MOVE = "move it out of the image folders, or take it off the list"
+_UNPACK = "unpack it, and set data.path to the folder"
+_NOT_FETCHED = "its content was not fetched: run"
+_DECODABLE = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF"}
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A kind of file.
+
+    Attributes:
+        name: short name for code.
+        description: name for messages, with its article.
+        fix: advice for a user who expected an image.
+        image: whether it is an image.
+        decodable: whether Pillow always reads this format, so that a file that it cannot open is damaged.
+    """
+
+    name: str
+    description: str
+    fix: str
+    image: bool = False
+    decodable: bool = False
+
+
+_IMAGES = {
+    **{name: (f"a {title} image", f"{_FETCH_AGAIN}, or save it again") for name, title in _DECODABLE.items()},
+    "avif": ("an AVIF image", f"{_CONVERT}, or allow avif in data.formats"),
+    "heif": (
+        "a HEIC/HEIF image", f"{_CONVERT}, or allow heif in data.formats and run `uv pip install pillow-heif`",
+    ),
+    "jxl": ("a JPEG XL image", _CONVERT),
+    "jpeg2000": ("a JPEG 2000 image", _CONVERT),
+    "psd": ("a Photoshop document", _CONVERT),
+    "exr": ("an OpenEXR image", _CONVERT),
+    "svg": ("an SVG drawing", "draw it as a PNG of the size you need"),
+    "dicom": ("a DICOM image", "export it as 16-bit greyscale PNG"),
+}  # fmt: skip
+_OTHERS = {
+    "html": ("an HTML page", "a server sent a page instead of the file: check its address"),
+    "xml": ("an XML document", _MOVE),
+    "json": ("JSON", _MOVE),
+    "pdf": ("a PDF document", "export its images as JPEG or PNG"),
+    "xlsx": ("an Excel workbook", _MOVE),
+    "xls": ("an old Excel or Office document", _MOVE),
+    "zip": ("a ZIP archive", _UNPACK),
+    "gzip": ("a gzip archive", _UNPACK),
+    "bzip2": ("a bzip2 archive", _UNPACK),
+    "xz": ("an xz archive", _UNPACK),
+    "7z": ("a 7-Zip archive", _UNPACK),
+    "rar": ("a RAR archive", _UNPACK),
+    "tar": ("a tar archive", _UNPACK),
+    "video": ("a video", "save its frames as JPEG or PNG"),
+    "numpy": ("a NumPy array", "save it as PNG, or read it with your own Dataset (data.factory)"),
+    "parquet": ("a Parquet table", _MOVE),
+    "arrow": ("an Arrow table", _MOVE),
+    "sqlite": ("an SQLite database", _MOVE),
+    "text": ("text", _MOVE),
+    "zeros": ("only zero bytes", _FETCH_AGAIN),
+    "git-lfs": ("a Git LFS pointer", f"{_NOT_FETCHED} `git lfs pull` in its repository"),
+    "dvc": ("a DVC pointer", f"{_NOT_FETCHED} `dvc pull` in its repository, and use the file itself"),
+    "git-annex": ("a git-annex pointer", f"{_NOT_FETCHED} `git annex get` there"),
+}
+FILE_KINDS = {
+    name: FileKind(name, description, fix, image=name in _IMAGES, decodable=name in _DECODABLE)
+    for name, (description, fix) in (_IMAGES | _OTHERS).items()
+}
+"""By name."""
+
+
+def why_unopened(kind: FileKind | None, detail: str | None, *, decodable: bool) -> str:
+    """Return the reason why a file cannot be opened as an image.
+
+    Args:
+        kind: what it really is; None: not known.
+        detail: message of the decoder, if it has a particular one.
+        decodable: whether this kind can be decoded here, so that the file must be damaged.
+    """
+    if kind is None:
+        return detail or "no image in any known format, or its header is damaged"
+    if decodable:
+        return f"{kind.description}, but its header is damaged or cut off" + (f" ({detail})" if detail else "")
+    return f"{kind.description} that cannot be decoded here" if kind.image else f"{kind.description}, not an image"
+
+
+FIX_BY_VALUE = frozenset({"unreadable", "format-not-allowed"})
+"""Rules whose fix depends on the value."""
+
+
+def fix(rule: str, value: str | None) -> str:
+    """Return the fix for a sample that breaks a rule with this value."""
+    if rule == "unreadable":
+        known = (kind.fix for kind in FILE_KINDS.values() if (value or "").startswith(kind.description))
+        return next(known, REASONS[rule].fix)
+    if rule != "format-not-allowed" or value is None:
+        return REASONS[rule].fix
+    if value == "gif":
+        return f"{_CONVERT}, or allow gif in data.formats: its first frame is used"
+    if value in (*_DECODABLE, "ppm"):
+        return REASONS[rule].fix
+    return FILE_KINDS[value].fix if value in FILE_KINDS else _CONVERT

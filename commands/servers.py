@@ -1,5 +1,6 @@
 """`ratchet up`, `down`, `status`, `logs`: the local servers."""
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +9,7 @@ from commands.app import new_group
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ratchet.servers import ServerStatus
+    from flows.server.status import ServerStatus
 
 __all__ = ["servers"]
 
@@ -25,21 +26,13 @@ def up(
     from flows.server import foreground as in_foreground
     from flows.server import lifecycle
     from ratchet import settings
-    from ratchet.registry.mlflow_store import address, artifacts
     from ratchet.servers.environment import adopt
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
     adopt(workspace)  # before prefect is imported
     begin = in_foreground.stay if foreground else lifecycle.up
-    begin(
-        workspace,
-        params.platform,
-        tracking_uri=address(workspace, params.tracking),
-        artifacts=artifacts(workspace, params.tracking),
-        alerts=params.alerts,
-        say=typer.echo,
-    )
+    begin(workspace, params, say=typer.echo)
     if not foreground:
         typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
@@ -58,12 +51,12 @@ def stop() -> None:
 @servers.command("status")
 def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
-    from flows.server.heartbeat import status
+    from flows.server.status import status
 
     services = status(Workspace.find())
     for service in services:
         typer.echo(_line(service))
-    started = [service for service in services if service.started]
+    started = [service for service in services if service.service]
     if not started:
         raise typer.Exit(3)
     if any(service.state != "up" for service in started):
@@ -86,19 +79,22 @@ def logs(
         raise typer.Exit(130) from None
 
 
-def _line(service: "ServerStatus") -> str:
-    if not service.started:
-        where = f"elsewhere, {service.address}" if service.address else "not started"
-        return f"{service.title}: {where}"
-    uptime = f" for {_span(service.seconds)}" if service.seconds is not None else ""
-    process = f" (process {service.pid})" if service.pid else ""
+def _line(status: "ServerStatus") -> str:
+    from ratchet.servers.record import TITLES
+
+    service, title = status.service, TITLES[status.name]
+    if service is None:
+        where = f"elsewhere, {status.address}" if status.address else "not started"
+        return f"{title}: {where}"
+    uptime = f" for {_span(time.time() - service.began)}" if status.state == "up" else ""
+    process = f" (process {service.pid})" if service.pid and status.state != "down" else ""
     restarts = f", restarted {service.restarts} time{'s' if service.restarts > 1 else ''}" if service.restarts else ""
     fix = {
         "silent": f". Fix: `ratchet logs {service.name}` may say why, `ratchet up` restarts it",
         "restarting": f". `ratchet logs {service.name}` says why it died",
         "down": ". Fix: `ratchet up`",
-    }.get(service.state, "")
-    return f"{service.title}: {service.state}{uptime} at {service.shown}{process}{restarts}{fix}"
+    }.get(status.state, "")
+    return f"{title}: {status.state}{uptime} at {service.shown}{process}{restarts}{fix}"
 
 
 def _span(seconds: float) -> str:

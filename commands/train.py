@@ -46,8 +46,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
 
     from ratchet.servers import PrefectServer, client_environment
 
-    platform = params.platform
-    server = PrefectServer.begin(workspace, database=platform.prefect_database, api=platform.prefect_api)
+    server = PrefectServer.begin(workspace, params.platform)
     atexit.register(server.stop)  # registered before prefect is imported: runs after it has sent its last logs
     os.environ.update(client_environment(workspace, server.api_url))
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the stages print their own messages

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows.final_state import ended_by
+from flows.cancelled_runs import ended_by
 from flows.progress import log_errors_without_traceback
 from ratchet import settings
 from ratchet.errors import RatchetError

@@ -10,10 +10,8 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
 )
-from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
-from flows.server.heartbeat import status
+from flows.server.status import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.metrics import Metrics, read_metrics
@@ -27,7 +25,7 @@ from ratchet.workspace import Workspace
 from tasks.register import Registration
 from tasks.summary import summary
 
-__all__ = ["publish", "publish_stop"]
+__all__ = ["publish"]
 
 _DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the other sections only name places
 _TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for language-model traces
@@ -56,17 +54,6 @@ def publish(params: Params, workspace: Workspace) -> None:
             link_text="Open the whole report",
             description="The whole report, among the MLflow run's artifacts",
         )
-
-
-def publish_stop(message: str) -> None:
-    """Publish why and where a cancelled run stopped, because Prefect's worker replaces the message of its state."""
-    how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
-    get_run_logger().warning("%s. To continue: %s", message, how)
-    create_markdown_artifact(
-        f"# Stopped\n\n{escaped(message)}.\n\nTo continue: {how}.\n",
-        key="stopped",
-        description="Where the run stopped, and how to continue it",
-    )
 
 
 def _report(
@@ -117,7 +104,7 @@ def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | Non
         experiment = _experiment(params, workspace, run_id)
     else:
         mlflow = next(service for service in status(workspace.project) if service.name == "mlflow")
-        server = str(mlflow.shown)
+        server = mlflow.service.shown if mlflow.service else ""
         # Not by MLflow's client: importing it takes longer than everything else in a run with nothing to do.
         url = f"{mlflow.address}/api/2.0/mlflow/runs/get?run_id={run_id}"
         answer = read_json(url, credentials=mlflow_credentials()) if mlflow.state == "up" else None

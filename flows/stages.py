@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows import dvc_stage
-from flows.final_state import ended_by
+from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress
 from flows.quotas import gpu_slot
 from ratchet import settings

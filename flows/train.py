@@ -5,8 +5,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows import quotas, revisions
-from flows.artifacts import publish, publish_stop
-from flows.final_state import ended_by
+from flows.artifacts import publish
+from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import log_errors_without_traceback
 from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings

@@ -6,9 +6,9 @@
 import argparse
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
+_PRESSURE, _STALE = "machine pressure", "stale workers"
 _INTERVAL = 10.0  # seconds between two checks of a watcher; one takes milliseconds
 
 
@@ -31,8 +31,8 @@ def main() -> None:
     if not options.private:
         import flows.server.blocks  # noqa: F401  (Prefect finds the classes of imported blocks)
 
-        for name, watch in (("machine pressure", _watch_machine), ("stale workers", _watch_workers)):
-            threading.Thread(target=watch, args=(options.api, name), name=name, daemon=True).start()
+        for name in (_PRESSURE, _STALE):
+            threading.Thread(target=_watch, args=(options.api, name), name=name, daemon=True).start()
     settings = get_current_settings().server
     uvicorn.run(
         RequestFilter(create_app(final=True), origins=options.origins),
@@ -45,38 +45,27 @@ def main() -> None:
     )
 
 
-def _watch_machine(api: str, name: str) -> None:
-    from flows.server.client import prefect_client
-    from flows.server.pressure_events import PressureWatch
-    from ratchet.workspace import Workspace
-
-    with prefect_client(api) as client:
-        _poll(PressureWatch(Workspace.find(), client).check, name)
-
-
-def _watch_workers(api: str, name: str) -> None:
-    from flows.server.client import prefect_client
-    from flows.server.stale_workers import StaleWorkers
-    from ratchet.workspace import Workspace
-
-    with prefect_client(api) as client:
-        _poll(StaleWorkers(Workspace.find(), client).check, name)
-
-
-def _poll(check: Callable[[], None], name: str) -> None:
-    """Call `check` every few seconds, forever. A new error is printed once, and the check is repeated."""
+def _watch(api: str, name: str) -> None:
+    """Check for `name` every few seconds, forever. A new error is printed once, and the check is repeated."""
     from httpx import HTTPError
 
-    printed = ""
-    while True:
-        time.sleep(_INTERVAL)
-        try:
-            with suppress(HTTPError):  # the server is still starting, or is busy
-                check()
-        except Exception as error:  # a watcher must survive whatever happens in one check
-            if repr(error) != printed:
-                print(f"ratchet: the check for {name} failed: {error!r}", flush=True)
-            printed = repr(error)
+    from flows.server.client import prefect_client
+    from flows.server.pressure_events import PressureWatch
+    from flows.server.runs_of_dead_workers import StaleWorkers
+    from ratchet.workspace import Workspace
+
+    kind, printed = PressureWatch if name == _PRESSURE else StaleWorkers, ""
+    with prefect_client(api) as client:
+        check = kind(Workspace.find(), client).check
+        while True:
+            time.sleep(_INTERVAL)
+            try:
+                with suppress(HTTPError):  # the server is still starting, or is busy
+                    check()
+            except Exception as error:  # a watcher must survive whatever happens in one check
+                if repr(error) != printed:
+                    print(f"ratchet: the check for {name} failed: {error!r}", flush=True)
+                printed = repr(error)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -14,7 +15,7 @@ from ratchet.servers.environment import service_environment
 from ratchet.servers.start import POOL
 from ratchet.workspace import Workspace
 
-__all__ = ["begin_deploy", "create_pool", "deployed", "deployment_digest", "finish_deploy"]
+__all__ = ["begin_deploy", "create_pool", "deployed", "deployment_digest", "finish_deploy", "note"]
 
 
 def create_pool(client: SyncPrefectClient) -> None:
@@ -32,6 +33,11 @@ def create_pool(client: SyncPrefectClient) -> None:
 def deployment_digest(workspace: Workspace) -> str:
     """Return a digest of what the deployments are made from; the run form comes from the settings."""
     return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/settings/model.py"))
+
+
+def note(workspace: Workspace) -> Path:
+    """Return the path of the digest of the deployments that were created. Each `ratchet up` writes it."""
+    return workspace.state / "deployed"
 
 
 def begin_deploy(workspace: Workspace, api: str) -> "subprocess.Popen[str]":

@@ -5,33 +5,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flows.server.lifecycle import NO_ALERTS, down, exclusive, up
+from flows.server.lifecycle import down, exclusive, up
 from ratchet.servers.record import Record
-from ratchet.settings.model import AlertSettings, PlatformSettings
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 __all__ = ["stay"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_INTERVAL = 1.0  # seconds between two checks of the supervisors
+_INTERVAL = 1.0  # seconds between two checks of the supervisor
 
 
 class _Signalled(BaseException):
     """Raised when a signal asks this process to stop."""
 
 
-def stay(
-    workspace: Workspace,
-    settings: PlatformSettings,
-    *,
-    tracking_uri: str,
-    artifacts: str,
-    alerts: AlertSettings = NO_ALERTS,
-    say: Callable[[str], None],
-) -> None:
+def stay(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> None:
     """Run `up`, wait for SIGTERM, SIGINT, SIGHUP or another process's `ratchet down`, then run `down`.
 
-    The supervisors watch the services; this function watches the supervisors. Arguments as for `up`.
+    The supervisor watches the services; this function watches the supervisor. Arguments as for `up`.
 
     Raises:
         PlatformError: as `up`. If all services were up before, they are stopped.
@@ -40,7 +32,7 @@ def stay(
     with _raise_on_signals():
         try:
             while not was_up or _supervisor_died(workspace, say):
-                up(workspace, settings, tracking_uri=tracking_uri, artifacts=artifacts, alerts=alerts, say=say)
+                up(workspace, params, say=say)
                 say("staying in the foreground: SIGTERM, Ctrl-C or `ratchet down` ends it")
                 was_up = True
         except _Signalled as signalled:
@@ -55,15 +47,11 @@ def stay(
 
 
 def _supervisor_died(workspace: Workspace, say: Callable[[str], None]) -> bool:
-    """Wait. Returns True when a supervisor has died, False when everything was stopped by `ratchet down`."""
-    while services := Record.read(workspace).services:
-        if not all(service.alive() for service in services.values()):
-            with exclusive(workspace, say):  # another `up` or `down` may be replacing it
-                services = Record.read(workspace).services
-            if any(not service.alive() for service in services.values()):
-                return True
+    """Wait. Returns True when the supervisor has died, False when everything was stopped by `ratchet down`."""
+    while Record.read(workspace).alive():
         time.sleep(_INTERVAL)
-    return False
+    with exclusive(workspace, say):  # another `up` or `down` may be replacing it
+        return bool(Record.read(workspace).services)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.events import Event, Resource
 
+from flows.server.deployments import note
 from ratchet import settings
 from ratchet.servers.pressure import Reading, readings
-from ratchet.servers.record import Record
 from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
@@ -37,7 +37,7 @@ class PressureWatch:
     client: SyncPrefectClient
     limits: AlertSettings = field(default_factory=AlertSettings)
     reported: set[tuple[str, str]] = field(default_factory=set)
-    _last_up: int = 0  # time at which `ratchet up` last wrote its record, in nanoseconds
+    _last_up: int = -1  # time at which `ratchet up` last ended, in nanoseconds
 
     def check(self) -> None:
         """Check once. An event that the server did not take is sent by the next check.
@@ -45,7 +45,8 @@ class PressureWatch:
         Raises:
             httpx.HTTPError: Prefect's server does not answer.
         """
-        last_up = Record.place(self.workspace).stat().st_mtime_ns
+        written = note(self.workspace)
+        last_up = written.stat().st_mtime_ns if written.exists() else 0
         if last_up != self._last_up:
             self.limits = settings.load(self.workspace.params).alerts
             self.reported, self._last_up = set(), last_up

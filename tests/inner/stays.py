@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ratchet.servers.ports import free_port
-from ratchet.servers.processes import spawn
-from ratchet.servers.record import Record
+from ratchet.servers.record import Record, start_supervisor
+from ratchet.servers.supervisor import Launch, Service
+from ratchet.workspace import Workspace
 
 HOST = "127.0.0.1"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100_000)"]
@@ -35,16 +36,15 @@ def say(pids: list[int]) -> None:
 
 
 def test_small(torn_down: None) -> None:
-    """A supervisor whose command would be restarted, a process in a session of its own, and a plain child."""
-    log = PLACE / "part.log"
-    environment = dict(os.environ)
-    part, _ = spawn("part", SLEEP, environment=environment, cwd=PLACE, address="", log=log, grace=5.0)
-    while not (command := part.command()):
+    """A supervisor whose service would be restarted, a process in a session of its own, and a plain child."""
+    workspace = Workspace(PLACE)
+    service = Service("part", "", str(PLACE / "part.log"), "part", 5.0)
+    _supervisor = start_supervisor(workspace, [Launch(service, SLEEP, dict(os.environ))])
+    while not (command := (part := Record.read(workspace)).services["part"].pid):
         time.sleep(0.05)
-    part.keep()
     alone = subprocess.Popen(SLEEP, start_new_session=True)
     child = subprocess.Popen(SLEEP)
-    say([part.pid, command.pid, alone.pid, child.pid])
+    say([part.pid, command, alone.pid, child.pid])
 
 
 def test_servers(project: Any, torn_down: None) -> None:
@@ -52,7 +52,7 @@ def test_servers(project: Any, torn_down: None) -> None:
     project.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}")
     project.good("ratchet", "set", f"platform.mlflow_port={free_port(HOST)}")
     project.good("ratchet", "up")
-    parts = Record.read(project.workspace).services.values()
-    commands = [command for part in parts if (command := part.command())]
-    assert len(commands) == len(parts) == 3
-    say([*(part.pid for part in parts), *(command.pid for command in commands)])
+    record = Record.read(project.workspace)
+    commands = [part.pid for part in record.services.values() if part.pid]
+    assert len(commands) == 3
+    say([record.pid, *commands])

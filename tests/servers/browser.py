@@ -30,7 +30,7 @@ class Browser:
             "--disable-background-networking", f"--host-resolver-rules={rules}",
         ]  # fmt: skip
         options = {"binary": CHROMIUM, "args": arguments}
-        wanted = {"browserName": "chrome", "timeouts": {"script": 60_000}, "goog:chromeOptions": options}
+        wanted = {"browserName": "chrome", "timeouts": {"script": None}, "goog:chromeOptions": options}
         session = _post(f"{driver}/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"{driver}/session/{session['sessionId']}"
 

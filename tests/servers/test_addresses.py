@@ -23,8 +23,9 @@ from ratchet.servers.addresses import (
 )
 from ratchet.servers.environment import service_environment
 from ratchet.servers.ports import free_port
+from ratchet.servers.private import TiedServers
 from ratchet.settings import override
-from ratchet.settings.model import PlatformSettings
+from ratchet.settings.model import Params, PlatformSettings
 from ratchet.workspace import Workspace
 
 PASSWORDS = {
@@ -159,21 +160,15 @@ def test_servers_with_passwords_answer_at_their_public_url(tmp_path: Path, monke
         public_url=f"http://gpu.lan:{port}",
         allowed_hosts=("gpu",),
     )
-    host, allowed, public = given.host, given.allowed_hosts, public_prefect(given, given.host)
-    starting = [start.start_prefect(workspace, host=host, port=port, database="auto", public=public, allowed=allowed)]
+    tracking, artifacts = f"sqlite:///{workspace.root}/mlflow.db", (workspace.root / "files").as_uri()
+    mlflow = start.mlflow_launch(workspace, given, tracking_uri=tracking, artifacts=artifacts)
+    servers = TiedServers(workspace, [start.prefect_launch(workspace, given), mlflow])
     try:
-        mlflow = start.start_mlflow(
-            workspace,
-            host=host,
-            port=mlflow_port,
-            tracking_uri=f"sqlite:///{workspace.root}/mlflow.db",
-            artifacts=(workspace.root / "files").as_uri(),
-            public=public_mlflow(given),
-            allowed=allowed,
-        )
-        starting.append(mlflow)
-        start.wait_until_ready(starting, up=lambda service, seconds: None)
-        assert [each.service.shown for each in starting] == [f"http://gpu.lan:{port}", f"http://gpu.lan:{mlflow_port}"]
+        servers.wait()
+        assert [service.shown for service in servers.services] == [
+            f"http://gpu.lan:{port}",
+            f"http://gpu.lan:{mlflow_port}",
+        ]
         assert ask(port, "/ui-settings", f"gpu.lan:{port}")[1]["api_url"] == f"http://gpu.lan:{port}/api"
         for name in ("gpu.lan", "gpu", "127.0.0.1"):
             flows = "/api/flows/filter"
@@ -186,9 +181,7 @@ def test_servers_with_passwords_answer_at_their_public_url(tmp_path: Path, monke
         with prefect_client(f"http://127.0.0.1:{port}/api") as client:
             assert client.read_flows() == []
     finally:
-        for each in starting:
-            each.service.end(grace=5.0)
-            each.process.wait()
+        servers.stop()
 
 
 def test_service_keeps_credentials_and_drops_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,11 +194,30 @@ def test_service_keeps_credentials_and_drops_addresses(tmp_path: Path, monkeypat
     assert not dropped.keys() & environment.keys()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "127.0.0.1,localhost,::1"),
+        ({"no_proxy": "intra.lan, ::1"}, "intra.lan,::1,127.0.0.1,localhost"),
+        ({"NO_PROXY": "a.lan", "no_proxy": "b.lan"}, "a.lan,b.lan,127.0.0.1,localhost,::1"),
+    ],
+)
+def test_loopback_uses_no_proxy(
+    given: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment = service_environment(Workspace(tmp_path))
+    assert {environment["NO_PROXY"], environment["no_proxy"]} == {expected}
+
+
 def test_prefect_password_outside_ascii_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's server compares passwords by a function for ASCII only, and would answer each request with 500."""
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "team:schlüssel")
     with pytest.raises(PlatformError, match=r"^PREFECT_API_AUTH_STRING: has a character outside ASCII") as caught:
-        start.start_prefect(Workspace(tmp_path), host="127.0.0.1", port=free_port("127.0.0.1"), database="auto")
+        start.prefect_launch(Workspace(tmp_path), PlatformSettings())
     assert "schl" not in str(caught.value)
 
 
@@ -214,5 +226,5 @@ def test_host_that_is_no_local_address_is_refused(host: str, no_passwords: None,
     """The address is checked before the password, which would not help."""
     given = PlatformSettings(host=host, prefect_port=free_port("127.0.0.1"), mlflow_port=free_port("127.0.0.1"))
     with pytest.raises(PlatformError, match=r"^platform\.host: cannot listen on .* \(.+\)"):
-        up(Workspace(tmp_path), given, tracking_uri="sqlite:///mlflow.db", artifacts="artifacts", say=print)
+        up(Workspace(tmp_path), Params(platform=given), say=print)
     assert not (tmp_path / ".ratchet" / "servers.json").exists()

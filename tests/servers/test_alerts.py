@@ -188,7 +188,7 @@ def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> N
     try:
         run = alerted.run("revision=none-such-either")
         until(lambda: alerted.post.about(run["name"]))
-        log = Record.read(alerted.project.workspace).services["prefect"].log
+        log = Path(Record.read(alerted.project.workspace).services["prefect"].log)
         line = f"an alert was not delivered: the webhook at http://{HOST} cannot be reached ("
         until(lambda: line in log.read_text())
         assert run["state"]["message"].startswith("revision: ")
@@ -237,11 +237,12 @@ def test_prefects_api_returns_the_secrets_of_its_own_blocks(alerted: Alerted) ->
 def test_only_prefects_server_gets_the_secrets(alerted: Alerted) -> None:
     having = set()
     for name, service in Record.read(alerted.project.workspace).services.items():
-        command = service.command()
-        assert command is not None
-        if alerted.secrets.keys() & psutil.Process(command.pid).environ().keys():
+        assert service.pid is not None
+        if alerted.secrets.keys() & psutil.Process(service.pid).environ().keys():
             having.add(name)
     assert having == {"prefect"}
+    supervisor = psutil.Process(Record.read(alerted.project.workspace).pid)
+    assert not alerted.secrets.keys() & supervisor.environ().keys()
 
 
 def test_up_keeps_unchanged_and_disabled_automations(alerted: Alerted) -> None:

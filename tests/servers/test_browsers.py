@@ -16,6 +16,8 @@ import pytest
 from ratchet import settings
 from ratchet.servers import start
 from ratchet.servers.ports import free_port
+from ratchet.servers.private import TiedServers
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 from .browser import Browser, chromium, needs_chromium
@@ -131,23 +133,21 @@ def serve(folder: Path, host: str, prefect: int, mlflow: int, public: Mapping[st
     workspace = Workspace(folder / "project")
     workspace.root.mkdir()
     workspace.params.write_text(settings.template())
-    starting = [start.start_prefect(workspace, host=host, port=prefect, database="auto", public=public.get("prefect"))]
+    platform = PlatformSettings(
+        host=host,
+        prefect_port=prefect,
+        mlflow_port=mlflow,
+        public_url=public.get("prefect", "auto"),
+        mlflow_public_url=public.get("mlflow", "auto"),
+    )
+    tracking, artifacts = f"sqlite:///{workspace.root}/mlflow.db", (workspace.root / "files").as_uri()
+    second = start.mlflow_launch(workspace, platform, tracking_uri=tracking, artifacts=artifacts)
+    servers = TiedServers(workspace, [start.prefect_launch(workspace, platform), second])
     try:
-        second = start.start_mlflow(
-            workspace,
-            host=host,
-            port=mlflow,
-            tracking_uri=f"sqlite:///{workspace.root}/mlflow.db",
-            artifacts=(workspace.root / "files").as_uri(),
-            public=public.get("mlflow"),
-        )
-        starting.append(second)
-        start.wait_until_ready(starting, up=lambda service, seconds: None)
+        servers.wait()
         yield
     finally:
-        for each in starting:
-            each.service.end(grace=5.0)
-            each.process.wait()
+        servers.stop()
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import pytest
 
 from ratchet import settings
 from ratchet.servers.ports import free_port
-from ratchet.servers.processes import Service
 from ratchet.servers.record import Record
-from ratchet.servers.supervisor import marked
+from ratchet.servers.supervisor import Service, marked
 
 pytestmark = pytest.mark.slow
 
@@ -65,22 +64,22 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_it_replaces_dead_supervisors_and_stops_all_on_sigterm(project: Any, begin: Begin) -> None:
+def test_it_replaces_a_dead_supervisor_and_stops_all_on_sigterm(project: Any, begin: Begin) -> None:
     process = begin()
     read_until(process, "staying in the foreground")
-    before = services(project)
+    before, supervisor = services(project), Record.read(project.workspace).pid
     assert list(before) == ["prefect", "mlflow", "worker"]
-    psutil.Process(before["mlflow"].pid).kill()
+    psutil.Process(supervisor).kill()
     output = read_until(process, "staying in the foreground")
-    assert f"MLflow server: process {before['mlflow'].pid} is gone" in output
+    assert f"supervisor: process {supervisor} is gone" in output
     after = services(project)
-    assert {name for name in after if after[name] != before[name]} == {"mlflow"}
+    assert not [pid for service in before.values() for pid in marked(service.mark)]
     assert project.run("ratchet", "status").returncode == 0
     process.send_signal(signal.SIGTERM)
     output = read_until(process, "Prefect server: stopped")
     assert "SIGTERM: stopping" in output
     assert process.wait() == 0
-    assert not [pid for service in (*before.values(), *after.values()) for pid in marked(service.token)]
+    assert not [pid for service in (*before.values(), *after.values()) for pid in marked(service.mark)]
     assert project.run("ratchet", "status").returncode == 3
 
 
@@ -99,4 +98,4 @@ def test_signal_during_startup_leaves_no_process(project: Any, begin: Begin) -> 
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert not services(project)
-    assert not [pid for service in started.values() for pid in marked(service.token)]
+    assert not [pid for service in started.values() for pid in marked(service.mark)]

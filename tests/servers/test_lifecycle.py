@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,22 @@ import psutil
 import pytest
 
 from flows.server.client import prefect_client
-from flows.server.heartbeat import status
 from flows.server.lifecycle import Addresses, down, up
-from ratchet import files
+from flows.server.status import status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer, client_environment
 from ratchet.servers.ports import free_port, port_holder
-from ratchet.servers.processes import Service
 from ratchet.servers.record import Record
 from ratchet.servers.start import worker_name
-from ratchet.servers.status import TITLES
-from ratchet.servers.supervisor import marked
+from ratchet.servers.supervisor import Service, marked
 from ratchet.settings import override
-from ratchet.settings.model import PlatformSettings
+from ratchet.settings.model import Params, PlatformSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-TRACKING = "sqlite:///mlruns/mlflow.db"
 
 FLOW = '''
 """A flow with the real one's name and parameters: it returns at once, or runs until it is ended."""
@@ -97,9 +93,7 @@ def free_settings() -> PlatformSettings:
 def begin(
     workspace: Workspace, settings: PlatformSettings, say: Callable[[str], None] = lambda line: None
 ) -> Addresses:
-    """Call `up` with the default folders of runs and files."""
-    artifacts = (workspace.mlruns / "artifacts").as_uri()
-    return up(workspace, settings, tracking_uri=TRACKING, artifacts=artifacts, say=say)
+    return up(workspace, Params(platform=settings), say=say)
 
 
 @pytest.fixture
@@ -177,9 +171,8 @@ def states(running: Running) -> list[str]:
 
 def kill_command(service: Service) -> None:
     """Kill the server or the worker itself; its supervisor lives."""
-    command = service.command()
-    assert command is not None
-    command.kill()
+    assert service.pid is not None
+    psutil.Process(service.pid).kill()
 
 
 def ours(workspace: Workspace) -> list[psutil.Process]:
@@ -192,8 +185,12 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
-def tokens(workspace: Workspace) -> list[str]:
-    return [service["token"] for service in files.read_json(workspace.state / "servers.json")["services"]]
+def marks(services: Iterable[Service]) -> list[str]:
+    return [service.mark for service in services]
+
+
+def pids(running: Running) -> dict[str, int | None]:
+    return {name: service.pid for name, service in running.services().items()}
 
 
 def test_servers_answer_at_the_addresses_of_up(running: Running) -> None:
@@ -271,9 +268,9 @@ def test_nothing_is_written_to_the_home_folder(running: Running) -> None:
 
 
 def test_up_twice_starts_nothing_twice(running: Running) -> None:
-    before, output = tokens(running.workspace), list[str]()
+    before, output = running.services(), list[str]()
     again = running.up_again(output.append)
-    assert tokens(running.workspace) == before
+    assert running.services() == before
     assert again.prefect == running.addresses.prefect
     assert sum("already up" in line for line in output) == 3
 
@@ -286,11 +283,11 @@ def test_killed_worker_restarts_and_its_run_frees_its_slot(running: Running) -> 
     kill_command(before["worker"])
     until(lambda: states(running) == ["up", "up", "restarting"])
     until(lambda: states(running) == ["up", "up", "up"])
-    assert running.services() == before
+    assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"worker"}
     assert [server.restarts for server in status(running.workspace)] == [0, 0, 1]
     assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
     assert left.read_text() == "checkpoint"
-    assert " was killed by signal 9: restart in 1 s" in before["worker"].log.read_text()
+    assert " was killed by signal 9: restart in 1 s" in Path(before["worker"].log).read_text()
     prefect(running, "deployment", "run", "train-flow/nightly", "--watch", "--watch-interval", "1")
     assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
 
@@ -301,7 +298,7 @@ def test_killed_servers_restart_at_their_addresses(running: Running) -> None:
         kill_command(before[name])
     until(lambda: states(running)[:2] == ["restarting", "restarting"])
     until(lambda: states(running) == ["up", "up", "up"])
-    assert running.services() == before
+    assert pids(running)["worker"] == before["worker"].pid
     assert ask(f"{running.addresses.prefect_api}/health") is True
     assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
     prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
@@ -309,8 +306,7 @@ def test_killed_servers_restart_at_their_addresses(running: Running) -> None:
 
 
 def test_worker_without_heartbeats_is_silent(running: Running) -> None:
-    worker = running.services()["worker"].command()
-    assert worker is not None
+    worker = psutil.Process(running.services()["worker"].pid)
     worker.suspend()
     try:
         # A heartbeat of a worker that promises one every second: some seconds later it is late.
@@ -337,28 +333,42 @@ def test_server_waits_until_its_port_is_free_again(running: Running) -> None:
         until(lambda: port_holder(HOST, port) is None)
         thief.bind((HOST, port))
         thief.listen()
-        until(lambda: "ended by itself, exit status" in service.log.read_text())
+        until(lambda: "ended by itself, exit status" in Path(service.log).read_text())
         assert states(running)[1] == "restarting"
     until(lambda: states(running) == ["up", "up", "up"])
-    assert "address already in use" in service.log.read_text()
-    assert running.services()["mlflow"] == service
+    assert "address already in use" in Path(service.log).read_text()
+
+
+def test_up_restarts_only_the_silent_server(running: Running) -> None:
+    before, output = running.services(), list[str]()
+    psutil.Process(before["mlflow"].pid).suspend()
+    running.up_again(output.append)
+    assert f"MLflow server: process {before['mlflow'].pid} does not answer; restarting it" in output
+    assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"mlflow"}
+    assert states(running) == ["up", "up", "up"]
+
+
+def test_up_refuses_other_services_than_the_running_ones(running: Running) -> None:
+    before, tracking = running.services(), TrackingSettings(uri="http://127.0.0.1:9")
+    with pytest.raises(PlatformError, match=r"ask for prefect, worker .* Fix: `ratchet down`, then `ratchet up`"):
+        up(running.workspace, Params(platform=running.settings, tracking=tracking), say=print)
+    assert running.services() == before
 
 
 def test_concurrent_ups_replace_a_killed_supervisor_once(running: Running) -> None:
     before = running.services()
-    psutil.Process(before["mlflow"].pid).kill()
-    until(lambda: states(running) == ["up", "down", "up"])
-    assert marked(before["mlflow"].token)  # the server itself, without a supervisor now
+    psutil.Process(Record.read(running.workspace).pid).kill()
+    until(lambda: states(running) == ["down", "down", "down"])
+    assert all(map(marked, marks(before.values())))  # the services themselves, without a supervisor now
     environment = os.environ | {"RATCHET_ROOT": str(running.workspace.root)}
     command = [sys.executable, "-m", "commands", "up"]
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     after = running.services()
     assert states(running) == ["up", "up", "up"]
-    assert not marked(before["mlflow"].token)
-    assert {name for name in TITLES if after[name] != before[name]} == {"mlflow"}
-    marks = [process.environ().get("RATCHET_SERVICE") for process in ours(running.workspace)]
-    assert set(marks) == {service.token for service in after.values()}
+    assert not any(map(marked, marks(before.values())))
+    belonging = {process.environ().get("RATCHET_SERVICE") for process in ours(running.workspace)}
+    assert belonging == {None, *marks(after.values())}  # None: the supervisor
 
 
 def test_run_uses_the_server_that_is_up(running: Running) -> None:
@@ -370,7 +380,7 @@ def test_run_uses_the_server_that_is_up(running: Running) -> None:
 
 
 def test_run_uses_the_server_that_the_settings_name(running: Running, project: Workspace) -> None:
-    server = PrefectServer.begin(project, api=running.addresses.prefect_api)
+    server = PrefectServer.begin(project, PlatformSettings(prefect_api=running.addresses.prefect_api))
     assert not server.private
     assert server.wait() == running.addresses.prefect_api
 
@@ -405,7 +415,8 @@ def test_second_folder_joins_the_server_that_its_settings_name(running: Running,
     api, output = running.addresses.prefect_api, list[str]()
     settings = running.settings.model_copy(update={"prefect_api": api})
     override(project.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
-    addresses = up(project, settings, tracking_uri="http://127.0.0.1:9", artifacts="", say=output.append)
+    params = Params(platform=settings, tracking=TrackingSettings(uri="http://127.0.0.1:9"))
+    addresses = up(project, params, say=output.append)
     try:
         assert addresses.prefect_api == api
         assert f"Prefect server: {api} (platform.prefect_api; not ours to start)" in output
@@ -428,11 +439,11 @@ def test_second_folder_learns_how_to_share_the_server(running: Running, project:
 
 def test_zz_down_leaves_no_process_and_no_settings_file(running: Running) -> None:
     """Last on purpose: it stops the servers that the tests above share."""
-    belonging, output = tokens(running.workspace), list[str]()
-    assert all(marked(token) for token in belonging)
+    belonging, output = marks(running.services().values()), list[str]()
+    assert all(map(marked, belonging))
     assert (running.workspace.root / "prefect.toml").exists()
     down(running.workspace, say=output.append)
-    assert not [pid for token in belonging for pid in marked(token)]
+    assert not any(map(marked, belonging))
     assert not (running.workspace.root / "prefect.toml").exists()
     assert [server.state for server in status(running.workspace)] == ["down", "down", "down"]
     down(running.workspace, say=output.append)

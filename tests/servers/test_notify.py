@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.server import notify
-from flows.server.notify import MailServer, mail, post
+from flows.server import blocks
+from flows.server.blocks import RatchetMail, RatchetWebhook
 from ratchet.errors import PlatformError
 from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
 from ratchet.servers.ports import free_port
@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry as often, but at once."""
-    monkeypatch.setattr(notify, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(blocks, "_PAUSES", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -39,12 +39,17 @@ def office(post_office: Any) -> Iterator[Any]:
     post_office.only_tls = False
 
 
-def server(office: Any, security: str = "none", user: str = "none") -> MailServer:
-    return MailServer.parse(f"{HOST}:{office.port}", security, user)  # type: ignore[arg-type]
+def server(office: Any, security: str = "none", user: str = "none") -> RatchetMail:
+    both = ["ann@example.org", "bob@example.org"]
+    return RatchetMail(recipients=both, sender="auto", server=f"{HOST}:{office.port}", security=security, user=user)  # type: ignore[arg-type]
 
 
-def send(place: MailServer, subject: str = "Trouble", body: str = "It broke.\n", sender: str = "auto") -> None:
-    mail(place, sender=sender, recipients=["ann@example.org", "bob@example.org"], subject=subject, body=body)
+def send(place: RatchetMail, subject: str = "Trouble", body: str = "It broke.\n") -> None:
+    place.send(subject, body)
+
+
+def post(address: str, payload: str) -> int:
+    return RatchetWebhook(url=address).send(payload)
 
 
 def test_busy_webhook_is_retried(hook: Any) -> None:

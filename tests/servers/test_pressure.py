@@ -1,6 +1,5 @@
 """Machine pressure: readings against this machine's own values, and events sent to a web server."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,10 +12,10 @@ import pytest
 from httpx import HTTPStatusError
 
 from flows.server.client import prefect_client
+from flows.server.deployments import note
 from flows.server.pressure_events import PressureWatch
 from ratchet import settings
 from ratchet.servers.pressure import Reading, readings
-from ratchet.servers.record import Record
 from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
@@ -29,7 +28,7 @@ def workspace(tmp_path: Path) -> Workspace:
     """A project in which `up` has run."""
     shutil.copy(REPOSITORY / "params.yaml", tmp_path / "params.yaml")
     project = Workspace(tmp_path)
-    place = Record.place(project)
+    place = note(project)
     place.parent.mkdir()
     place.touch()
     return project
@@ -97,7 +96,7 @@ def test_shortage_is_reported_once_and_again_after_up(workspace: Workspace, webh
         assert not webhook.got
         watch.check()
         watch.check()
-        Record.place(workspace).write_text(json.dumps({}))
+        note(workspace).write_text("again")
         first, again = list(webhook.got), webhook.got
         watch.check()
     [(path, [event])] = first

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ratchet.servers.processes import Service, spawn
-from ratchet.servers.supervisor import marked
+from ratchet.servers.private import TiedServers
+from ratchet.servers.record import Record, start_supervisor
+from ratchet.servers.supervisor import Launch, Service, marked
+from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
 
@@ -42,7 +45,7 @@ STUBBORN = (
     "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('started').touch(); time.sleep(600)"
 )
 
-Started = Callable[..., tuple[Service, "subprocess.Popen[bytes]"]]
+MARK = f"test-{os.getpid()}"
 
 
 def until(true: Callable[[], object]) -> None:
@@ -50,129 +53,172 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Started]:
-    started: list[tuple[Service, subprocess.Popen[bytes]]] = []
+def launch(folder: Path, program: str, *, grace: float = 20.0, name: str = "service") -> Launch:
+    service = Service(name, "", str(folder / f"{name}.log"), f"{MARK}-{folder}-{name}", grace)
+    return Launch(service, [sys.executable, "-c", program], dict(os.environ))
 
-    def begin(program: str, *, grace: float = 20.0, tied: bool = False) -> tuple[Service, "subprocess.Popen[bytes]"]:
-        command = [sys.executable, "-c", program]
-        log = tmp_path / "service.log"
-        started.append(
-            spawn("service", command, environment=os.environ, cwd=tmp_path, address="", log=log, grace=grace, tied=tied)
-        )
+
+@dataclass(frozen=True)
+class Started:
+    """A supervisor with one service."""
+
+    workspace: Workspace
+    process: "subprocess.Popen[bytes]"
+    mark: str
+    log: Path
+
+    @property
+    def record(self) -> Record:
+        return Record.read(self.workspace)
+
+    @property
+    def service(self) -> Service:
+        return self.record.services["service"]
+
+    @property
+    def processes(self) -> set[int]:
+        return set(marked(self.mark))
+
+    def kill_command(self) -> None:
+        assert self.service.pid is not None
+        os.kill(self.service.pid, signal.SIGKILL)
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Started] = []
+
+    def begin(program: str, *, grace: float = 20.0) -> Started:
+        workspace, one = Workspace(tmp_path), launch(tmp_path, program, grace=grace)
+        process = start_supervisor(workspace, [one])
+        started.append(Started(workspace, process, one.service.mark, Path(one.service.log)))
         until((tmp_path / "started").exists)
         return started[-1]
 
     yield begin
-    for service, process in started:
-        service.end(grace=0.0)
-        process.wait()
+    for one in started:
+        one.record.end()
+        one.process.wait()
 
 
-def kill_command(service: Service) -> None:
-    command = service.command()
-    assert command is not None
-    command.kill()
-
-
-def test_dead_service_restarts_after_its_processes_have_ended(start: Started, tmp_path: Path) -> None:
-    service, _ = start(WORKER)
-    service.keep()
-    first = set(marked(service.token))
+def test_dead_service_restarts_after_its_processes_have_ended(start: Start, tmp_path: Path) -> None:
+    started = start(WORKER)
+    first = started.processes
     (tmp_path / "started").unlink()
-    kill_command(service)
+    started.kill_command()
     until((tmp_path / "started").exists)
     assert (tmp_path / "left").exists()
-    assert len(marked(service.token)) == 3
-    assert first & set(marked(service.token)) == {service.pid}
-    until(service.restarts)
-    assert service.restarts() == 1
+    assert len(started.processes) == 2
+    assert not first & started.processes
+    assert started.service.restarts == 1
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| ratchet \| "
-    assert re.search(stamp + "was killed by signal 9: restart in 1 s", service.log.read_text())
-    assert service.end(grace=20.0) == 0
-    assert marked(service.token) == []
+    assert re.search(stamp + "was killed by signal 9: restart in 1 s", started.log.read_text())
+    started.record.end()
+    assert not started.processes
+    assert "had to be killed" not in started.log.read_text()
 
 
-def test_restarts_back_off_and_can_be_ended_during_a_pause(start: Started, tmp_path: Path) -> None:
-    service, process = start(DOOMED)
-    service.keep()
-    kill_command(service)
-    until(lambda: "restart in 4 s" in service.log.read_text())
-    pauses = re.findall(r"exit status 3: restart in (\d+) s", service.log.read_text())
+def test_restarts_back_off_and_can_be_ended_during_a_pause(start: Start, tmp_path: Path) -> None:
+    started = start(DOOMED)
+    started.kill_command()
+    until(lambda: "restart in 4 s" in started.log.read_text())
+    pauses = re.findall(r"exit status 3: restart in (\d+) s", started.log.read_text())
     assert pauses == ["2", "4"]
-    assert service.command() is None
-    assert service.alive()
-    service.end(grace=20.0)
-    assert process.wait() == 143
+    assert started.service.pid is None
+    assert started.record.alive()
+    started.record.end()
+    assert started.process.wait() == 143
     assert (tmp_path / "lives").read_text() == "xxx"
 
 
-def test_large_log_is_rotated_at_a_restart(start: Started, tmp_path: Path) -> None:
-    service, _ = start(STUBBORN, grace=0.0)
-    service.keep()
-    with service.log.open("ab") as file:
+def test_large_log_is_rotated_at_a_restart(start: Start, tmp_path: Path) -> None:
+    started = start(STUBBORN, grace=0.0)
+    with started.log.open("ab") as file:
         file.write(b"x" * 10_000_001)
-    kill_command(service)
+    started.kill_command()
     until((tmp_path / "service.old.log").exists)
-    until(lambda: service.log.exists() and "starts again" in service.log.read_text())
+    until(lambda: started.log.exists() and "starts again" in started.log.read_text())
 
 
-def test_restarts_of_an_earlier_service_do_not_count(start: Started, tmp_path: Path) -> None:
-    (tmp_path / "service.json").write_text('{"token": "of another", "restarts": 7}')
-    service, _ = start(STUBBORN, grace=0.0)
-    assert service.restarts() == 0
-
-
-def test_child_in_its_own_session_gets_sigterm(start: Started, tmp_path: Path) -> None:
-    service, _ = start(WORKER)
-    assert len(marked(service.token)) == 3  # supervisor, worker, run
-    assert service.end(grace=20.0) == 0
-    assert marked(service.token) == []
+def test_child_in_its_own_session_gets_sigterm(start: Start, tmp_path: Path) -> None:
+    started = start(WORKER)
+    assert len(started.processes) == 2  # worker, run
+    started.record.end()
+    assert not started.processes
     assert (tmp_path / "left").exists()
+    assert "had to be killed" not in started.log.read_text()
 
 
-def test_run_of_a_killed_worker_ends(start: Started, tmp_path: Path) -> None:
-    service, process = start(WORKER)
-    worker = psutil.Process(service.pid).children()[0]
-    worker.kill()
-    process.wait()
-    assert marked(service.token) == []
+def test_processes_of_a_killed_supervisor_are_found(start: Start) -> None:
+    started = start(WORKER)
+    started.process.kill()
+    started.process.wait()
+    assert not started.record.alive()
+    assert len(started.processes) == 2
+    started.record.end()
+    assert not started.processes
+
+
+def test_process_that_ignores_sigterm_is_killed(start: Start) -> None:
+    started = start(STUBBORN, grace=0.3)
+    started.record.end()
+    assert not started.processes
+    assert "1 processes had to be killed" in started.log.read_text()
+
+
+def test_services_end_in_reverse_order_each_with_its_last_command(tmp_path: Path) -> None:
+    def ends(name: str) -> Launch:
+        say = f"import pathlib; pathlib.Path('order').open('a').write('{name} ')"
+        leave = f"import signal, sys, time; signal.signal(15, lambda *_: ({say.partition('; ')[2]}, sys.exit()))"
+        program = f"import pathlib; {leave}; pathlib.Path('{name}').touch(); time.sleep(600)"
+        one = launch(tmp_path, program, name=name)
+        last = [sys.executable, "-c", say.replace(f"{name} ", f"last-of-{name} ")]
+        return Launch(one.service, one.command, one.environment, last)
+
+    workspace, ended = Workspace(tmp_path), list[str]()
+    process = start_supervisor(workspace, [ends("server"), ends("worker")])
+    until(lambda: (tmp_path / "server").exists() and (tmp_path / "worker").exists())
+    Record.read(workspace).end(lambda service: ended.append(service.name))
+    assert (tmp_path / "order").read_text().split() == ["worker", "last-of-worker", "server", "last-of-server"]
+    assert ended == ["worker", "server"]
+    assert process.wait() == 143
+    assert not Record.read(workspace).services
+
+
+def test_run_of_a_killed_tied_service_ends(tmp_path: Path) -> None:
+    one = launch(tmp_path, WORKER)
+    servers = TiedServers(Workspace(tmp_path), [one])
+    until((tmp_path / "started").exists)
+    [worker] = [pid for pid in marked(one.service.mark) if os.getsid(pid) != pid]
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: not marked(one.service.mark))
     assert (tmp_path / "left").exists()
-
-
-def test_processes_of_a_killed_supervisor_are_found(start: Started) -> None:
-    service, process = start(WORKER)
-    process.kill()
-    process.wait()
-    assert not service.alive()
-    assert len(marked(service.token)) == 2
-    service.end(grace=20.0)
-    assert marked(service.token) == []
-
-
-def test_process_that_ignores_sigterm_is_killed(start: Started) -> None:
-    service, _ = start(STUBBORN, grace=0.3)
-    service.end(grace=0.3)
-    assert marked(service.token) == []
+    servers.stop()
 
 
 def test_tied_service_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     program = f"""
 import os, pathlib, sys, time
-from ratchet.servers.processes import spawn
-service, _ = spawn("service", [sys.executable, "-c", {CHILD!r}], environment=os.environ, cwd=pathlib.Path.cwd(),
-                address="", log=pathlib.Path("service.log"), grace=20.0, tied=True)
-print(service.token, flush=True)
+from ratchet.servers.private import TiedServers
+from ratchet.servers.supervisor import Launch, Service
+from ratchet.workspace import Workspace
+folder = pathlib.Path.cwd()
+service = Service("service", "", str(folder / "service.log"), f"tied-{{os.getpid()}}", 20.0)
+servers = TiedServers(Workspace(folder), [Launch(service, [sys.executable, "-c", {CHILD!r}], dict(os.environ))])
+print(service.mark, flush=True)
 time.sleep(600)
 """
     starter = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     with starter:
-        token = starter.stdout.readline().strip()
+        mark = starter.stdout.readline().strip()
         until((tmp_path / "started").exists)
-        assert len(marked(token)) == 2
+        assert len(marked(mark)) == 1
         starter.kill()
-    until(lambda: not marked(token))
+    until(lambda: not marked(mark))
     assert (tmp_path / "left").exists()
 
 
@@ -180,9 +226,10 @@ def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
         try:
             created = psutil.Process(foreign.pid).create_time()
-            stale = Service("prefect", foreign.pid, created - 3600.0, "unknown-token", "", tmp_path / "log")
-            assert not stale.alive()
-            assert stale.end(grace=0.0) == 0
+            stale = Service("prefect", "", str(tmp_path / "log"), "unknown-mark", 0.0, pid=foreign.pid)
+            record = Record(tmp_path / "servers.json", foreign.pid, created - 3600.0, {"prefect": stale})
+            assert not record.alive()
+            record.end()
             assert foreign.poll() is None
         finally:
             foreign.send_signal(signal.SIGKILL)

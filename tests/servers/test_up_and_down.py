@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from flows.server.heartbeat import status
 from flows.server.lifecycle import Addresses, down, up
+from flows.server.status import status
 from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.ports import free_port
 from ratchet.servers.start import own_host
-from ratchet.settings.model import PlatformSettings
+from ratchet.settings.model import Params, PlatformSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
@@ -36,7 +36,7 @@ def free_settings() -> PlatformSettings:
 
 
 def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
-    return up(workspace, settings, tracking_uri="sqlite:///mlruns/mlflow.db", artifacts="", say=print)
+    return up(workspace, Params(platform=settings), say=print)
 
 
 def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
@@ -44,7 +44,8 @@ def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
     copy.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}", f"platform.mlflow_port={free_port(HOST)}")
     assert copy.run("ratchet", "status").returncode == 3
     try:
-        output = copy.good("ratchet", "up", PREFECT_API_URL="http://127.0.0.1:9/api")
+        dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
+        output = copy.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
         assert "deployments: approve-flow/local, train-flow/local, train-flow/nightly, train-flow/on-drift" in output
         lines = copy.good("ratchet", "status").splitlines()
         assert [line.partition(": up for ")[0] for line in lines] == ["Prefect server", "MLflow server", "worker"]
@@ -123,8 +124,9 @@ def test_same_port_for_both_servers_is_refused(project: Workspace) -> None:
 def test_down_spares_a_process_with_a_reused_pid(project: Workspace) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
         try:
-            service = {"name": "prefect", "pid": foreign.pid, "created": 1.0, "token": "t", "address": "", "log": "x"}
-            files.write_json(project.state / "servers.json", {"services": [service], "deployed": ""})
+            service = {"name": "prefect", "address": "", "log": "x", "mark": "m", "grace": 5.0, "pid": foreign.pid}
+            record = {"pid": foreign.pid, "created": 1.0, "services": [service]}
+            files.write_json(project.state / "servers.json", record)
             assert {server.state for server in status(project)} == {"down"}
             output: list[str] = []
             down(project, say=output.append)

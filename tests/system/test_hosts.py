@@ -20,6 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ratchet.servers.http import read_json
@@ -249,9 +250,9 @@ def test_each_host_takes_a_run_and_versions_are_registered_once(hosts: list[Host
 def test_a_killed_worker_settles_only_its_own_run(hosts: list[Host]) -> None:
     ids = begin(hosts, epochs=60, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
-    killed = Record.read(hosts[1].project.workspace).services["worker"].command()
+    killed = Record.read(hosts[1].project.workspace).services["worker"].pid
     assert killed is not None
-    killed.kill()
+    os.kill(killed, signal.SIGKILL)
     until(lambda: states(hosts, ids)[1] == "CRASHED")
     assert states(hosts, ids) == ["RUNNING", "CRASHED", "RUNNING"]
     until(
@@ -267,9 +268,9 @@ def test_the_run_of_a_lost_machine_is_settled(hosts: list[Host]) -> None:
     hosts[0].good("ratchet", "set", "platform.lost_after=60")
     ids = begin(hosts, epochs=61, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT)
-    worker = Record.read(hosts[0].project.workspace).services["worker"].command()
+    worker = Record.read(hosts[0].project.workspace).services["worker"].pid
     assert worker is not None
-    stalled = worker.children(recursive=True)
+    stalled = psutil.Process(worker).children(recursive=True)
     for process in stalled:  # by a debugger, say: it lives, so it is no zombie
         process.suspend()
     for number in subprocess.check_output(["ip", "netns", "pids", hosts[2].namespace], text=True).split():

@@ -3,6 +3,5 @@
 from ratchet.servers.environment import client_environment
 from ratchet.servers.logs import Line, read_logs
 from ratchet.servers.private import PrefectServer, prefect_server
-from ratchet.servers.status import ServerStatus, status
 
-__all__ = ["Line", "PrefectServer", "ServerStatus", "client_environment", "prefect_server", "read_logs", "status"]
+__all__ = ["Line", "PrefectServer", "client_environment", "prefect_server", "read_logs"]

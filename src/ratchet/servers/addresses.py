@@ -13,6 +13,7 @@ from ratchet.request_filter import normal_host, split_host
 from ratchet.settings.model import PlatformSettings
 
 __all__ = [
+    "LOOPBACK",
     "MLFLOW_NAMES",
     "PREFECT_PASSWORD",
     "address",
@@ -29,7 +30,7 @@ __all__ = [
 PREFECT_PASSWORD = "PREFECT_API_AUTH_STRING"  # USER:PASSWORD, Prefect's own variable
 MLFLOW_NAMES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")  # MLflow's own variables
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def address(host: str, port: int) -> str:
@@ -59,7 +60,9 @@ def own_origins(host: str, port: int, *, public: str, allowed: Collection[str] =
         public: its address for browsers.
         allowed: further names of it, HOST or HOST:PORT; a HOST alone is allowed at this port and at the usual ones.
     """
-    origins = dict.fromkeys([public, *(f"http://{name}:{port}" for name in (*_LOOPBACK, *_names(host)))])
+    origins = dict.fromkeys(
+        [public, *(f"http://{name}:{port}" for name in (*map(normal_host, LOOPBACK), *_names(host)))]
+    )
     for entry in allowed:
         name, given = split_host(entry) or (entry, None)
         if given is None:

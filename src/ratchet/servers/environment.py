@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 
 from ratchet.errors import PlatformError, WorkspaceError
-from ratchet.servers.addresses import PREFECT_PASSWORD
+from ratchet.servers.addresses import LOOPBACK, PREFECT_PASSWORD
 from ratchet.settings.model import AlertSettings
 from ratchet.workspace import Workspace
 
@@ -31,6 +31,7 @@ _KEPT = frozenset(
         "PREFECT_API_REQUEST_TIMEOUT", "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_LOGGING_LEVEL",
     }
 )  # fmt: skip
+_NO_PROXY = ("NO_PROXY", "no_proxy")
 _NO_TELEMETRY = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -42,7 +43,14 @@ def client_environment(workspace: Workspace, api_url: str | None = None) -> dict
     home = workspace.state / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     own = {**_NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    own |= dict.fromkeys(_NO_PROXY, _without_proxy())
     return {**own, "PREFECT_API_URL": api_url} if api_url else own
+
+
+def _without_proxy() -> str:
+    """Return the hosts that no proxy is used for: the user's, and this machine's loopback."""
+    given = [host.strip() for name in _NO_PROXY for host in os.environ.get(name, "").split(",")]
+    return ",".join(dict.fromkeys(host for host in (*given, *LOOPBACK) if host))
 
 
 def service_environment(

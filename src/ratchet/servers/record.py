@@ -1,23 +1,37 @@
-""".ratchet/servers.json: the services that `up` has started and `down` has not yet stopped."""
+""".ratchet/servers.json: the supervisor of `ratchet up`, and its services. Only the supervisor writes it."""
 
-from dataclasses import dataclass, field
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 from ratchet import files
 from ratchet.errors import PlatformError
-from ratchet.servers.processes import Service
+from ratchet.servers import supervisor
+from ratchet.servers.environment import service_environment
+from ratchet.servers.supervisor import Launch, Service, end_marked
 from ratchet.workspace import Workspace
 
-__all__ = ["Record"]
+__all__ = ["TITLES", "Record", "failure", "start_supervisor"]
+
+TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker"}
+_LONGEST_END = 120.0  # seconds after which a supervisor that does not end is killed
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
-    """The services by name, and the digest of the deployments' sources. Written after every change."""
+    """The services by name, and their supervisor."""
 
     path: Path
+    pid: int = 0
+    created: float = 0.0  # start time of the supervisor, so that a process with a reused pid does not count
     services: dict[str, Service] = field(default_factory=dict)
-    deployed: str = ""
 
     @classmethod
     def read(cls, workspace: Workspace) -> "Record":
@@ -26,53 +40,103 @@ class Record:
         Raises:
             PlatformError: it is damaged, so the started processes are unknown.
         """
-        path = cls.place(workspace)
-        if not path.exists():
-            return cls(path)
+        return cls._read(workspace.state / "servers.json")
+
+    @classmethod
+    def _read(cls, path: Path) -> "Record":
         try:
             content = files.read_json(path)
-            services = [Service.from_json(service) for service in content["services"]]
-            return cls(path, {service.name: service for service in services}, str(content["deployed"]))
+            services = [Service(**service) for service in content["services"]]
+            return cls(
+                path, int(content["pid"]), float(content["created"]), {service.name: service for service in services}
+            )
+        except FileNotFoundError:
+            return cls(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlatformError(
                 f"{path}: damaged ({error}). Fix: end the servers by hand (`ps -ef | grep "
-                f"ratchet/servers/supervisor.py` shows their pids), then delete {path}"
+                f"ratchet/servers/supervisor.py` shows their supervisor's pid), then delete {path}"
             ) from error
-
-    @staticmethod
-    def place(workspace: Workspace) -> Path:
-        """Return the file's path."""
-        return workspace.state / "servers.json"
 
     @property
     def api(self) -> str | None:
-        """Return the Prefect API that the services use; None if none of them uses one."""
-        prefect, worker = self.services.get("prefect"), self.services.get("worker")
-        if prefect:
-            return f"{prefect.address}/api"
+        """Return the Prefect API that the services use; None if nothing was started."""
+        worker = self.services.get("worker")
         return worker.address if worker else None
 
-    def write(self) -> None:
-        """Write the file; without services, remove it."""
-        if self.services:
-            services = [service.to_json() for service in self.services.values()]
-            files.write_json(self.path, {"services": services, "deployed": self.deployed})
-        else:
-            self.path.unlink(missing_ok=True)
+    def alive(self) -> bool:
+        """Return whether the supervisor that was started still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = self.pid > 0 and abs(process.create_time() - self.created) < 1.0
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
 
-    def add(self, service: Service) -> None:
-        self.services[service.name] = service
-        self.write()
+    def end(self, ended: Callable[[Service], None] = lambda service: None) -> None:
+        """End the services, the last one first, their supervisor, and what a killed supervisor has left.
 
-    def end(self, name: str, *, grace: float) -> int:
-        """End the service of that name, if there is one, and forget it.
-
-        Returns: the number of processes that had to be killed.
+        Args:
+            ended: is called with each service that has ended.
         """
-        service = self.services.get(name)
-        if service is None:
-            return 0
-        killed = service.end(grace=grace)
-        del self.services[name]
-        self.write()
-        return killed
+        deadline = time.monotonic() + _LONGEST_END
+        if self.alive():
+            psutil.Process(self.pid).terminate()
+        for service in reversed(self.services.values()):
+            while self.alive() and service.name in self._read(self.path).services and time.monotonic() < deadline:
+                time.sleep(0.02)
+            end_marked(service.mark, grace=service.grace)  # what a killed supervisor has left
+            ended(service)
+        while self.alive():  # not psutil's wait: it also waits until a slow init has reaped the process
+            if time.monotonic() > deadline:
+                psutil.Process(self.pid).kill()
+            time.sleep(0.02)
+        self.path.unlink(missing_ok=True)
+
+
+def start_supervisor(
+    workspace: Workspace, launches: Sequence[Launch], *, tied: bool = False
+) -> "subprocess.Popen[bytes]":
+    """Start the services under a supervisor in a session of its own. Returns when the supervisor has its plan.
+
+    Args:
+        tied: it ends when this process does, however this process dies, and when a service ends. It is not recorded.
+    """
+    record = None if tied else str(workspace.state / "servers.json")
+    logs = workspace.state / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / f"{launches[0].service.name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__],
+            cwd=workspace.root,  # a tracking address may be relative to it
+            env=service_environment(workspace),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    plan = {"record": record, "tied": tied, "launches": [asdict(launch) for launch in launches]}
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(plan).encode() + b"\n")
+    process.stdin.flush()
+    if not tied:
+        process.stdin.close()
+        try:
+            while process.poll() is None and Record.read(workspace).pid != process.pid:
+                time.sleep(0.01)
+        except BaseException:  # a signal: no other process knows of the supervisor yet
+            process.terminate()
+            process.wait()
+            raise
+    return process
+
+
+def failure(service: Service, problem: str) -> PlatformError:
+    """Make an error that shows the end of the service's log."""
+    try:
+        lines = Path(service.log).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-15:]
+    except FileNotFoundError:
+        lines = []
+    tail = "".join(f"{os.linesep}    {line}" for line in lines)
+    shown = f"its log {service.log} ends with:{tail}" if tail else f"its log {service.log} is empty"
+    return PlatformError(f"{service.name}: {problem}; {shown}")

@@ -1,42 +1,48 @@
-"""Commands, environments and readiness checks of the three services."""
+"""Commands and environments of the three services."""
 
 import contextlib
 import os
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import uuid
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from ratchet.errors import PlatformError
-from ratchet.servers.addresses import PREFECT_PASSWORD, address, api_url, own_origins, prefect_credentials
+from ratchet.servers import mlflow_server
+from ratchet.servers.addresses import (
+    PREFECT_PASSWORD,
+    address,
+    api_url,
+    own_origins,
+    prefect_credentials,
+    public_mlflow,
+    public_prefect,
+)
 from ratchet.servers.environment import ALERT_SECRETS, service_environment
-from ratchet.servers.http import answers
-from ratchet.servers.processes import Service, spawn
+from ratchet.servers.supervisor import Launch, Service
 from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 __all__ = [
-    "GRACE",
     "POOL",
     "START_TIMEOUT",
-    "Starting",
-    "failure",
+    "mlflow_launch",
     "own_host",
-    "start_mlflow",
-    "start_prefect",
-    "start_worker",
-    "wait_until_ready",
+    "prefect_launch",
+    "worker_launch",
     "worker_name",
 ]
 
 POOL = "local"
 START_TIMEOUT = 120.0  # seconds that a service may take to answer, with a cold disk and a busy machine
 # Seconds between SIGTERM and SIGKILL: a server closes its database, a flow run writes a checkpoint.
-GRACE: Mapping[str, float] = {"prefect": 5.0, "mlflow": 5.0, "worker": 20.0}
+_SERVER_GRACE, _WORKER_GRACE = 5.0, 20.0
+_PRIVATE = {
+    "PREFECT_SERVER_UI_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+}
 
 
 def own_host(settings: PlatformSettings) -> str | None:
@@ -57,67 +63,33 @@ def own_host(settings: PlatformSettings) -> str | None:
     return None
 
 
-@dataclass
-class Starting:
-    """A service that is starting.
-
-    Attributes:
-        ready: returns whether the service answers.
-        began: time.monotonic() of the start, in seconds.
-    """
-
-    service: Service
-    process: "subprocess.Popen[bytes]"
-    ready: Callable[[], bool]
-    began: float
-
-
-def start_prefect(
-    workspace: Workspace,
-    *,
-    host: str,
-    port: int,
-    database: str,
-    public: str | None = None,
-    allowed: Collection[str] = (),
-    private: bool = False,
-) -> Starting:
-    """Start Prefect's server.
+def prefect_launch(
+    workspace: Workspace, settings: PlatformSettings, host: str | None = None, *, private: bool = False
+) -> Launch:
+    """Return the command and environment of Prefect's server.
 
     Args:
-        database: its address, postgresql://...; "auto": SQLite in .ratchet/prefect.
-        public: the address that browsers use; None: the address that it listens on.
-        allowed: further names that requests may use for it (platform.allowed_hosts).
-        private: for one run of this process. It has no pages, schedules or alerts, and ends with this process.
+        host: where it listens, if not on platform.host.
+        private: for one run of this process. It has no pages, schedules or alerts.
+
+    Raises:
+        PlatformError: the password cannot be used.
     """
-    public = public or address(host, port)
-    origins = own_origins(host, port, public=public, allowed=allowed)
-    environment = _prefect_environment(workspace, database, public, origins)
+    host, port = host or settings.host, settings.prefect_port
+    public = public_prefect(settings, host)
+    origins = own_origins(host, port, public=public, allowed=settings.allowed_hosts)
+    environment = _prefect_environment(workspace, settings.prefect_database, public, origins)
     command = [sys.executable, "-m", "flows.server", "--host", host, "--port", str(port), "--origins", *origins]
     if private:
         command.append("--private")
-        environment |= {
-            "PREFECT_SERVER_UI_ENABLED": "false",
-            "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-            "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-        }
+        environment |= _PRIVATE
     else:
         command += ["--api", api_url(host, port)]
         environment["PYTHONPATH"] = _with_project(workspace, environment)
         # Block types that are registered already. The private server knows fewer, and must not share this file.
         environment["PREFECT_SERVER_MEMO_STORE_PATH"] = str(workspace.state / "prefect" / "memo_store_up.toml")
-    health = f"{api_url(host, port)}/health"
-    return _start(
-        workspace,
-        "prefect-private" if private else "prefect",
-        command,
-        environment,
-        address(host, port),
-        lambda: answers(health),
-        GRACE["prefect"],
-        tied=private,
-        public=public,
-    )
+    name, health = "prefect-private" if private else "prefect", f"{api_url(host, port)}/health"
+    return Launch(_service(workspace, name, address(host, port), public, health), command, environment)
 
 
 def _prefect_environment(workspace: Workspace, database: str, public: str, origins: list[str]) -> dict[str, str]:
@@ -142,27 +114,16 @@ def _prefect_environment(workspace: Workspace, database: str, public: str, origi
     return environment
 
 
-def start_mlflow(
-    workspace: Workspace,
-    *,
-    host: str,
-    port: int,
-    tracking_uri: str,
-    artifacts: str,
-    public: str | None = None,
-    allowed: Collection[str] = (),
-) -> Starting:
-    """Start MLflow's server over the database of runs.
+def mlflow_launch(workspace: Workspace, settings: PlatformSettings, *, tracking_uri: str, artifacts: str) -> Launch:
+    """Return the command and environment of MLflow's server over the database of runs.
 
     It asks for MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if both are set.
 
     Args:
         artifacts: the address that the files of new experiments go to.
-        public: as for `start_prefect`, and so `allowed`.
     """
-    place = address(host, port)
-    public = public or place
-    origins = own_origins(host, port, public=public, allowed=allowed)
+    host, port, public = settings.host, settings.mlflow_port, public_mlflow(settings)
+    origins = own_origins(host, port, public=public, allowed=settings.allowed_hosts)
     environment = service_environment(workspace)
     environment.pop("MLFLOW_TRACKING_URI", None)
     # MLflow checks hosts and origins too, by patterns. Our own filter in front of it is stricter.
@@ -171,22 +132,21 @@ def start_mlflow(
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(dict.fromkeys(hosts)),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
     }
-    script = Path(__file__).with_name("mlflow_server.py")
-    command = [sys.executable, "-P", str(script), "--host", host, "--port", str(port)]
+    command = [sys.executable, "-P", mlflow_server.__file__, "--host", host, "--port", str(port)]
     command += ["--backend", tracking_uri, "--artifacts", artifacts, "--origins", *origins]
-    ready = f"{place}/health"
-    return _start(
-        workspace, "mlflow", command, environment, place, lambda: answers(ready), GRACE["mlflow"], public=public
-    )
+    place = address(host, port)
+    return Launch(_service(workspace, "mlflow", place, public, f"{place}/health"), command, environment)
 
 
-def start_worker(workspace: Workspace, *, api: str, runs: int, ready: Callable[[], bool]) -> Starting:
-    """Start a worker that carries out `runs` runs at once. Their processes can import from the project folder."""
+def worker_launch(workspace: Workspace, settings: PlatformSettings, *, api: str) -> Launch:
+    """Return the command and environment of the worker. Its runs can import from the project folder."""
     environment = service_environment(workspace, api)
     environment["PYTHONPATH"] = _with_project(workspace, environment)
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a user waits for the run to begin; the default is 10
-    command = [sys.executable, "-m", "flows.server.worker", api, worker_name(workspace), str(runs)]
-    return _start(workspace, "worker", command, environment, api, ready, GRACE["worker"])
+    module = [sys.executable, "-m", "flows.server.worker"]
+    named = [api, worker_name(workspace)]
+    start, last = [*module, "start", *named, str(settings.worker_runs)], [*module, "close", *named]
+    return Launch(_service(workspace, "worker", api), start, environment, last)
 
 
 def worker_name(workspace: Workspace) -> str:
@@ -200,54 +160,7 @@ def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
     return os.pathsep.join(folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder)
 
 
-def _start(
-    workspace: Workspace,
-    name: str,
-    command: list[str],
-    environment: dict[str, str],
-    place: str,
-    ready: Callable[[], bool],
-    grace: float,
-    tied: bool = False,
-    public: str = "",
-) -> Starting:
-    began = time.monotonic()
-    service, process = spawn(
-        name,
-        command,
-        environment=environment,
-        cwd=workspace.root,  # a tracking address may be relative to it
-        address=place,
-        log=workspace.state / "logs" / f"{name}.log",
-        grace=grace,
-        tied=tied,
-        public="" if public == place else public,
-    )
-    return Starting(service, process, ready, began)
-
-
-def wait_until_ready(starting: Iterable[Starting], *, up: Callable[[Service, float], None]) -> None:
-    """Wait until all services are ready. Calls `up(service, seconds)` for each of them.
-
-    Raises:
-        PlatformError: a service died, or is not ready in time.
-    """
-    pending = list(starting)
-    while pending:
-        for start in list(pending):
-            seconds = time.monotonic() - start.began
-            if start.process.poll() is not None:
-                raise failure(start.service, f"ended while starting (exit status {start.process.returncode})")
-            if start.ready():
-                up(start.service, seconds)
-                pending.remove(start)
-            elif seconds > START_TIMEOUT:
-                raise failure(start.service, f"was not ready after {START_TIMEOUT:.0f} s")
-        time.sleep(0.05)
-
-
-def failure(service: Service, problem: str) -> PlatformError:
-    """Make an error that shows the end of the service's log."""
-    tail = service.log_tail()
-    shown = f"its log {service.log} ends with:\n{tail}" if tail else f"its log {service.log} is empty"
-    return PlatformError(f"{service.name}: {problem}; {shown}")
+def _service(workspace: Workspace, name: str, place: str, public: str = "", health: str = "") -> Service:
+    log = str(workspace.state / "logs" / f"{name}.log")
+    grace = _WORKER_GRACE if name == "worker" else _SERVER_GRACE
+    return Service(name, place, log, uuid.uuid4().hex, grace, health, "" if public == place else public)

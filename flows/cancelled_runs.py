@@ -1,17 +1,25 @@
-"""Final state of a flow run or stage that ends early; its message is the error's message."""
+"""Cancelled flow runs, and the final state of every run or stage that ends early.
+
+Prefect's worker sends SIGTERM to the process of a cancelled run. Training (tasks/stopping.py) then writes a checkpoint
+and raises `TrainingStopped`, which becomes the state Cancelled here. If the worker or its machine dies meanwhile,
+flows/server/runs_of_dead_workers.py sets the state.
+"""
 
 from typing import Any
 from uuid import UUID
 
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from ratchet.errors import RatchetError
+from ratchet.reports.markdown import escaped
 from tasks.stopping import TrainingStopped
 
-__all__ = ["ended_by"]
+__all__ = ["ended_by", "publish_stop"]
 
 
 def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
@@ -32,3 +40,14 @@ def _is_cancelled() -> bool:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(flow_run.get_id())).state
     return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def publish_stop(message: str) -> None:
+    """Publish why and where a cancelled run stopped, because Prefect's worker replaces the message of its state."""
+    how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
+    get_run_logger().warning("%s. To continue: %s", message, how)
+    create_markdown_artifact(
+        f"# Stopped\n\n{escaped(message)}.\n\nTo continue: {how}.\n",
+        key="stopped",
+        description="Where the run stopped, and how to continue it",
+    )

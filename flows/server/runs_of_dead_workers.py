@@ -1,6 +1,13 @@
-"""Runs whose worker has ended: Prefect's server would show them as Running forever, unless their state is corrected."""
+"""Runs whose worker has ended: Prefect's server would show them as Running or Cancelling forever.
 
+A worker that dies is restarted by its supervisor, and corrects its own runs (flows/server/worker.py). Only if its
+machine is switched off or disconnected must Prefect's server do it (`StaleWorkers`).
+"""
+
+import math
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -15,15 +22,22 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType, WorkerStatus
 from prefect.states import Cancelled, Crashed
 
+from ratchet import settings
 from ratchet.servers.start import POOL
+from ratchet.workspace import Workspace
 
-__all__ = ["close_interrupted_runs"]
+__all__ = ["StaleWorkers", "close_runs"]
 
 _ACTIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+_QUIET = 45.0  # seconds without a heartbeat that are normal: Prefect's workers send one every 30
 
 
-def close_interrupted_runs(
-    client: SyncPrefectClient, worker: str, *, missed: bool, reason: str = "The worker ended before this run did"
+def close_runs(
+    client: SyncPrefectClient,
+    worker: str,
+    *,
+    missed: bool = False,
+    reason: str = "The worker ended before this run did",
 ) -> Iterator[str]:
     """Set the final state of each run that `worker` took and no process carries out any more. Yield a line for each.
 
@@ -62,3 +76,39 @@ def _runs(client: SyncPrefectClient, states: list[StateType], before: datetime |
 def _close(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str:
     client.set_flow_run_state(run.id, state, force=True)
     return f"run {run.name} was {run.state_name}, now {state.name}"
+
+
+@dataclass
+class StaleWorkers:
+    """Closes the runs of workers that were silent for platform.lost_after seconds.
+
+    Only the worker's silence counts, never that of a run: a run may be suspended for an hour or busy in one long step.
+    Silence is measured by this process's own clock, from when it first saw the last heartbeat. So no worker counts as
+    stale because Prefect's server was down itself, the machine slept, or a clock was set.
+    """
+
+    workspace: Workspace
+    client: SyncPrefectClient
+    # For each worker its last heartbeat, and when that was first seen.
+    _last: dict[str, tuple[datetime | None, float]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check once.
+
+        Raises:
+            SettingsError: params.yaml cannot be read.
+            httpx.HTTPError: Prefect's server does not answer.
+        """
+        for worker in self.client.read_workers_for_work_pool(POOL):
+            name, beat, now = worker.name, worker.last_heartbeat_time, time.monotonic()
+            known, since = self._last.get(name, (None, now))
+            if name not in self._last or beat != known:
+                self._last[name] = beat, now
+            elif now - since > _QUIET and now - since > (limit := self._limit()):
+                for line in close_runs(self.client, name, reason=f"Worker {name} sent no heartbeat for {limit:,} s"):
+                    print(line, flush=True)
+                self._last[name] = beat, math.inf  # once for each silence
+
+    def _limit(self) -> int:
+        """Return platform.lost_after as it is now: a server runs for months."""
+        return settings.load(self.workspace.params).platform.lost_after

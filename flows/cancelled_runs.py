@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from ratchet.errors import RatchetError
-from ratchet.reports.markdown import escaped
+from ratchet.reports.templating import escaped
 from tasks.stopping import TrainingStopped
 
 __all__ = ["ended_by", "publish_stop"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["data", "difference_lines"]
 
-data = new_group("Inspect the data: rejected samples, changes, suspicious labels.")
+data = new_group("Inspect the data: quarantined samples, changes, suspicious labels.")
 _INDEX = "data/packed/index.parquet"
 
 
@@ -25,7 +25,7 @@ def quarantine(
     rule: Annotated[str | None, typer.Option(help="Only samples that break this rule.")] = None,
     most: Annotated[int, typer.Option(min=0, help="How many to list; 0: all.")] = 50,
 ) -> None:
-    """List the samples that were rejected, and why."""
+    """List the quarantined samples, and why."""
     import polars
 
     from ratchet.data.quarantine import by_rule, read
@@ -47,10 +47,10 @@ def quarantine(
 
 @data.command()
 def release(
-    source: Annotated[str, typer.Argument(help="As `ratchet data quarantine` lists it.")],
+    source: Annotated[str, typer.Argument(help="Its name in `ratchet data quarantine`.")],
     reason: Annotated[str, typer.Option(help="Why it may be used for training; kept with the data version.")],
 ) -> None:
-    """Accept a quarantined sample against its rules, until its content changes."""
+    """Let a quarantined sample in, until its content changes."""
     import getpass
 
     from ratchet.data import overrides
@@ -77,7 +77,7 @@ def labels(
 @data.command()
 def diff(
     before: Annotated[str, typer.Argument(help="A git revision.")] = "HEAD",
-    after: Annotated[str, typer.Argument(help="Another; without it, the packed data in the folder.")] = "",
+    after: Annotated[str, typer.Argument(help="A second git revision; default: the packed data in the folder.")] = "",
     most: Annotated[int, typer.Option(min=0, help="How many of each kind to list; 0: all.")] = 20,
 ) -> None:
     """List the samples that differ between two versions of the packed data."""

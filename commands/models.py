@@ -36,7 +36,7 @@ def approve(
     why: Why,
     promote: Annotated[bool, typer.Option("--promote", help="Make it champion, too.")] = False,
 ) -> None:
-    """Approve a version. Void as soon as its model, report or data change."""
+    """Approve a version. The approval ends when its model, report or data change."""
     promotions, registered = _find(version)
     promotions.approve(registered, why=why)
     typer.echo(f"{promotions.name} version {registered.number}: approved")
@@ -56,7 +56,7 @@ def rollback(
     model: Model,
     why: Why,
     to: Annotated[
-        str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the last good champion.")
+        str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the champion before this one.")
     ] = None,
 ) -> None:
     """Make an earlier champion the champion again."""
@@ -65,7 +65,7 @@ def rollback(
 
 @models.command()
 def adopt(model: Model, why: Why) -> None:
-    """Start a new ledger from the current aliases, if the old one is lost."""
+    """Take over a model's current aliases when its ledger is lost."""
     _print_aliases(model, _promotions(model).adopt(why=why))
 
 
@@ -159,9 +159,11 @@ def _damage_lines(damage: "Damage") -> Iterator[str]:
 def audit(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
     store: Annotated[bool, typer.Option("--store", help="Search everything that MLflow stores for pickles.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Set the aliases as the ledger has them.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Move the aliases back to where the ledger has them.")
+    ] = False,
 ) -> None:
-    """Verify the ledger, the aliases, all files and MLflow. Exit code 1: a fault."""
+    """Verify the ledger, the aliases, all files and MLflow. Exit code 1 if anything differs."""
     from itertools import chain
 
     from ratchet import settings
@@ -206,7 +208,7 @@ def reproduce(
 @models.command()
 def compare(
     a: Annotated[str, typer.Argument(help="A version or an MLflow run.")],
-    b: Annotated[str, typer.Argument(help="Another. The direction is from A to B.")],
+    b: Annotated[str, typer.Argument(help="The version or run to compare with A.")],
     most: Annotated[int, typer.Option(min=0, help="How many samples of each kind to list; 0: all.")] = 20,
     html: Html = None,
 ) -> None:
@@ -227,7 +229,12 @@ def compare(
 
 @models.command()
 def trace(
-    name: Annotated[str, typer.Argument(metavar="X", help="Version, run id, data hash, file or provenance id.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="X", help="Any name or hash that trace or compare prints: version, run, commit, file, data."
+        ),
+    ],
     html: Html = None,
 ) -> None:
     """Print the lineage of X: data, run, evaluation, verdict, versions and aliases."""

@@ -19,10 +19,10 @@ servers = new_group()
 @servers.command()
 def up(
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay; SIGTERM, Ctrl-C or `ratchet down` stops them: for systemd.")
+        bool, typer.Option("--foreground", help="Keep running until SIGTERM, Ctrl-C or `ratchet down` (for systemd).")
     ] = False,
 ) -> None:
-    """Start Prefect server, MLflow server and a worker, and create the deployments. What dies is restarted."""
+    """Start Prefect server, MLflow server and a worker, and create the deployments. Services that die are restarted."""
     from flows.server import foreground as in_foreground
     from flows.server import lifecycle
     from ratchet import settings

@@ -61,7 +61,7 @@ def _report(
 ) -> str:
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
     lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
-    lines += ["## Test metrics", "", f"| metric | value | {metrics.confidence:.0%} CI |", "|---|---|---|"]
+    lines += ["## Test metrics", "", f"| metric | value | {100 * metrics.confidence:.0f} % CI |", "|---|---|---|"]
     intervals = {"accuracy": metrics.accuracy, "macro F1": metrics.macro_f1, "log-loss": metrics.log_loss}
     lines += [
         f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()

@@ -35,7 +35,7 @@ class Evaluation:
         """Read it from data/reports."""
         metrics = read_metrics(workspace.reports)
         accuracy = metrics.accuracy
-        interval = f"{metrics.confidence:.0%} CI {accuracy.low:.4f} to {accuracy.high:.4f}"
+        interval = f"{100 * metrics.confidence:.0f} % CI {accuracy.low:.4f} to {accuracy.high:.4f}"
         return cls(metrics.rows, f"test accuracy {accuracy.value:.4f} ({interval}, {metrics.rows:,} images)")
 
 

@@ -56,7 +56,7 @@ def test_classes_with_few_images_or_none_are_named() -> None:
     assert [(metrics.name, metrics.support) for metrics in limits.barely_tested] == [("cat", 29), ("dog", 5)]
     assert limit_sentences(measured) == [
         "Not measured, because there are no test images: bee.",
-        "Barely measured, with fewer than 30 test images: cat (29), dog (5).",
+        "Too few test images for a reliable recall (fewer than 30): cat (29), dog (5).",
     ]
 
 

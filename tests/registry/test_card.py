@@ -99,11 +99,11 @@ def test_card_has_what_a_decision_needs(content: CardContent) -> None:
 
 def test_accuracy_on_samples_of_no_comparison(content: CardContent) -> None:
     """Or, where no such sample is left, how to have some."""
-    assert "No test sample is left that took no part in choosing a model" in render_markdown(content)
+    assert "No test sample is left that no comparison used" in render_markdown(content)
     kept = replace(content, verdict=replace(content.verdict, unused=Unused(rows=60, right=60)))
     for page in (render_markdown(kept), render_html(kept)):
         text = " ".join(page.split())
-        assert "Accuracy on the 60 test samples that took no part in choosing a model: 100.0 %" in text
+        assert "Accuracy on the 60 test samples that no comparison used: 100.0 %" in text
         assert "(95 % CI 94.0\N{EN DASH}100.0 %)" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 

@@ -113,7 +113,7 @@ def _accuracy(rule: AccuracyResult) -> RuleText:
 def _champion(rule: ChampionResult) -> RuleText:
     if rule.champion is None:
         details = "There is no champion yet, so there is nothing to compare with."
-        return RuleText("none yet", "nothing without a champion", details, short="none yet")
+        return RuleText("none yet", "no comparison", details, short="none yet")
     if rule.obstacle is not None:
         reason, fix = _obstacle(rule, rule.obstacle)
         details = f"The champion ({rule.champion}) cannot be compared: {reason}. Fix: {fix}."
@@ -214,18 +214,17 @@ def _significance(rule: ChampionResult, comparison: Comparison, *, same: bool) -
     if rule.goal == "better":
         return f"{'Significantly' if rule.passed else 'Not significantly'} better: {test}"
     limit = f" by more than {rule.tolerance * 100:.2f} points" if rule.tolerance else ""
-    return (
-        f"Not worse{limit}: {test}" if rule.passed else f"It may be worse{limit or ', and gate.tolerance is 0'}: {test}"
-    )
+    if rule.passed:
+        return f"Not worse{limit}: {test}"
+    return f"It may be worse{limit}: {test}" if limit else f"Not shown to be as good (gate.tolerance is 0): {test}"
 
 
 def _level(rule: ChampionResult, comparison: Comparison) -> str:
     new = f", {rule.new_share:.0%} of which are new" if 0.0 < rule.new_share < 1.0 else ""
     return (
-        f"This is try {comparison.number:,} on these test images{new} since the last promotion. Its level is "
-        f"{_probability(comparison.level)} of the {_probability(1 - rule.confidence)} that gate.confidence leaves for "
-        f"all tries; {_probability(comparison.remaining)} remains. A promotion restores it, and so do test images that "
-        "no earlier candidate was judged on."
+        f"Try {comparison.number:,} on these test images{new} since the last promotion. It may use "
+        f"{_probability(comparison.level)} of the {_probability(1 - rule.confidence)} that gate.confidence allows for "
+        f"all tries; {_probability(comparison.remaining)} is left. A promotion or new test images restore it."
     )
 
 

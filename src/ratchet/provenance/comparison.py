@@ -98,7 +98,7 @@ class AnswerComparison:
         result = "significantly better" if low > 0 else "significantly worse" if high < 0 else "not significant"
         return (
             f"On the {self.common:,} test samples in common, B is {value:+.2f} points in accuracy "
-            f"({self.confidence:.0%} CI {low:+.2f} to {high:+.2f}): {result}. "
+            f"({100 * self.confidence:.0f} % CI {low:+.2f} to {high:+.2f}): {result}. "
             f"Wrong to right: {len(self.better):,} samples; right to wrong: {len(self.worse):,}."
         )
 

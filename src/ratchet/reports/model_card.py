@@ -195,7 +195,7 @@ def limit_sentences(metrics: Metrics) -> list[str]:
         sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
     if limits.barely_tested:
         counted = [f"{row.name} ({row.support:,})" for row in limits.barely_tested]
-        sentences.append(f"Barely measured, with fewer than {FEW_IMAGES} test images: {_listed(counted)}.")
+        sentences.append(f"Too few test images for a reliable recall (fewer than {FEW_IMAGES}): {_listed(counted)}.")
     if limits.accuracy is not None:
         sentences.append(
             f"Small test set ({metrics.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "

@@ -121,7 +121,7 @@ class DataSettings(Section):
     folds: Count = setting(0, "cross-validation: number of folds of all samples except test; 0: none")
     fold: Count = setting(0, "cross-validation: fold used for validation, from 0")
     shard_mib: Positive = setting(256, "largest packed file, MiB")
-    workers: Count = setting(0, "decoding threads, or processes for source factory; 0: one per core")
+    workers: Count = setting(0, "processes that read samples; 0: one per core")
     factory: Function = setting("none", "your own Dataset, as package.module:function, or none")
     code: Text = setting(
         "src/ratchet/training/custom_dataset.py", "file or folder with the code of data.factory, tracked by DVC"
@@ -164,7 +164,7 @@ class TrainingSettings(Section):
     accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
 
     loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
-        "cross-entropy", "all except cross-entropy compare with one-hot targets"
+        "cross-entropy", "loss function; all except cross-entropy use one-hot targets"
     )
     label_smoothing: Fraction = setting(0.1, "share of each target that is spread over all classes")
     class_weights: (
@@ -292,7 +292,7 @@ class GateSettings(Section):
     champion: Literal["better", "not-worse"] = setting(
         "better", "required result against the champion on the same samples"
     )
-    tolerance: Fraction = setting(0.0, "loss of accuracy that not-worse allows")
+    tolerance: Fraction = setting(0.0, "largest drop in accuracy that not-worse accepts, as a share")
     confidence: Confidence = setting(
         0.95, "confidence of all comparisons together, with one champion on the same test samples"
     )
@@ -305,9 +305,9 @@ class GateSettings(Section):
     reserved_fraction: Fraction = setting(
         0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"
     )
-    slice_tolerance: Fraction = setting(0.0, "loss of accuracy allowed on a slice, against the champion")
+    slice_tolerance: Fraction = setting(0.0, "largest drop in accuracy on a slice against the champion, as a share")
     calibration_error: Share = setting(
-        0.25, "limit for the calibration error (ECE), exceeded if significant; 1: no rule"
+        0.25, "highest calibration error (ECE); a model fails only if it is significantly above; 1: no rule"
     )
     latency_factor: Amount = setting(4.0, "longest latency, as a factor of the champion's; 0: no rule")
     size_factor: Amount = setting(10.0, "largest weights, as a factor of the champion's; 0: no rule")
@@ -410,7 +410,7 @@ class AlertSettings(Section):
         (), "e-mail addresses of the recipients; empty: no e-mail"
     )
     email_from: Annotated[str, Field(pattern=f"^auto$|{_MAILBOX}")] = setting(
-        "auto", "e-mail address of the sender; auto: ratchet@ this machine"
+        "auto", "e-mail address of the sender; auto: ratchet@HOSTNAME"
     )
 
     smtp: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$")] = setting(

@@ -92,16 +92,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Started] = []
 
     def begin(program: str, *, grace: float = 20.0) -> Started:
-        workspace, service = Workspace(tmp_path), launch(tmp_path, program, grace=grace)
-        process = start_supervisor(workspace, [service])
-        started.append(Started(workspace, process, service.service.mark, Path(service.service.log)))
+        workspace, launched = Workspace(tmp_path), launch(tmp_path, program, grace=grace)
+        process = start_supervisor(workspace, [launched])
+        started.append(Started(workspace, process, launched.service.mark, Path(launched.service.log)))
         until((tmp_path / "started").exists)
         return started[-1]
 
     yield begin
-    for service in started:
-        service.record.end()
-        service.process.wait()
+    for supervisor in started:
+        supervisor.record.end()
+        supervisor.process.wait()
 
 
 def test_dead_service_restarts_after_its_processes_have_ended(start: Start, tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_services_end_in_reverse_order_each_with_its_last_command(tmp_path: Path
         say = f"import pathlib; pathlib.Path('order').open('a').write('{name} ')"
         leave = f"import signal, sys, time; signal.signal(15, lambda *_: ({say.partition('; ')[2]}, sys.exit()))"
         program = f"import pathlib; {leave}; pathlib.Path('{name}').touch(); time.sleep(600)"
-        service = launch(tmp_path, program, name=name)
+        launched = launch(tmp_path, program, name=name)
         last = [sys.executable, "-c", say.replace(f"{name} ", f"last-of-{name} ")]
-        return Launch(service.service, service.command, service.environment, last)
+        return Launch(launched.service, launched.command, launched.environment, last)
 
     workspace, ended = Workspace(tmp_path), list[str]()
     process = start_supervisor(workspace, [ends("server"), ends("worker")])
@@ -189,12 +189,12 @@ def test_services_end_in_reverse_order_each_with_its_last_command(tmp_path: Path
 
 
 def test_run_of_a_killed_tied_service_ends(tmp_path: Path) -> None:
-    service = launch(tmp_path, WORKER)
-    servers = TiedServers(Workspace(tmp_path), [service])
+    launched = launch(tmp_path, WORKER)
+    servers = TiedServers(Workspace(tmp_path), [launched])
     until((tmp_path / "started").exists)
-    [worker] = [pid for pid in marked(service.service.mark) if os.getsid(pid) != pid]
+    [worker] = [pid for pid in marked(launched.service.mark) if os.getsid(pid) != pid]
     os.kill(worker, signal.SIGKILL)
-    until(lambda: not marked(service.service.mark))
+    until(lambda: not marked(launched.service.mark))
     assert (tmp_path / "left").exists()
     servers.stop()
 

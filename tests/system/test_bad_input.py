@@ -84,7 +84,7 @@ def task_states(project: Any) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "text"),
     [
         ("training.epoch=3", "training.epoch: unknown key (value 3). Did you mean training.epochs?"),
         ("training.epochs=three", "training.epochs: found 'three'. Allowed: a whole number, at least 1"),

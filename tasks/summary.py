@@ -16,7 +16,7 @@ from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.trained_model import TrainedModel
 
-__all__ = ["model_line", "newest_checkpoint", "print_summary", "summary"]
+__all__ = ["card_place", "model_line", "newest_checkpoint", "print_summary", "summary"]
 
 _COLUMNS = 100
 _NEXT = {
@@ -27,7 +27,7 @@ _NEXT = {
 
 
 def print_summary(params: Params, workspace: Workspace, *, title: str | None = None) -> None:
-    """Print the summary of the last run, in lines of at most 100 columns; only the report's URL may be longer."""
+    """Print the summary of the last run, in lines of at most 100 columns; only URLs may be longer."""
     from rich.console import Console
 
     lines = summary(params, workspace)
@@ -63,7 +63,7 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         "test": evaluation.summary,
         **_cost(workspace, trained),
         "report": workspace.report.as_uri(),
-        **({"model card": "card/card.html in the MLflow run's artifacts"} if registration.version else {}),
+        **({"model card": card_place(workspace, registration.run_id)} if registration.version else {}),
         "checkpoint": newest_checkpoint(workspace),
         "MLflow run": f"{registration.run_id} in {params.tracking.uri}",
     }
@@ -85,6 +85,12 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
     if state.champion and state.champion != number:
         line += f"; champion is version {state.champion}"
     return line
+
+
+def card_place(workspace: Workspace, run_id: str) -> str:
+    """Return the model card's URL if MLflow's artifacts are in the project folder, else its place among them."""
+    card = workspace.mlruns / "artifacts" / run_id / "artifacts" / "card" / "card.html"
+    return card.as_uri() if card.exists() else "card/card.html in the MLflow run's artifacts"
 
 
 def newest_checkpoint(workspace: Workspace) -> str:

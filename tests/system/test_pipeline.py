@@ -167,6 +167,7 @@ def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: RunRecord)
     version = client.get_model_version(NAME, "1")
     run = client.get_run(run_id)
     card = Path(run.info.artifact_uri.removeprefix("file://")) / "card"
+    assert f"model card  {(card / 'card.html').as_uri()}\n" in first.output
     assert {path.name for path in card.iterdir()} == {"card.md", "card.html", "sbom.cdx.json"}
     text = (card / "card.md").read_text()
     assert text.startswith(f"# {NAME}, version 1\n\nClassifies images into 10 classes: 0, 1, 2, 3,")

@@ -10,7 +10,7 @@ from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks import summary
 from tasks.register import Registration
-from tasks.summary import newest_checkpoint, print_summary
+from tasks.summary import card_place, newest_checkpoint, print_summary
 
 RULE = AccuracyResult(True, Interval(0.97, 0.99, 1.0), confidence=0.95, minimum=0.5, images=287)
 LINES = {
@@ -24,7 +24,7 @@ LINES = {
 
 
 def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the report's URL may be longer than 100 columns; it must not be broken."""
+    """Only URLs may be longer than 100 columns; they must not be broken."""
     monkeypatch.setattr(summary, "summary", lambda params, workspace: LINES)
     registration = Registration(
         passed=True, summary="", verdict=Verdict(True, (RULE,) * 8), model="digits", version="2", aliases=(),
@@ -38,6 +38,15 @@ def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     printed = " ".join(" ".join(lines).split())
     assert all(f"{caption} {text}" in printed for caption, text in LINES.items())
     assert "Next: ratchet up" in printed
+
+
+def test_model_card_is_a_url_if_it_is_on_this_machine(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert card_place(workspace, "8e95") == "card/card.html in the MLflow run's artifacts"
+    card = tmp_path / "mlruns" / "artifacts" / "8e95" / "artifacts" / "card" / "card.html"
+    card.parent.mkdir(parents=True)
+    card.touch()
+    assert card_place(workspace, "8e95") == card.as_uri()
 
 
 def test_summary_names_only_existing_checkpoints(tmp_path: Path) -> None:

@@ -76,10 +76,12 @@ def build_sbom(subject: SbomSubject, lock: Path) -> str:
     components = {name: distribution.component(pinned) for name, distribution in distributions.items()}
     for component in (python, data, *components.values()):
         bom.components.add(component)
+    roots = set(components)  # distributions that no other one needs: the model depends on these
     for name, component in components.items():
-        needed = sorted(_dependencies(distributions[name], distributions))
-        bom.register_dependency(component, [python, *map(components.__getitem__, needed)])
-    bom.register_dependency(model, [python, data, *components.values()])
+        needed = _dependencies(distributions[name], distributions)
+        bom.register_dependency(component, [python, *(components[other] for other in sorted(needed))])
+        roots -= needed - {name}
+    bom.register_dependency(model, [python, data, *(components[name] for name in sorted(roots))])
     content = json.loads(JsonV1Dot6(bom).output_as_string())
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

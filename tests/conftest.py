@@ -1,4 +1,4 @@
-"""What every room shares: copies of the project to run in, and a guard that no test leaves a trace.
+"""Shared by all tests: copies of the project to run in, and a guard that no test leaves a trace.
 
 A copy is made of the files that git knows of, those not yet committed included, with the shipped settings shrunk.
 """
@@ -382,13 +382,15 @@ def _digest(content: object) -> str:
 
 def _files() -> frozenset[str]:
     """What lies where a run would leave something: at the top, and in the outputs' folders."""
-    found = {path.name for path in REPOSITORY.iterdir() if not path.name.endswith("_cache")} - {".hypothesis"}
+    paths = {path.name for path in REPOSITORY.iterdir() if not path.name.endswith("_cache")} - {".hypothesis"}
     for name in OUTPUTS:
-        found |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / name).rglob("*")}
-    return frozenset(found)
+        paths |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / name).rglob("*")}
+    return frozenset(paths)
 
 
 def _difference(before: object, after: object) -> str:
     if isinstance(before, frozenset) and isinstance(after, frozenset):
-        return ", ".join([f"+{one}" for one in sorted(after - before)] + [f"-{one}" for one in sorted(before - after)])
+        return ", ".join(
+            [f"+{path}" for path in sorted(after - before)] + [f"-{path}" for path in sorted(before - after)]
+        )
     return f"{before} -> {after}"

@@ -18,29 +18,29 @@ GRACE = 30.0  # seconds between SIGTERM and SIGKILL: a supervisor gives a flow r
 
 def marked(token: str) -> list[psutil.Process]:
     """The live processes of the session, except this one."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             named = token in process.environ().get(MARK, "").split(":")
             if named and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):  # it has ended, or is another user's
             continue
-    return found
+    return processes
 
 
 def end(token: str) -> None:
     """Send SIGTERM to supervisors, which end their services, and to all processes without one. SIGKILL follows."""
-    deadline, asked = time.monotonic() + GRACE, set[int]()
+    deadline, signalled = time.monotonic() + GRACE, set[int]()
     while processes := marked(token):
         late = time.monotonic() > deadline
         for process in processes:
-            if late or (process.pid not in asked and not _supervised(process)):
+            if late or (process.pid not in signalled and not _supervised(process)):
                 try:
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 except psutil.NoSuchProcess:
                     continue
-                asked.add(process.pid)
+                signalled.add(process.pid)
         time.sleep(0.1)
 
 

@@ -17,12 +17,12 @@ from ratchet.training import open_split
 
 @pytest.mark.system
 def test_every_measurement_can_be_asked_for() -> None:
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
     assert len(named) == 13
-    assert all(name in said for name in named)
+    assert all(name in output for name in named)
 
 
 def test_packed_set_repeats_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def test_table_marks_claims_that_are_not_met(tmp_path: Path, capsys: pytest.Capt
     rows = [Row("speed", "here", "2.9", ">= 3", False), Row("time", "here", "1 s")]
     to = ["--json", str(tmp_path / "rows.json")]
     show(rows, described="a machine", arguments=options(None).parse_args(to))
-    said = capsys.readouterr().out.splitlines()
-    assert said[2].endswith("NO")
-    assert said[3].endswith("1 s")
+    output = capsys.readouterr().out.splitlines()
+    assert output[2].endswith("NO")
+    assert output[3].endswith("1 s")
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is False
     show(rows, described="a machine", arguments=options(None).parse_args([*to, "--quick"]))
     assert "NO\n" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What work costs is measured on real work: threads and children count, counters that begin again are followed."""
+"""The cost of work, measured on real work: threads and children count, counters that begin again are followed."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ def end_inner_session(test: str, number: int, place: Path) -> tuple[list[psutil.
 
 
 def until_gone(processes: list[psutil.Process]) -> None:
-    while [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
+    while [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
         time.sleep(0.1)
 
 

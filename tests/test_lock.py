@@ -19,7 +19,10 @@ OURS = {"ratchet", "tasks", "flows"}
 def pins(name: str) -> dict[str, str]:
     """Version by canonical name."""
     text = (REPOSITORY / name).read_text()
-    return {canonicalize_name(one): version for one, version in re.findall(r"^(\S+?)==(\S+)", text, re.MULTILINE)}
+    return {
+        canonicalize_name(distribution): version
+        for distribution, version in re.findall(r"^(\S+?)==(\S+)", text, re.MULTILINE)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def tools() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> dict[str, Any]:
+def requirements() -> dict[str, Any]:
     content: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     return content
 
@@ -58,11 +61,11 @@ def test_every_pin_has_a_hash() -> None:
 
 
 def test_the_locks_hold_what_the_project_asks_for(
-    asked: dict[str, Any], production: dict[str, str], tools: dict[str, str]
+    requirements: dict[str, Any], production: dict[str, str], tools: dict[str, str]
 ) -> None:
-    groups = asked["dependency-groups"]
+    groups = requirements["dependency-groups"]
     for wanted, lock in (
-        (asked["project"]["dependencies"] + groups["setup"], production),
+        (requirements["project"]["dependencies"] + groups["setup"], production),
         (groups["dev"], tools),
     ):
         for requirement in map(Requirement, wanted):
@@ -70,10 +73,14 @@ def test_the_locks_hold_what_the_project_asks_for(
             assert pinned in requirement.specifier, f"{requirement}: pinned to {pinned}: run `make lock`"
 
 
-def test_what_the_product_imports_is_in_the_production_lock(asked: dict[str, Any], production: dict[str, str]) -> None:
+def test_what_the_product_imports_is_in_the_production_lock(
+    requirements: dict[str, Any], production: dict[str, str]
+) -> None:
     """Except extras, which the product asks for by name when it needs one."""
-    extras = asked["project"]["optional-dependencies"]
-    known = production.keys() | {canonicalize_name(Requirement(one).name) for extra in extras.values() for one in extra}
+    extras = requirements["project"]["optional-dependencies"]
+    known = production.keys() | {
+        canonicalize_name(Requirement(distribution).name) for extra in extras.values() for distribution in extra
+    }
     providers = packages_distributions()
     imported: dict[str, Path] = {}
     for top in ("src", "tasks", "flows"):
@@ -88,6 +95,6 @@ def test_what_the_product_imports_is_in_the_production_lock(asked: dict[str, Any
     missing = {
         name: str(imported[name])
         for name in others
-        if not {canonicalize_name(one) for one in providers.get(name, [name])} & known
+        if not {canonicalize_name(distribution) for distribution in providers.get(name, [name])} & known
     }
     assert missing == {}

@@ -33,7 +33,7 @@ WORDS = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b", re.IGNORECASE)
 
 def texts() -> list[Path]:
     files = [path for folder in PYTHON for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", ".j2")]
-    files += (REPOSITORY / "tests").glob("*/**/*.py")
+    files += (path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__))
     return sorted(files + [path for pattern in TEXT for path in REPOSITORY.glob(pattern)])
 
 

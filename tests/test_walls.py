@@ -81,7 +81,7 @@ inputs = TrainingInputs(train, validation, spec, plan, identity={"data": "made h
 assert isinstance(finished, Finished) and finished.step == 6
 save_model(folder, finished.weights, spec, about={})
 assert predict_logits(load_model(folder)[0], validation).shape == (8, 2)
-assert "torch._dynamo" not in sys.modules  # the compiler: over a second, and nobody asked for it
+assert "torch._dynamo" not in sys.modules  # the compiler: over a second, which is needless here
 print("trained to step", finished.step)
 """
 )
@@ -150,7 +150,7 @@ print("heavy:", sorted(heavy & set(sys.modules)))
 
 def modules(room: str) -> list[str]:
     package = importlib.import_module(room)
-    return [room, *(found.name for found in pkgutil.walk_packages(package.__path__, f"{room}."))]
+    return [room, *(module.name for module in pkgutil.walk_packages(package.__path__, f"{room}."))]
 
 
 @pytest.mark.parametrize("name", modules("ratchet.training"))

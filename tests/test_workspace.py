@@ -1,4 +1,4 @@
-"""Who holds the workspace: one run at a time, others are told which, and a dead holder holds nothing."""
+"""The lock of a workspace: one run at a time; others name its holder; a dead holder has no lock."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """As another shell has it: not started by whoever holds the workspace."""
+    """As in another shell: not started by the holder of the workspace."""
     mine = {name: value for name, value in os.environ.items() if name != "RATCHET_HOLDER"}
     return {**mine, "PYTHONPATH": str(SOURCE), **more}
 
@@ -89,9 +89,9 @@ def test_a_second_process_is_told_who_holds_it(workspace: Workspace) -> None:
     with holder(workspace) as other:
         with pytest.raises(WorkspaceBusy) as caught, workspace.hold("a test"):
             pass
-        told = str(caught.value)
-        assert f"held by a long training (process {other.pid}) since " in told
-        assert f"`kill {other.pid}`" in told
+        message = str(caught.value)
+        assert f"held by a long training (process {other.pid}) since " in message
+        assert f"`kill {other.pid}`" in message
         assert attempt(workspace).stderr.startswith("WorkspaceBusy: ")
     with workspace.hold("a test"):
         assert attempt(workspace).stderr.startswith("WorkspaceBusy: ")

@@ -40,7 +40,7 @@ def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "Next: ratchet up" in printed
 
 
-def test_model_card_is_a_url_if_it_is_on_this_machine(tmp_path: Path) -> None:
+def test_model_card_on_this_machine_is_a_url(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert card_place(workspace, "8e95") == "card/card.html in the MLflow run's artifacts"
     card = tmp_path / "mlruns" / "artifacts" / "8e95" / "artifacts" / "card" / "card.html"

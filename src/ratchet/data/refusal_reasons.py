@@ -1,8 +1,9 @@
 """Every reason why a sample is refused: its rule, the value that the quarantine table shows, and the fix.
 
 Schemas name the rules: image_rules.py, listing_rules.py, custom_dataset.py. A file that is not the expected image is
-`unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). This module imports no other
-library, because worker processes import it.
+`unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). The value of an image whose
+pixels cannot be decoded is the decoder's message (reading/images.py). This module imports no other library, because
+worker processes import it.
 """
 
 from collections.abc import Mapping

@@ -204,7 +204,7 @@ class Decoder:
         except PermissionError as error:
             return Facts(permitted=False, problem=error.strerror), None
         except Exception as error:  # readers of disks and data sets raise errors of any type; keep the reason
-            return Facts(readable=False, problem=_problem(error)), None
+            return Facts(readable=False, problem=_decoder_message(error)), None
         if isinstance(content, tuple):
             return self._read_array(*content)
         if isinstance(content, bytes):
@@ -220,7 +220,7 @@ class Decoder:
                 facts.content = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
                 file.seek(0)
             except OSError as error:
-                return Facts(permitted=True, readable=False, problem=_problem(error)), None
+                return Facts(permitted=True, readable=False, problem=_decoder_message(error)), None
             return self._open(facts, file)
 
     def _read_array(self, image: Image.Image, label: int | None) -> tuple[Facts, NDArray[np.uint8] | None]:
@@ -246,14 +246,14 @@ class Decoder:
                 elif known and image.format != "MPO":
                     facts.frames = int(getattr(image, "n_frames", 1))
             except Exception as error:  # see above
-                facts.readable, facts.problem = False, _problem(error)
+                facts.readable, facts.problem = False, _decoder_message(error)
                 return facts, None
             facts, pixels = self._decode(facts, image)
             if pixels is not None and self.full_size:
                 try:
                     facts.full_pixels = _digest_at_full_size(image, file, size=(facts.width, facts.height))
                 except Exception as error:  # see above; some damage shows only at full size
-                    facts.readable, facts.problem, facts.pixels = False, _problem(error), None
+                    facts.readable, facts.problem, facts.pixels = False, _decoder_message(error), None
                     return facts, None
             return facts, pixels
 
@@ -265,7 +265,7 @@ class Decoder:
         """
         file.seek(0)
         kind = identify(file.read(HEAD))
-        detail = None if isinstance(error, UnidentifiedImageError) else _problem(error)
+        detail = None if isinstance(error, UnidentifiedImageError) else _decoder_message(error)
         decodable = kind is not None and (kind.decodable or (kind.name == "heif" and self.heif))
         is_decoder_missing = not decodable and not (kind and kind.name == "avif" and features.check("avif"))
         if kind and kind.image and is_decoder_missing:
@@ -299,7 +299,7 @@ class Decoder:
                 return facts, None
             pixels = to_pixels(image, size=self.shape[0], channels=self.shape[1], depth=self.depth)
         except Exception as error:  # see above
-            facts.readable, facts.problem = False, _problem(error)
+            facts.readable, facts.problem = False, _decoder_message(error)
             return facts, None
         facts.pixels = hashlib.sha256(pixels.data).hexdigest()
         return facts, pixels
@@ -339,7 +339,7 @@ def _digest_at_full_size(image: Image.Image, file: BinaryIO, *, size: tuple[int 
         return full_digest(whole)
 
 
-def _problem(error: Exception) -> str:
+def _decoder_message(error: Exception) -> str:
     """Return an error's message without absolute paths and memory addresses, so that it is the same everywhere."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -113,7 +113,7 @@ class Project:
         return {path.relative_to(self.root).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
 
     def clone(self, root: Path) -> "Project":
-        """What is committed here, in another folder."""
+        """The committed files of this repository, in another folder."""
         home = root.with_name(f"{root.name}-home")
         home.mkdir()
         self.good("git", "clone", "--quiet", str(self.root), str(root))
@@ -202,7 +202,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def unprivileged() -> tuple[str, ...]:
-    """What to write before a command so that it runs as a user whom permissions bind."""
+    """The start of a command that runs as a user to whom permissions apply."""
     if os.geteuid() != 0:
         return ()
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
@@ -381,7 +381,7 @@ def _digest(content: object) -> str:
 
 
 def _files() -> frozenset[str]:
-    """What lies where a run would leave something: at the top, and in the outputs' folders."""
+    """Paths at the top and in the outputs' folders, where a run would leave something."""
     paths = {path.name for path in REPOSITORY.iterdir() if not path.name.endswith("_cache")} - {".hypothesis"}
     for name in OUTPUTS:
         paths |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / name).rglob("*")}

@@ -16,7 +16,7 @@ from commands.app import exit_on_sigterm, interruptible, new_group, project_fold
 from ratchet.errors import SettingsError
 from ratchet.workspace import Workspace
 
-HELP_SECONDS = 0.3  # of CPU
+HEAVY = {"dvc", "filelock", "mlflow", "numpy", "pandas", "pandera", "polars", "prefect", "pydantic", "rich", "torch"}
 
 
 def new_app(command: Callable[[], None]) -> typer.Typer:
@@ -101,21 +101,21 @@ def test_sigterm_runs_cleanup_and_exits_with_143() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_help_is_fast_and_fits_100_columns() -> None:
-    """CPU time of the child process; the fastest of five, because other processes slow it down."""
+def test_help_imports_little_and_fits_100_columns() -> None:
+    """Imports decide its time: 0.15 s of CPU without these packages, seconds with torch or prefect."""
     program = """
-        import os, sys
+        import sys
         sys.argv = ["ratchet", "--help"]
         from commands.cli import main
         try:
             main()
         finally:
-            print(sum(os.times()[:2]), file=sys.stderr)
+            print(*sys.modules, file=sys.stderr)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     environment = os.environ | {"COLUMNS": "100"}
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(5)]
-    assert min(float(done.stderr) for done in runs) < HELP_SECONDS
-    lines = runs[0].stdout.splitlines()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert not HEAVY & set(done.stderr.split())
+    lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("  ") for line in lines) > 20

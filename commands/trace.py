@@ -143,6 +143,8 @@ class _Search:
             return f"the commit {name}"
         if run.run_name == name:
             return f"the MLflow run named {name}"
+        if _HASH.match(name):  # the evidence of data is a DVC hash, which `_hash` describes
+            return None
         evidence = self.sealed.evidence(run)[0] or {}
         paths = sorted(path for path, digest in evidence.items() if digest == name)
         return f"the SHA-256 of {', '.join(paths)}" if paths else None

@@ -19,7 +19,7 @@ def test_card_shows_classes_images_and_quarantine(two_classes) -> None:
     two_classes.ingest()
     page = page_of(two_classes)
     assert "80 samples of 2 classes" in page
-    assert "first version" in page
+    assert "First version" in page
     assert "tiny &lt;b&gt;.png" in page
     assert "<b>.png" not in page
     assert "too-small" in page

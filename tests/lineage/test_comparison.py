@@ -76,7 +76,7 @@ def test_the_difference_is_a_paired_bootstrap_with_the_settings() -> None:
     expected = paired_difference(b.score, a.score, resamples=300, confidence=0.8, seed=7)
     answers = compare_answers(a, b, settings)
     assert answers.accuracy == expected
-    assert f"{100 * expected.value:+.2f} points in accuracy (80% CI" in answers.summary
+    assert f"{100 * expected.value:+.2f} points in accuracy (80 % CI" in answers.summary
     assert len(answers.better) - len(answers.worse) == round(200 * expected.value)
 
 

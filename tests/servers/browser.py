@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -51,11 +52,13 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path, names: dict[str, str]) -> Iterator[Browser]:
-    """Yield a browser that ends on leaving; its profile is in `folder`."""
+    """Yield a browser that ends on leaving; the driver's log is in `folder`."""
     port = free_port("127.0.0.1")
     assert DRIVER
+    # A path of its own: Chromium's socket is in the profile, and a socket's path has at most 107 characters.
+    profile = Path(tempfile.mkdtemp())
     with (folder / "chromedriver.log").open("wb") as log:
-        process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=log, stderr=log, env=_environment(folder))
+        process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=log, stderr=log, env=_environment(profile))
     try:
         driver = f"http://127.0.0.1:{port}"
         while True:
@@ -73,6 +76,7 @@ def chromium(folder: Path, names: dict[str, str]) -> Iterator[Browser]:
     finally:
         process.terminate()
         process.wait()
+        shutil.rmtree(profile, ignore_errors=True)  # a process of Chromium may still write into it
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ from ratchet.request_filter import BasicAuthentication, RequestFilter
 from ratchet.servers import prefect_server, start
 from ratchet.servers.addresses import own_origins
 from ratchet.servers.ports import free_port
+from ratchet.servers.private import TiedServers
+from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
 
 HOST = "127.0.0.1"
@@ -219,13 +221,13 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_USERNAME", "ana")
         patch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-        starting = start.start_mlflow(workspace, host=HOST, port=port, tracking_uri=uri, artifacts=files)
+        settings = PlatformSettings(host=HOST, mlflow_port=port)
+        servers = TiedServers(workspace, [start.mlflow_launch(workspace, settings, tracking_uri=uri, artifacts=files)])
     try:
-        start.wait_until_ready([starting], up=lambda service, seconds: None)
+        servers.wait()
         yield port
     finally:
-        starting.service.end(grace=5.0)
-        starting.process.wait()
+        servers.stop()
 
 
 @pytest.mark.slow

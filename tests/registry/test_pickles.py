@@ -193,6 +193,21 @@ def test_pickles_that_are_too_long_are_reported(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "long"
     path.write_bytes(pickle.dumps(b"x" * 5000, 4))
     assert look(path) == ["a pickle, too long to be read to its end"]
+    monkeypatch.setattr(pickles, "_MAX_OPCODES", 100)
+    path.write_bytes(pickle.dumps(list(range(200)), 0))
+    assert look(path) == ["a pickle, too long to be read to its end"]
+
+
+def test_archives_that_are_too_large_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of nested archives that expand without end stops."""
+    from ratchet.registry import pickles
+
+    monkeypatch.setattr(pickles, "_MAX_TOTAL", 10_000)
+    path = tmp_path / "bomb"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(100):
+            archive.writestr(f"{number}.txt", b" " * 1000)
+    assert look(path) == ["more than can be searched (10,000 bytes of its content were read), in its member 10.txt"]
 
 
 def test_an_encrypted_member_hides_no_other_member(tmp_path: Path) -> None:

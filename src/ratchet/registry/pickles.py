@@ -20,10 +20,13 @@ from typing import IO, Any
 __all__ = ["find_pickles"]
 
 _MAX_STREAM = 64 * 2**20  # bytes of a stream that are read
+_MAX_TOTAL = 4 * 2**30  # bytes that are read from all archives and compressed streams within one file
+_MAX_OPCODES = 1_000_000  # that are read; text does not have so many valid ones
 _MAX_DEPTH = 4  # archives and compressed streams within one another
 _NAME = re.compile(r"[A-Za-z_][\w.]* [A-Za-z_][\w.]*")  # module and name that an opcode imports
 _CALLS = frozenset({"REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ"})
 _OPCODES = frozenset(opcode.code.encode("latin-1") for opcode in pickletools.opcodes)
+_CUT = "a pickle, too long to be read to its end"
 _UNREADABLE = (EOFError, OSError, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
@@ -36,24 +39,51 @@ def find_pickles(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
-                finding = _search(file)
+                finding = _Search().search(file)
             if finding:
                 yield path.relative_to(folder).as_posix(), finding
 
 
-def _search(file: IO[bytes], depth: int = 0) -> str | None:
-    """Search a seekable stream from its start."""
-    head = file.read(8)
-    file.seek(0)
-    if head.startswith(b"\x93NUMPY"):
-        return _search_array(file)
-    if head.startswith(b"PK\x03\x04"):
-        return _search_members(file, depth) if depth < _MAX_DEPTH else None
-    opened = next((opened for magic, opened in _COMPRESSED.items() if head.startswith(magic)), None)
-    if opened and depth < _MAX_DEPTH:
-        finding = _search(_beginning(opened(file)), depth + 1)
-        return finding and f"{finding}, compressed"
-    return _search_opcodes(_beginning(file)) if head[:1] in _OPCODES else None
+class _Search:
+    """The search of one file. A nested archive can expand without end, so all that is read of it is limited."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_TOTAL
+
+    def search(self, file: IO[bytes], depth: int = 0) -> str | None:
+        """Search a seekable stream from its start."""
+        head = file.read(8)
+        file.seek(0)
+        if head.startswith(b"\x93NUMPY"):
+            return _search_array(file)
+        if head.startswith(b"PK\x03\x04"):
+            return self._search_members(file, depth) if depth < _MAX_DEPTH else None
+        opened = next((opened for magic, opened in _COMPRESSED.items() if head.startswith(magic)), None)
+        if opened and depth < _MAX_DEPTH:
+            finding = self._search_part(opened(file), depth)
+            return finding and f"{finding}, compressed"
+        return _search_opcodes(_beginning(file)) if head[:1] in _OPCODES else None
+
+    def _search_members(self, file: IO[bytes], depth: int) -> str | None:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.infolist():
+                    if member.flag_bits & 1:  # encrypted; the other members can still have pickles
+                        continue
+                    with archive.open(member) as content:
+                        finding = self._search_part(content, depth)
+                    if finding:
+                        return f"{finding}, in its member {member.filename}"
+        except _UNREADABLE:
+            pass  # truncated, or compressed in a way that Python, and so pickle, cannot read
+        return None
+
+    def _search_part(self, content: Any, depth: int) -> str | None:
+        part = _beginning(content)
+        self._left -= part.getbuffer().nbytes
+        if self._left < 0:
+            return f"more than can be searched ({_MAX_TOTAL:,} bytes of its content were read)"
+        return self.search(part, depth + 1)
 
 
 def _search_array(file: IO[bytes]) -> str | None:
@@ -67,28 +97,13 @@ def _search_array(file: IO[bytes]) -> str | None:
     return "a NumPy array of pickled objects" if dtype.hasobject else None
 
 
-def _search_members(file: IO[bytes], depth: int) -> str | None:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for member in archive.infolist():
-                if member.flag_bits & 1:  # encrypted; the other members can still have pickles
-                    continue
-                with archive.open(member) as content:
-                    finding = _search(_beginning(content), depth + 1)
-                if finding:
-                    return f"{finding}, in its member {member.filename}"
-    except _UNREADABLE:
-        pass  # truncated, or compressed in a way that Python, and so pickle, cannot read
-    return None
-
-
 def _search_opcodes(stream: io.BytesIO) -> str | None:
     """Read the opcodes of a pickle up to the first call, or the end."""
     has_header = has_import = has_arguments = False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about escapes in other text
-            for opcode, argument, _ in pickletools.genops(stream):
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
                 name = opcode.name
                 has_header |= name == "PROTO"
                 has_import |= name == "STACK_GLOBAL" or bool(_NAME.fullmatch(str(argument)))
@@ -96,9 +111,11 @@ def _search_opcodes(stream: io.BytesIO) -> str | None:
                 # Other text can begin like a pickle without a header, but it has no call with arguments.
                 if name in _CALLS and has_import and (has_header or has_arguments):
                     return "a pickle with a call"
+                if count == _MAX_OPCODES:
+                    return _CUT
     except (ValueError, OverflowError, MemoryError):
         is_cut = stream.getbuffer().nbytes > _MAX_STREAM
-        return "a pickle, too long to be read to its end" if has_header and is_cut else None
+        return _CUT if has_header and is_cut else None
     return "a pickle" if has_header else None
 
 

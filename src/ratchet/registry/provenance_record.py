@@ -57,8 +57,8 @@ class Provenance:
     """Everything that decides a training. A value that does not exist (no git, no flow) is None.
 
     `inputs` are the digests of data, settings, code and pretrained weights that name the training. `weights`,
-    `mlflow_run` and `training` are None until the training is over. A new field needs a default: records are kept for
-    ever, and old ones must still be readable.
+    `mlflow_run` and `training` are None until the training is over. A new field needs a default: records are kept
+    permanently, and old ones must still be readable.
     """
 
     __pydantic_config__: ClassVar["ConfigDict"] = STRICT

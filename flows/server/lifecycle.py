@@ -215,7 +215,10 @@ class _Startup:
                 f"{', '.join(services)} are up. Fix: `ratchet down`, then `ratchet up`"
             )
         if server := services.get("prefect"):
-            environment = psutil.Process(server.pid).environ() if server.pid else os.environ
+            try:
+                environment: Mapping[str, str] = psutil.Process(server.pid).environ() if server.pid else os.environ
+            except psutil.Error:  # it has died since the record was written
+                environment = os.environ
             require_secrets(self.params.alerts, environment)
         failures = {}
         for name, service in services.items():

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
-from ratchet.errors import RegistryError
+from ratchet.errors import DataError, RegistryError
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import ChampionResult, LeftOut, Verdict
 from ratchet.registry.promotion import Promotions
@@ -211,3 +211,16 @@ def test_samples_are_matched_by_group_in_any_order(pets: Pets, tmp_path: Path) -
     write_samples(tmp_path / "b.parquet", type(train)(*(values[order] for values in vars(train).values())))
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert read_samples(tmp_path / "a.parquet").are_in(train).all()
+
+
+def test_predictions_of_other_images_are_refused(pets: Pets) -> None:
+    """The order counts too: scores are compared with the champion's row by row."""
+    pets.pack(by_position)
+    run = pets.train(seed=2)
+    path = pets.workspace.reports / "predictions.parquet"
+    pl.read_parquet(path).reverse().write_parquet(path, metadata=pl.read_parquet_metadata(path))
+    with pytest.raises(
+        DataError, match=r"its images are not the test images of data/packed\. Fix: `dvc repro evaluate`"
+    ):
+        pets.judge(run)
+    assert pets.judgements() == []

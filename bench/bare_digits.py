@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 packed, epochs, batch_size, peak_rate = Path(sys.argv[1]), 30, 64, 2e-3
-manifest = json.loads((packed / "manifest.json").read_text())
+scale = json.loads((packed / "manifest.json").read_text())["input"]
 
 
 def read(split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all pixels, normalised, and the labels of a split."""
     images = np.load(packed / split / "images-00000.npy").astype(np.float32)
-    pixels = torch.from_numpy((images - manifest["mean"]) / manifest["std"]).float().permute(0, 3, 1, 2)
-    return pixels, torch.from_numpy(np.load(packed / split / "labels.npy"))
+    pixels = torch.from_numpy((images - scale["mean"]) / scale["std"]).float().permute(0, 3, 1, 2)
+    return pixels, torch.from_numpy(np.load(packed / split / "targets.npy"))
 
 
 def block(inside: int, outside: int) -> list[nn.Module]:

@@ -52,7 +52,7 @@ def textbook(packed: Path, workers: int) -> Timing:
 
         def __init__(self) -> None:
             split = open_split(packed, "train")
-            self.images, self.labels = split.gather(np.arange(len(split))), np.asarray(split.labels)
+            self.images, self.labels = split.images(np.arange(len(split))), np.asarray(split.targets)
             self.transform = transforms.Compose(
                 [
                     transforms.RandomCrop(SIDE, padding=_PADDING),
@@ -113,7 +113,7 @@ class Batched(Dataset[Any]):
 
     def __getitems__(self, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = np.array(rows)
-        return torch.from_numpy(self.split.gather(chosen)), torch.from_numpy(np.asarray(self.split.labels[chosen]))
+        return torch.from_numpy(self.split.images(chosen)), torch.from_numpy(self.split.host_targets(chosen))
 
 
 def _batched_loader(packed: Path, workers: int) -> DataLoader[Any]:

@@ -52,7 +52,7 @@ assert train_flow(return_state=True).is_completed()
 """
 _TINY = {
     "training.epochs": 1, "training.doctor": "never",
-    "gate.minimum_accuracy": 0.0, "gate.latency_factor": 0.0, "gate.size_factor": 0.0,  # the script has no champion
+    "gate.minimum": 0.0, "gate.latency_factor": 0.0, "gate.size_factor": 0.0,  # the script has no champion
 }  # fmt: skip
 _MOST_TIMES, _MOST_SECONDS = 1.5, 6.0
 _WAITING = 30.0  # seconds in which the idle servers are measured

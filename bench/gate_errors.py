@@ -25,7 +25,7 @@ __all__ = ["measure"]
 PARTS = ("one", "slices", "nights", "series")
 
 _SLICES = 10
-_NOT_WORSE = GateSettings(minimum_accuracy=0.0, champion="not-worse", tolerance=0.01)
+_NOT_WORSE = GateSettings(minimum=0.0, champion="not-worse", tolerance=0.01)
 _NIGHTS = 90
 _BETTER_NIGHT = 30
 

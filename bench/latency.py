@@ -28,12 +28,12 @@ def measure(rounds: int, *, load: int, quick: bool) -> list[Row]:
     """Return the rows of the table."""
     import torch
 
-    from ratchet.training import ModelSpec, build
+    from ratchet.training import build, image_spec
 
     rounds, limit = 2 if quick else rounds, GateSettings().latency_factor
     with torch.random.fork_rng(), torch.inference_mode(), _busy(load):
         torch.manual_seed(1)
-        model = build(ModelSpec("convnet", tuple("abcdefghij"), 1, 8, 8, (0.5,), (0.25,))).eval()
+        model = build(image_spec("convnet", tuple("abcdefghij"), 1, 8, 8, (0.5,), (0.25,))).eval()
         images = torch.zeros(64, 1, 8, 8, dtype=torch.uint8)
 
         def ask(rows: int, times: int) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
 from ratchet.data.pack import write_array
+from ratchet.kinds import Classes, ImageInput
 
 __all__ = ["ROOT", "SIDE", "Clone", "Project", "StageRun", "pack", "scratch", "source"]
 
@@ -68,14 +69,13 @@ def pack(folder: Path, *, rows: int, held_out: int = 1_000) -> str:
             shards.append(Shard(packed.file, len(images_of_shard), packed.sha256))
         splits[split] = SplitFiles(
             rows=count,
-            shards=tuple(shards),
-            labels=write_array(folder / split, "labels", labels[chosen]),
+            arrays={"images": tuple(shards)},
+            targets=write_array(folder / split, "targets", labels[chosen]),
             keys=write_array(folder / split, "keys", np.arange(count, dtype=np.uint64)),
         )
     manifest = Manifest.sealed(
-        {"source": name, "quarantined": 0, "quarantined_by_rule": {}}, format=FORMAT, kind="image", name="bench",
-        classes=tuple(map(str, range(_CLASSES))), height=SIDE, width=SIDE, channels=3, mean=_MEAN,
-        std=_STD, splits=splits,
+        {"source": name, "quarantined": 0, "quarantined_by_rule": {}}, format=FORMAT, name="bench",
+        input=ImageInput(SIDE, SIDE, 3, _MEAN, _STD), target=Classes(tuple(map(str, range(_CLASSES)))), splits=splits,
     )  # fmt: skip
     manifest.write(folder)
     return name

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from bench.project import SIDE
-from ratchet.training import ModelSpec, build
+from ratchet.training import ModelSpec, build, image_spec
 from ratchet.training.device import keep_freed_memory
 from ratchet.training.precision import Precision
 
@@ -16,7 +16,7 @@ __all__ = ["seconds_of", "spec_of", "step_on_resident_batch"]
 def spec_of(model: str, *, side: int = SIDE) -> ModelSpec:
     """Return a model for 10 classes of square colour images."""
     grey = (128.0,) * 3
-    return ModelSpec(model, tuple(map(str, range(10))), 3, side, side, mean=grey, std=(64.0,) * 3)
+    return image_spec(model, tuple(map(str, range(10))), 3, side, side, mean=grey, std=(64.0,) * 3)
 
 
 def step_on_resident_batch(
@@ -29,7 +29,7 @@ def step_on_resident_batch(
     keep_freed_memory(device)
     torch.manual_seed(0)
     model = build(spec).to(device).train()
-    images = torch.randint(0, 256, (batch, spec.height, spec.width, 3), dtype=torch.uint8, device=device)
+    images = torch.randint(0, 256, (batch, *spec.image.shape), dtype=torch.uint8, device=device)
     images = images.permute(0, 3, 1, 2)
     if precision.channels_last:
         model = model.to(memory_format=torch.channels_last)

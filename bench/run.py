@@ -22,13 +22,15 @@ from bench import (
     memory,
     precision,
     recipe,
+    texts,
     throughput,
+    tokens,
 )
 from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors", "latency",
+    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts",
 )  # fmt: skip
 
 
@@ -76,6 +78,10 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return gate_errors.measure(2000, quick=quick)
         case "latency":
             return latency.measure(100, load=4, quick=quick)
+        case "texts":
+            return texts.measure(min(rounds, 3), quick=quick)
+        case "tokens":
+            return tokens.measure(min(rounds, 3), quick=quick)
         case _:
             return recipe.measure(min(rounds, 3), quick=quick)
 

@@ -99,6 +99,31 @@ def preflight() -> None:
         raise typer.Exit(run_preflight(workspace))
 
 
+@app.command()
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder with model.json, or NAME/VERSION, NAME@ALIAS.")
+    ],
+    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="The beginning of the text. Repeatable.")],
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Only so many of the most probable tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only the most probable tokens that together reach this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the random numbers; every prompt begins with them.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text that ends it. Repeatable.")] = None,
+    cache: Annotated[bool, typer.Option(help="Keep keys and values; without, the same text takes longer.")] = True,
+) -> None:
+    """Continue a text with a language model."""
+    from commands.generate import generate as print_texts
+    from ratchet.training.generate import Sampling
+
+    sampling = Sampling(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
+    )
+    with interruptible("the text is not complete"):
+        print_texts(model, prompt, sampling, cached=cache)
+
+
 app.add_typer(models)
 app.add_typer(data, name="data")
 

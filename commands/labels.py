@@ -14,6 +14,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
+from ratchet.kinds import Classes, ImageInput
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
@@ -70,14 +71,20 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     manifest = Manifest.read(workspace.packed)
     if manifest.factory is not None:
         raise DataError("data.source: found factory. Allowed for this check: sources whose images are packed")
+    if not isinstance(manifest.input, ImageInput) or not isinstance(manifest.target, Classes):
+        raise DataError(
+            f"the data are of kind {manifest.input.kind} with the problem {manifest.target.problem}. Allowed for this "
+            "check: images with classes"
+        )
+    classes = manifest.target.names
     split = training.open_split(workspace.packed, "train")
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")
     fold, smallest = _folds(index, folds)
     recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
     validation = _CrossValidation(split, fold, watch, runs=folds + len(recipes) - 1)
-    probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(manifest.classes))
-    judgement = judge(probabilities, np.asarray(split.labels), classes=manifest.classes)
-    return Checked(judgement, _named(judgement, index["id"], manifest.classes), recipe.described(folds))
+    probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
+    judgement = judge(probabilities, np.asarray(split.targets), classes=classes)
+    return Checked(judgement, _named(judgement, index["id"], classes), recipe.described(folds))
 
 
 def _folds(index: pl.DataFrame, folds: int) -> tuple[NDArray[np.int64], int]:
@@ -113,13 +120,13 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
             profile=0,
         )  # fmt: skip
         return [_Recipe(job.spec, plan, job.pretrained)]
-    side = min(_MAX_SIDE, manifest.height)
+    side = min(_MAX_SIDE, job.spec.image.height)
     batch = min(500, max(32, rows // 8))
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))
     first = (3 * side // 4,) * (epochs // 3) if side >= 24 else ()
     given = params.training
     plan = replace(
-        make_plan(TrainingSettings(), seed=params.seed),
+        make_plan(TrainingSettings(), job.spec.target, seed=params.seed),
         epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
         momentum=0.6, betas=(0.9, 0.95), weight_decay=0.5, decay_all=False, clip_norm=0.0, schedule="warmup-linear",
         warmup_epochs=0.0, ema_decay=1 - 1 / max(20, math.ceil(rows / batch)), crop_padding=max(1, side // 16),
@@ -145,7 +152,7 @@ class _CrossValidation:
             Probabilities of all samples, float32 (rows, classes), each by a model that was not trained on the sample;
             and the recipe.
         """
-        first, labels = self._fold == 0, np.asarray(self._split.labels)
+        first, labels = self._fold == 0, np.asarray(self._split.targets)
         candidates = [self._predict_fold(recipe, 0) for recipe in recipes]
         accuracies = [(predicted.argmax(axis=1) == labels[first]).mean() for predicted in candidates]
         best = int(np.argmax(accuracies))
@@ -210,7 +217,7 @@ def _store(folder: Path) -> Any:
     return Epochs(folder)
 
 
-def _logits(model: "training.Classifier", split: "training.Split", plan: "training.Plan") -> NDArray[np.float32]:
+def _logits(model: "training.Model", split: "training.Split", plan: "training.Plan") -> NDArray[np.float32]:
     """Return the logits of all rows at the image size of the last epochs: float32 (rows, classes)."""
     import torch
 
@@ -220,7 +227,7 @@ def _logits(model: "training.Classifier", split: "training.Split", plan: "traini
     parts = []
     with torch.inference_mode():
         for rows in split.in_order(_BATCH):
-            images, _ = split.batch(rows, torch.device("cpu"))
+            (images,), _ = split.batch(rows, torch.device("cpu"))
             parts.append(model(resized(images, plan, epoch=plan.epochs)).float())
     logits: NDArray[np.float32] = torch.cat(parts).numpy()
     return logits

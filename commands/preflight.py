@@ -19,6 +19,7 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError
+from ratchet.kinds import Classes, TokensInput
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.scratch_project import Scratch
@@ -33,6 +34,7 @@ __all__ = ["preflight"]
 
 _STEPS = 2
 _REMOVALS = 50  # attempts to remove the temporary folder, over five seconds
+_WRITTEN = 8  # tokens that a language model writes
 _TINY = {
     "data.max_bad_fraction": 1.0,  # one bad sample is a large share of a few
     "data.download": False,
@@ -45,7 +47,8 @@ _TINY = {
     "evaluation.resamples": 100,
     "evaluation.robustness_rows": 4,
     "evaluation.explained_errors": 1,
-    "gate.minimum_accuracy": 0.0,
+    "gate.minimum_metric": "none",
+    "gate.baseline": "report",
     "gate.calibration_error": 1.0,
     "tracking.tensorboard": False,
 }
@@ -69,7 +72,7 @@ class _Preflight:
             "ingest": lambda: self._ingest(params, tiny, scratch),
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
-            "evaluate": lambda: f"{evaluate(tiny, scratch, watch=self).rows} test images predicted and measured",
+            "evaluate": lambda: f"{evaluate(tiny, scratch, watch=self).rows} test samples predicted and measured",
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
         }
@@ -136,10 +139,11 @@ class _Preflight:
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
-        job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed))
+        job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed), packed=scratch.packed)
         plan = job.plan
         train, validation = (
-            open_split(scratch.packed, name, sample_timeout=plan.sample_timeout) for name in ("train", "validation")
+            open_split(scratch.packed, name, job.spec.input, sample_timeout=plan.sample_timeout)
+            for name in ("train", "validation")
         )
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
@@ -183,25 +187,29 @@ class _Preflight:
     def _predict(self, tiny: Params, scratch: Scratch) -> str:
         """Load the registered model as any MLflow user does, and predict one test image."""
         import numpy as np
-        import torch
 
-        from ratchet.data.depth import raw_values
         from ratchet.registry.models import ModelRegistry
-        from ratchet.training import open_split
+        from ratchet.serving.raw_inputs import raw_samples
+        from ratchet.training import load_model, open_split
+        from ratchet.training.token_ids import decode
         from tasks.register import Registration
 
         registered = Registration.load(scratch)
         uri = f"models:/{registered.model}/{registered.version}"
-        images, _ = open_split(scratch.packed, "test").batch(np.arange(1), torch.device("cpu"))
-        image = images.permute(0, 2, 3, 1).numpy()
         manifest = Manifest.read(scratch.packed)
-        if manifest.depth is not None:
-            image = raw_values(image, manifest.depth)
+        _, spec = load_model(scratch.model)
+        if isinstance(spec.input, TokensInput):
+            with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
+                answers: list[str] = list(model.predict([decode([0], spec.input)], {"max_tokens": _WRITTEN}))
+            return f"{uri}, loaded by mlflow.pyfunc, writes {answers[0]!r}"
+        raw = raw_samples(open_split(scratch.packed, "test", spec.input), np.arange(1), manifest.input)
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
-            prediction = np.asarray(model.predict(image))[0]
-        best = int(prediction.argmax())
-        name = manifest.classes[best]
-        return f"{uri}, loaded by mlflow.pyfunc, predicts {name!r} for a test image ({100 * prediction[best]:.0f} %)"
+            prediction = np.asarray(model.predict(raw))[0]
+        answer = f"{', '.join(f'{number:.4g}' for number in prediction)}"
+        if isinstance(manifest.target, Classes):
+            best = int(prediction.argmax())
+            answer = f"{manifest.target.names[best]!r} ({100 * prediction[best]:.0f} %)"
+        return f"{uri}, loaded by mlflow.pyfunc, predicts {answer} for a test {manifest.input.sample}"
 
 
 def preflight(workspace: Workspace) -> int:
@@ -213,8 +221,9 @@ def preflight(workspace: Workspace) -> int:
     from ratchet.training.doctor import describe_finding
 
     params, console = settings.load(workspace.params), new_console()
+    source = params.data.source if params.data.kind == "image" else params.data.path
     console.print(
-        f"[bold]Preflight[/]: {params.data.source}, about {PER_CLASS} samples of each class; "
+        f"[bold]Preflight[/]: {source}, about {PER_CLASS} samples of each class; "
         f"{params.model.called}, {_STEPS} steps\n"
     )
     begun = time.perf_counter()

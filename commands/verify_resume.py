@@ -60,6 +60,11 @@ def verify(
         DataError: there is no packed data.
         TrainingError: a training failed, or ended before it could be killed.
     """
+    if params.model.name == "baseline":
+        raise TrainingError(
+            "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
+            "`ratchet set model.name=auto`"
+        )
     manifest = Manifest.read(workspace.packed)
     begun, clock = datetime.now(UTC), time.monotonic()
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)

@@ -14,9 +14,10 @@ from prefect.artifacts import (
 from flows.server.status import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.metrics import Metrics, read_metrics
+from ratchet.evaluation.metrics import ClassificationMetrics, Metrics, read_metrics
 from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
+from ratchet.reports.problem_sections import target_table
 from ratchet.reports.templating import escaped
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
@@ -62,9 +63,9 @@ def _report(
     lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
     lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
     lines += ["## Test metrics", "", f"| metric | value | {100 * metrics.confidence:.0f} % CI |", "|---|---|---|"]
-    intervals = {"accuracy": metrics.accuracy, "macro F1": metrics.macro_f1, "log-loss": metrics.log_loss}
     lines += [
-        f"| {name} | {metric.value:.4f} | {metric.low:.4f} to {metric.high:.4f} |" for name, metric in intervals.items()
+        f"| {metric.name} | {metric.interval.value:.4f} | {metric.interval.low:.4f} to {metric.interval.high:.4f} |"
+        for metric in metrics.named().values()
     ]
     lines += ["", "## Results", "", "| what | which |", "|---|---|"]
     results = {caption: escaped(text) for caption, text in summary(params, workspace).items()}
@@ -84,6 +85,10 @@ def _report(
 
 
 def _classes(metrics: Metrics) -> list[dict[str, Any]]:
+    """Return a line for each class, number or label."""
+    if not isinstance(metrics, ClassificationMetrics):
+        table = target_table(metrics)
+        return [dict(zip(table.header, map(str, row), strict=True)) for row in table.rows]
     return [
         {
             "class": row.name,

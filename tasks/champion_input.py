@@ -1,4 +1,4 @@
-"""Adaptation of the packed images to the champion's input, and of its answers to the new model's classes."""
+"""Adaptation of the packed samples to the champion's input, and of its answers to the new model's classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.data.manifest import Manifest
+from ratchet.kinds import Classes, ImageInput, Input, TableInput, Target, TextInput, TokensInput
 
 if TYPE_CHECKING:
     import torch
 
-    from ratchet.training import Classifier, ModelSpec, Split
+    from ratchet.evaluation.predictions import Predictions
+    from ratchet.training import Model, Split
+    from ratchet.training.batches import Inputs
 
-__all__ = ["InputAdapter", "right_answers"]
+__all__ = ["InputAdapter", "comparable", "right_answers", "score_as"]
 
 _BATCH = 512
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
@@ -22,62 +24,106 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to gr
 
 @dataclass(frozen=True)
 class InputAdapter:
-    """Conversion of packed images to the input of another model.
+    """Conversion of packed samples to the input of another model."""
 
-    Attributes:
-        height, width, channels: of the model's input.
-        same: no conversion is needed.
-        mismatch: why no conversion is possible; empty if one is.
-    """
+    packed: Input  # as the new model takes them
+    wanted: Input  # of the other model
 
-    height: int
-    width: int
-    channels: int
-    same: bool
-    mismatch: str = ""
+    @property
+    def same(self) -> bool:
+        """Whether no conversion is needed."""
+        if isinstance(self.packed, ImageInput) and isinstance(self.wanted, ImageInput):
+            return self.packed.shape == self.wanted.shape and not self.mismatch
+        # Texts are read from the packed set with the tokenizer of the model.
+        return isinstance(self.wanted, TextInput | TokensInput) or self.packed == self.wanted
 
-    @classmethod
-    def of(cls, spec: "ModelSpec", packed: Manifest) -> "InputAdapter":
-        """Return the adapter from a packed set to the model's input."""
-        shape, theirs = (spec.height, spec.width, spec.channels), (packed.height, packed.width, packed.channels)
-        mismatch = ""
-        if spec.dtype != packed.dtype:
-            mismatch = f"it takes {spec.dtype} pixels, and these are {packed.dtype}"
-        elif spec.channels != packed.channels and {spec.channels, packed.channels} != {1, 3}:
-            mismatch = f"it takes images of {spec.channels} channels, and these have {packed.channels}"
-        return cls(*shape, same=shape == theirs and not mismatch, mismatch=mismatch)
+    @property
+    def mismatch(self) -> str:
+        """Why no conversion is possible; empty if one is."""
+        packed, wanted = self.packed, self.wanted
+        if packed.kind != wanted.kind:
+            return f"it takes samples of kind {wanted.kind}, and these are of kind {packed.kind}"
+        if isinstance(packed, ImageInput) and isinstance(wanted, ImageInput):
+            if wanted.dtype != packed.dtype:
+                return f"it takes {wanted.dtype} pixels, and these are {packed.dtype}"
+            if wanted.channels != packed.channels and {wanted.channels, packed.channels} != {1, 3}:
+                return f"it takes images of {wanted.channels} channels, and these have {packed.channels}"
+        if isinstance(packed, TableInput) and isinstance(wanted, TableInput):
+            missing = {column.name for column in wanted.columns} - {column.name for column in packed.columns}
+            if missing:
+                return f"it takes the column {min(missing)}, which these data do not have"
+            texts = {column.name for column in packed.categorical}
+            changed = {column.name for column in wanted.numeric} & texts
+            if changed:
+                return f"it takes numbers or dates in the column {min(changed)}, which has categories now"
+        return ""
 
-    def images(self, images: "torch.Tensor") -> "torch.Tensor":
-        """Return images (n, channels, height, width) in the model's channels and size, resized with antialiasing."""
-        import torch
-        from torch.nn import functional
-
-        if self.same:
-            return images
-        dtype, images = images.dtype, images.float()
-        if self.channels == 1 and images.shape[1] == 3:
-            images = (images * torch.tensor(_LUMINANCE).view(1, 3, 1, 1)).sum(1, keepdim=True)
-        elif self.channels != images.shape[1]:
-            images = images.expand(-1, self.channels, -1, -1)
-        if tuple(images.shape[2:]) != (self.height, self.width):
-            images = functional.interpolate(images, (self.height, self.width), mode="bilinear", antialias=True)
-        return images.round().clamp(0, 255).to(dtype) if dtype == torch.uint8 else images
-
-    def logits(self, model: "Classifier", test: "Split") -> NDArray[np.float32]:
-        """Return the model's logits for every image, float32 (rows, classes)."""
-        import torch
-
-        from ratchet.training import predict_logits
+    def inputs(self, inputs: "Inputs") -> "Inputs":
+        """Return a batch as the model takes it. Images are resized with antialiasing."""
+        from ratchet.serving.raw_inputs import converted
 
         if self.same:
-            return predict_logits(model, test)
+            return inputs
+        if isinstance(self.wanted, ImageInput):
+            return (_image_batch(inputs[0], self.wanted),)
+        return converted(inputs, self.packed, self.wanted)
+
+    def outputs(self, model: "Model", test: "Split") -> NDArray[np.float32]:
+        """Return the model's outputs for every sample, float32 (rows, outputs)."""
+        import torch
+
+        from ratchet.training import answers
+
+        if self.same:
+            return answers(model, test)[0]
         model, batches = model.to("cpu").eval(), []
         with torch.inference_mode():
             order = list(test.in_order(_BATCH))
-            for images, _ in test.feed(order, torch.device("cpu")):
-                batches.append(model(self.images(images)).float())
-        logits: NDArray[np.float32] = torch.cat(batches).numpy()
-        return logits
+            for inputs, _ in test.feed(order, torch.device("cpu")):
+                batches.append(model(*self.inputs(inputs)).float())
+        outputs: NDArray[np.float32] = torch.cat(batches).numpy()
+        return outputs
+
+
+def _image_batch(images: "torch.Tensor", wanted: ImageInput) -> "torch.Tensor":
+    """Return images (n, channels, height, width) in the wanted channels and size."""
+    import torch
+    from torch.nn import functional
+
+    dtype, images = images.dtype, images.float()
+    if wanted.channels == 1 and images.shape[1] == 3:
+        images = (images * torch.tensor(_LUMINANCE).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    elif wanted.channels != images.shape[1]:
+        images = images.expand(-1, wanted.channels, -1, -1)
+    if tuple(images.shape[2:]) != (wanted.height, wanted.width):
+        images = functional.interpolate(images, (wanted.height, wanted.width), mode="bilinear", antialias=True)
+    return images.round().clamp(0, 255).to(dtype) if dtype == torch.uint8 else images
+
+
+def comparable(ours: Target, theirs: Target) -> bool:
+    """Return whether answers to one target say something about the other: a shared class, or the same targets."""
+    if ours.problem != theirs.problem:
+        return False
+    if isinstance(ours, Classes) and isinstance(theirs, Classes):
+        return bool(set(ours.names) & set(theirs.names))
+    return set(getattr(ours, "names", ())) == set(getattr(theirs, "names", ()))
+
+
+def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Target) -> NDArray[np.float64]:
+    """Return the score of each answer of another model, (rows,), larger is better.
+
+    Args:
+        predictions: of the new model; their targets and thresholds hold for both models.
+        outputs: of the other model for the same rows, (rows, its width).
+        known: target of the other model, which is `comparable`.
+    """
+    from ratchet.evaluation.answers import answers_to, in_terms_of
+
+    target = predictions.target
+    if isinstance(target, Classes) and isinstance(known, Classes) and not predictions.thresholds:
+        return right_answers(outputs, predictions.labels, classes=target.names, known=known.names)
+    converted = in_terms_of(target, outputs, known)
+    return answers_to(target, converted, predictions.targets, thresholds=predictions.thresholds).score
 
 
 def right_answers(

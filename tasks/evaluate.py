@@ -1,15 +1,18 @@
-"""evaluate: measure data/model on the test images and write the metrics to data/reports."""
+"""evaluate: measure data/model on the test samples and write the metrics to data/reports."""
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.data.manifest import split_ids
-from ratchet.evaluation.metrics import read_metrics
+from ratchet.data.manifest import Manifest, split_ids
+from ratchet.evaluation.metrics import ClassificationMetrics, Metrics, read_metrics
+from ratchet.kinds import Classes, ImageInput, Labels
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
+from tasks.explain import explain_samples
 from tasks.progress import Watch
+from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from ratchet.evaluation.explanations import Explanations
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.robustness import NotMeasured, Robustness
-    from ratchet.training import Classifier, ModelSpec, Split
+    from ratchet.training import Model, ModelSpec, Split
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -27,57 +30,93 @@ __all__ = ["Evaluation", "evaluate"]
 class Evaluation:
     """Result of the stage."""
 
-    rows: int  # test images
-    summary: str  # one line: test accuracy, its confidence interval and the number of test images
+    rows: int  # test samples
+    summary: str  # one line: the headline metric, its confidence interval and the number of test samples
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
+        from ratchet.evaluation.wording import baseline_sentence
+
         metrics = read_metrics(workspace.reports)
-        accuracy = metrics.accuracy
-        interval = f"{100 * metrics.confidence:.0f} % CI {accuracy.low:.4f} to {accuracy.high:.4f}"
-        return cls(metrics.rows, f"test accuracy {accuracy.value:.4f} ({interval}, {metrics.rows:,} images)")
+        headline, level = metrics.headline, 100 * metrics.confidence
+        low, value, high = (f"{bound:.4f}" for bound in astuple(headline.interval))
+        samples = "images" if Manifest.read(workspace.packed).input.kind == "image" else "samples"
+        summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {metrics.rows:,} {samples})"
+        baseline = f"; {baseline_sentence(metrics.baseline, metrics.confidence)}" if metrics.baseline else ""
+        return cls(metrics.rows, summary + baseline)
 
 
 def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluation:
-    """Predict every test image, measure the predictions, and write the metrics and plots."""
+    """Predict every test sample, measure the predictions, and write the metrics and plots."""
     from ratchet.evaluation import plots
     from ratchet.evaluation.calibration import fit_temperature
+    from ratchet.evaluation.details import write_details
     from ratchet.evaluation.explanations import write_explanations
-    from ratchet.evaluation.measure import measure
+    from ratchet.evaluation.measure import measure, thresholds_for
     from ratchet.evaluation.predictions import Predictions, write_predictions
     from ratchet.evaluation.slices import slice_columns
-    from ratchet.training import load_model, open_split, predict_logits
+    from ratchet.training import answers, load_model, open_split
 
     model, spec = load_model(workspace.model)
-    model.flip_average = params.evaluation.flip_average
+    model.flip_average = params.evaluation.flip_average and isinstance(spec.input, ImageInput)
     workers, timeout = params.training.workers, params.training.sample_timeout
-    test = open_split(workspace.packed, "test", workers=workers, sample_timeout=timeout)
-    logits = predict_logits(model, test, report=lambda done: watch.progress(done, len(test)))
+    test = open_split(workspace.packed, "test", spec.input, workers=workers, sample_timeout=timeout)
+    outputs, targets = answers(model, test, report=lambda done: watch.progress(done, len(test)))
+
+    def validation() -> "tuple[NDArray[np.float32], NDArray[Any]]":
+        held_out = open_split(workspace.packed, "validation", spec.input, workers=workers, sample_timeout=timeout)
+        return answers(model, held_out)
+
     temperature = 1.0
-    if params.evaluation.temperature_scaling:
-        held_out = open_split(workspace.packed, "validation", workers=workers, sample_timeout=timeout)
-        temperature = fit_temperature(predict_logits(model, held_out), held_out.labels)
-        logits = logits / temperature
-    predictions = Predictions(logits, test.labels, split_ids(workspace.packed, "test"), spec.classes)
+    if params.evaluation.temperature_scaling and isinstance(spec.target, Classes):
+        temperature = fit_temperature(*validation())
+        outputs = outputs / temperature
+    thresholds = thresholds_for(spec.target, params.evaluation, validation)
+    predictions = Predictions(outputs, targets, split_ids(workspace.packed, "test"), spec.target, thresholds)
     columns = slice_columns(workspace.packed, params.evaluation)
-    metrics = measure(logits, test.labels, classes=spec.classes, settings=params.evaluation, columns=columns)
-    metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+    metrics: Metrics = measure(predictions, settings=params.evaluation, columns=columns)
+    if isinstance(metrics, ClassificationMetrics):
+        metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+    metrics = _against_baseline(metrics, predictions, test, workspace, params.evaluation)
     explanations = _explanations(workspace, test, predictions, params.evaluation)
 
     write_explanations(workspace.reports / "explanations.safetensors", explanations)
+    write_details(workspace.reports, explain_samples(model, spec, test, predictions, params.evaluation))
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     settings = {"temperature": temperature, "flip_average": int(model.flip_average)}
     files.write_json(workspace.reports / "metrics.json", {**metrics.numbers(), **settings})
     files.write_json(workspace.reports / "evaluation.json", to_plain(metrics))
-    plots.write_confusion(workspace.reports / "confusion.csv", predictions)
-    plots.write_reliability(workspace.reports / "reliability.csv", metrics.reliability)
-    files.write_bytes(workspace.reports / "confusion.png", plots.draw_confusion(metrics))
+    plots.write_plots(workspace.reports, predictions, metrics)
     return Evaluation.load(workspace)
 
 
+def _against_baseline(
+    metrics: Metrics, predictions: "Predictions", test: "Split", workspace: Workspace, settings: EvaluationSettings
+) -> Metrics:
+    """Return the metrics with the comparison of the model and its baseline, unless the model is the baseline."""
+    from ratchet.evaluation.measure import compare_with_baseline, thresholds_for
+    from ratchet.training import answers, open_split
+    from tasks.baseline import Baseline
+
+    if not workspace.baseline.exists():  # a model that was trained before there were baselines
+        return metrics
+    baseline = Baseline.load(workspace)
+    if TrainedModel.load(workspace).name == f"baseline {baseline.name}":
+        return metrics
+    same = baseline.spec.input.kind in ("image", "table", "tokens")  # texts have a tokenizer of their own
+    split = test if same else open_split(workspace.packed, "test", baseline.spec.input)
+    outputs, _ = answers(baseline.model, split)
+    thresholds = predictions.thresholds
+    if isinstance(predictions.target, Labels):  # each model has its own; for classes the costs decide
+        held_out = open_split(workspace.packed, "validation", baseline.spec.input)
+        thresholds = thresholds_for(predictions.target, settings, lambda: answers(baseline.model, held_out))
+    theirs = replace(predictions, outputs=outputs, thresholds=thresholds)
+    return compare_with_baseline(metrics, predictions, theirs, name=baseline.name, settings=settings)
+
+
 def _robustness(
-    model: "Classifier",
+    model: "Model",
     spec: "ModelSpec",
     test: "Split",
     predictions: "Predictions",
@@ -96,21 +135,23 @@ def _robustness(
         evenly_spaced,
         measure_robustness,
     )
-    from ratchet.training import Split, predict_logits
+    from ratchet.training import ImageSplit, predict_outputs
 
-    wanted, kind = settings.robustness_rows, f"{spec.dtype} with {spec.channels} channels"
+    if not isinstance(spec.input, ImageInput):
+        return NotMeasured("corruptions are defined only for images")
+    wanted, kind = settings.robustness_rows, f"{spec.image.dtype} with {spec.image.channels} channels"
     if not wanted:
         return NotMeasured("evaluation.robustness_rows is 0")
     if kind not in ("uint8 with 1 channels", "uint8 with 3 channels"):
         only = "corruptions are defined only for uint8 images with 1 or 3 channels"
         return NotMeasured(f"the images are {kind}, and {only}")
-    rows = evenly_spaced(len(test), automatic_rows(spec.height, spec.width) if wanted == "auto" else wanted)
-    labels, keys = np.asarray(test.labels)[rows], np.asarray(test.keys)[rows]
-    images, _ = test.batch(rows, torch.device("cpu"))
+    rows = evenly_spaced(len(test), automatic_rows(spec.image.height, spec.image.width) if wanted == "auto" else wanted)
+    labels, keys = np.asarray(test.targets)[rows], np.asarray(test.keys)[rows]
+    (images,), _ = test.batch(rows, torch.device("cpu"))
 
     def predict(corrupted: "NDArray[np.uint8]") -> "NDArray[np.int64]":
-        split = Split("test", [corrupted], np.zeros(1, np.int64), labels, keys)
-        predicted: NDArray[np.int64] = predict_logits(model, split).argmax(1)
+        split = ImageSplit.of("test", [corrupted], labels, keys)
+        predicted: NDArray[np.int64] = predict_outputs(model, split).argmax(1)
         return predicted
 
     total = len(test) + len(KINDS) * len(STRENGTHS) * len(rows)
@@ -118,7 +159,7 @@ def _robustness(
         predict,
         images.permute(0, 2, 3, 1).numpy(),
         labels,
-        clean=predictions.predicted[rows],
+        clean=predictions.outputs[rows].argmax(1),
         confidence=settings.confidence,
         report=lambda done: watch.progress(len(test) + done, total, "corrupted"),
     )
@@ -131,14 +172,17 @@ def _explanations(
     import torch
 
     from ratchet.evaluation.explanations import Explanations, explain
-    from ratchet.training import load_model
+    from ratchet.training import ImageModel, ImageSplit, load_model
 
     if not settings.explained_errors:
         return Explanations.none("evaluation.explained_errors is 0")
+    if not isinstance(test, ImageSplit) or not isinstance(predictions.target, Classes):
+        return Explanations.none("only classes of images are explained by pixels")
     rows = predictions.worst_errors(settings.explained_errors)
     model, _ = load_model(workspace.model)  # a new one, see `explain`
+    assert isinstance(model, ImageModel), "only images are explained by pixels"
     model.flip_average = settings.flip_average
-    images, _ = test.batch(rows, torch.device("cpu"))
+    (images,), _ = test.batch(rows, torch.device("cpu"))
     answers, truths = predictions.predicted[rows].tolist(), predictions.labels[rows].tolist()
     return explain(model, images, rows=rows, answers=answers, truths=truths)
 

@@ -3,14 +3,18 @@
 import hashlib
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import ChampionMoved, DataError
+from ratchet.kinds import ImageInput, Input, TokensInput
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -22,13 +26,14 @@ if TYPE_CHECKING:
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.samples import Samples
     from ratchet.serving.program import NotExported, Parity
-    from ratchet.training import Classifier, Split
+    from ratchet.training import Model, Split
     from tasks.champion_input import InputAdapter
 
 __all__ = ["judge_model"]
 
-_RELOADED_IMAGES = 256  # that the stored model and its ONNX program answer
-_TIMED_IMAGES = 64  # in the batch that both models are timed on
+_RELOADED_SAMPLES = 256  # that the stored model and its ONNX program answer
+_PROMPTS, _GENERATED = 4, 32  # of a language model: prompts, and tokens of each answer
+_TIMED_SAMPLES = 64  # in the batch that both models are timed on
 _COMPARISON_SETTINGS = {"champion", "tolerance", "confidence", "classes", "minimum_rows", "reserved_fraction"}
 _TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differently
 
@@ -84,41 +89,85 @@ class _TestSet:
     predictions: "Predictions"
     rows: "Samples"
 
+    @cached_property
+    def model_input(self) -> Input:
+        """Input of the candidate."""
+        from ratchet.training import ModelSpec
+
+        return ModelSpec.from_json(files.read_json(self.workspace.model / "model.json")["spec"]).input
+
     def reload(self, promotions: "Promotions", model_uri: str) -> "tuple[ReloadResult, Parity | NotExported | None]":
         """Load the model as MLflow's users do; compare it with the evaluation, and its ONNX program with it."""
-        import torch
-
-        from ratchet.data.depth import raw_values
-        from ratchet.evaluation.calibration import log_softmax
         from ratchet.gate import reload_rule
         from ratchet.serving import program
+        from ratchet.serving.raw_inputs import raw_samples, to_arrays
 
-        rows = np.arange(min(_RELOADED_IMAGES, len(self.rows)))
-        images, _ = self._open().batch(rows, torch.device("cpu"))
-        pixels = images.permute(0, 2, 3, 1).numpy()
-        if self.manifest.depth is not None:
-            pixels = raw_values(pixels, self.manifest.depth)  # as a client of the served model sends them
+        target = self.predictions.target
+        if isinstance(self.model_input, TokensInput):
+            return self._reload_language_model(promotions, model_uri)
+        rows = np.arange(min(_RELOADED_SAMPLES, len(self.rows)))
+        raw = raw_samples(self._open(self.model_input), rows, self.manifest.input)
         with promotions.registry.opened(model_uri) as (served, folder):
-            probabilities = served.predict(pixels)
-            exported = program.compare(folder, pixels, probabilities)
-        evaluated = np.exp(log_softmax(self.predictions.logits[rows]))
-        difference = float(np.abs(probabilities - evaluated).max())
+            answers: NDArray[np.float32] = np.asarray(served.predict(raw))
+            is_image = isinstance(self.model_input, ImageInput)
+            given = (raw,) if is_image else to_arrays(raw, self.model_input)
+            exported = program.compare(folder, given, answers, target)
+        evaluated = target.predictions(self.predictions.outputs[rows])
+        difference = program.largest_difference(answers, evaluated, target)
         return reload_rule(images=len(rows), largest_difference=difference, tolerance=_TOLERANCE), exported
 
+    def _reload_language_model(
+        self, promotions: "Promotions", model_uri: str
+    ) -> "tuple[ReloadResult, Parity | NotExported | None]":
+        """Compare texts that the stored model generates with the model's own, and its ONNX program's probabilities.
+
+        The difference is the share of the texts that are not the same.
+        """
+        import torch
+
+        from ratchet.gate import reload_rule
+        from ratchet.serving import program
+        from ratchet.training import load_model
+        from ratchet.training.generate import Generator, Sampling
+        from ratchet.training.models import predictions
+        from ratchet.training.token_ids import decode, tokens
+
+        model, spec = load_model(self.workspace.model)
+        assert isinstance(spec.input, TokensInput), "the caller checks the kind"
+        split = self._open(spec.input)
+        (ids,), _ = split.batch(np.arange(min(_PROMPTS, len(split))), torch.device("cpu"))
+        unknown = None if spec.input.tokenizer == "bytes" else tokens(spec.input) - 1
+        known = [
+            list(takewhile(lambda token: token != unknown, part.tolist()))
+            for part in ids[:, : max(1, spec.input.context // 2)]
+        ]
+        prompts = [decode(part or [0], spec.input) for part in known]
+        with torch.inference_mode():
+            probabilities = predictions(model(ids), spec.target).numpy()
+        with promotions.registry.opened(model_uri) as (served, folder):
+            generated: NDArray[np.object_] = np.asarray(served.predict(prompts, {"max_tokens": _GENERATED})).ravel()
+            exported = program.compare(folder, (ids.numpy(),), probabilities, spec.target)
+        expected = Generator(model, spec.input).texts(prompts, Sampling(max_tokens=_GENERATED))
+        different = float(np.mean([ours != theirs for ours, theirs in zip(expected, generated, strict=True)]))
+        return reload_rule(images=len(prompts), largest_difference=different, tolerance=_TOLERANCE), exported
+
     def candidate(self, exported: "Parity | NotExported | None") -> "Candidate":
-        from ratchet.evaluation.metrics import read_metrics
+        from ratchet.evaluation.metrics import ClassificationMetrics, read_metrics
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
         from ratchet.registry.samples import split_samples
 
         metrics, manifest = read_metrics(self.workspace.reports), self.manifest
         return Candidate(
-            accuracy=metrics.accuracy,
             score=self.predictions.score,
-            labels=self.predictions.labels,
-            classes=self.predictions.classes,
-            input_shape=(manifest.height, manifest.width, manifest.channels),
-            calibration_error=metrics.ece,
+            unit=self.predictions.answers.unit,
+            metrics=metrics.named(),
+            target=self.predictions.target,
+            labels=self.predictions.labels if isinstance(metrics, ClassificationMetrics) else None,
+            kind=manifest.input.kind,
+            input_shape=_shape(manifest.input),
+            calibration_error=metrics.ece if isinstance(metrics, ClassificationMetrics) else None,
+            baseline=metrics.baseline,
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
             saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
@@ -129,7 +178,7 @@ class _TestSet:
         """Measure the champion on the candidate's test images; time both models if a rule needs it."""
         from ratchet.gate import Champion
         from ratchet.training import load_model
-        from tasks.champion_input import InputAdapter, right_answers
+        from tasks.champion_input import InputAdapter, comparable, score_as
 
         name = promotions.name
         with tempfile.TemporaryDirectory() as folder:
@@ -141,24 +190,23 @@ class _TestSet:
                 return None
             model, spec = load_model(champion.folder)
             seen = promotions.training_samples(champion.version, Path(folder))
-        test, classes = self._open(), self.predictions.classes
-        adapter = InputAdapter.of(spec, self.manifest)
-        score, costs = np.zeros(len(test)), None
-        if set(classes) & set(spec.classes) and not adapter.mismatch:
-            logits = adapter.logits(model, test)
-            score = right_answers(logits, self.predictions.labels, classes=classes, known=spec.classes)
+        target, adapter = self.predictions.target, InputAdapter(self.model_input, spec.input)
+        score, costs = np.zeros(len(self.rows)), None
+        if comparable(target, spec.target) and not adapter.mismatch:
+            test = self._open(spec.input)
+            score = score_as(self.predictions, adapter.outputs(model, test), spec.target)
             costs = self._costs(model, test, adapter)
         return Champion(
             name=f"{name} version {version}",
             score=score,
-            classes=spec.classes,
-            input_shape=(spec.height, spec.width, spec.channels),
+            target=spec.target,
+            input_shape=_shape(spec.input),
             costs=costs,
             saw=None if seen is None else self.rows.are_in(seen),
             mismatch=adapter.mismatch,
         )
 
-    def _costs(self, champion: "Classifier", test: "Split", adapter: "InputAdapter") -> "Costs | None":
+    def _costs(self, champion: "Model", test: "Split", adapter: "InputAdapter") -> "Costs | None":
         """Measure latency and size of both models, as they would be served."""
         import torch
 
@@ -170,16 +218,19 @@ class _TestSet:
             return None
         model, _ = load_model(self.workspace.model)
         model.flip_average = bool(files.read_json(self.workspace.reports / "metrics.json")["flip_average"])
-        images, _ = test.batch(np.arange(min(_TIMED_IMAGES, len(test))), torch.device("cpu"))
-        return compare(
-            model,
-            champion.to("cpu").eval(),
-            images,
-            champion_images=adapter.images(images),
-            limit=gate.latency_factor,
-        )
+        rows, cpu = np.arange(min(_TIMED_SAMPLES, len(test))), torch.device("cpu")
+        inputs, _ = self._open(self.model_input).batch(rows, cpu)
+        theirs = adapter.inputs(test.batch(rows, cpu)[0])
+        champion = champion.to("cpu").eval()
+        return compare(model, champion, inputs, champion_inputs=theirs, limit=gate.latency_factor)
 
-    def _open(self) -> "Split":
+    def _open(self, described: Input) -> "Split":
+        """Open the test samples as a model with this input reads them."""
         from ratchet.training import open_split
 
-        return open_split(self.workspace.packed, "test")
+        return open_split(self.workspace.packed, "test", described)
+
+
+def _shape(described: Input) -> tuple[int, ...]:
+    """Return height, width and channels of images; the shapes of other kinds are not compared."""
+    return described.shape if isinstance(described, ImageInput) else ()

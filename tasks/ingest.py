@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ratchet import files
 from ratchet.data.depth import largest
 from ratchet.data.manifest import Manifest
+from ratchet.kinds import NextToken
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
@@ -24,7 +25,7 @@ class Dataset:
 
     name: str
     digest: str
-    classes: int
+    target: str  # text for people: "10 classes"
     rows: dict[str, int]
     quarantined: int
 
@@ -33,13 +34,14 @@ class Dataset:
         """Read it from data/packed."""
         manifest = Manifest.read(workspace.packed)
         rows = {name: split.rows for name, split in manifest.splits.items()}
-        return cls(manifest.name, manifest.digest, len(manifest.classes), rows, manifest.quarantined)
+        return cls(manifest.name, manifest.digest, manifest.target.described, rows, manifest.quarantined)
 
     @property
     def summary(self) -> str:
         rows = ", ".join(f"{count:,} {name}" for name, count in self.rows.items())
+        rows += " (bytes)" if self.target == NextToken(0).described else ""
         bad = f"; {self.quarantined:,} quarantined, see data/quarantine.parquet" if self.quarantined else ""
-        return f"{self.name}: {self.classes} classes, {rows}{bad}"
+        return f"{self.name}: {self.target}, {rows}{bad}"
 
 
 def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool = False) -> Dataset:
@@ -99,7 +101,21 @@ def _report_problems(workspace: Workspace, watch: Watch) -> None:
     profile = files.read_json(workspace.packed / "profile.json")
     conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
-        watch.say(f"{conflicts:,} images have several labels each: see label_conflicts in data/packed/profile.json")
+        watch.say(f"{conflicts:,} samples have several labels each: see label_conflicts in data/packed/profile.json")
+    if "problem" in profile:
+        problem = profile["problem"]
+        watch.say(f"problem: {problem['chosen']} ({problem['why']}); to change it: ratchet set data.problem=...")
+        for note in problem["notes"]:
+            watch.say(note)
+    if left_out := [column for column in profile.get("columns", ()) if column["type"] in ("id", "text", "ignored")]:
+        named = "; ".join(f"{column['name']} ({column['type']}: {column['why']})" for column in left_out[:_SHOWN])
+        more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+        watch.say(f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'")
+    for leak in profile["telling"]["class"]:
+        watch.say(
+            f"possible data leakage: column {leak['column']} alone predicts the target. If it is not known when a "
+            f"prediction is needed: ratchet set 'data.drop=[{leak['column']}]'"
+        )
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
         watch.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")

@@ -256,7 +256,8 @@ def _calibrated(workspace: Workspace) -> "Iterator[tuple[Path, ModelSpec]]":
         return
     model.temperature.fill_(metrics["temperature"])
     spec = replace(spec, flip_average=bool(metrics["flip_average"]))
-    about = {"training": files.read_json(workspace.model / "model.json")["training"]}
+    described = files.read_json(workspace.model / "model.json")
+    about = {name: described[name] for name in ("training", "baseline") if name in described}
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), model.state_dict(), spec, about=about)
         yield Path(folder), spec

@@ -1,52 +1,80 @@
 """Report page of the last evaluation, with the gate's verdict."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.metrics import read_metrics
+from ratchet.kinds import ImageInput, TableInput
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
+from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.provenance_record import Provenance
+    from ratchet.reports.distributions import Distribution
+    from ratchet.training import Split
 
 __all__ = ["write_report"]
+
+_DISTRIBUTION_ROWS = 20_000
 
 
 def write_report(verdict: "Verdict", record: "Provenance", params: Params, workspace: Workspace) -> None:
     """Write report.html and provenance.json into data/reports; `record` is the provenance record."""
+    from ratchet.evaluation.details import read_details
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
+    from ratchet.reports.distributions import feature_distributions
     from ratchet.reports.run_report import Example, ReportContent, render
-    from ratchet.training import open_split
+    from ratchet.training import ImageSplit, open_split
 
     manifest = Manifest.read(workspace.packed)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     worst = predictions.worst_errors()
-    images = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout).gather(worst)
+    images: list[NDArray[np.uint8]] = []
+    distributions: Sequence[Distribution] = ()
+    if isinstance(manifest.input, ImageInput):
+        test = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout)
+        assert isinstance(test, ImageSplit), "the input is an image"
+        images = list(test.images(worst))
+    elif isinstance(manifest.input, TableInput):
+        arrays = (_arrays(open_split(workspace.packed, split)) for split in ("train", "test"))
+        distributions = feature_distributions(manifest.input, *arrays)
+    worst = worst[: len(images)]  # other samples are shown as texts, from the predictions
+    details = read_details(workspace.reports)
     explanations = read_explanations(workspace.reports / "explanations.safetensors")
     examples = [
         Example(
             image=image,
             id=predictions.ids[row],
-            truth=predictions.classes[predictions.labels[row]],
-            answer=predictions.classes[predictions.predicted[row]],
-            confidence=float(predictions.probability[row]),
+            truth=predictions.truth(row),
+            answer=predictions.answer(row),
+            confidence=predictions.sureness(row),
             contributions=explanations.of(row),
         )
         for row, image in zip(worst, images, strict=True)
     ]
     page = render(
         ReportContent(
-            title=f"{manifest.name}, {params.model.called}",
+            title=f"{manifest.name}, {TrainedModel.load(workspace).name}",
             verdict=verdict,
             metrics=read_metrics(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
             examples=examples,
+            predictions=predictions,
+            kind=manifest.input.kind,
             unexplained=explanations.reason,
+            importance=details.importance,
+            distributions=distributions,
+            texts=details.texts,
+            generated=details.generated,
             manifest=_data_facts(manifest, workspace),
             settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
             lineage=to_plain(record),
@@ -56,14 +84,23 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     files.write_json(workspace.reports / "provenance.json", to_plain(record))
 
 
+def _arrays(split: "Split") -> "tuple[NDArray[Any], ...]":
+    """Return some samples of a split, evenly spaced: enough for a distribution."""
+    import numpy as np
+
+    from ratchet.evaluation.robustness import evenly_spaced
+
+    return split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype(np.int64))
+
+
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
     """Return the facts about the data that the report shows: counts for people, no files or digests."""
     profile = files.read_json(workspace.packed / "profile.json")
     return {
         "name": manifest.name,
         "source": manifest.source,
-        "classes": len(manifest.classes),
-        "image": f"{manifest.height} x {manifest.width} x {manifest.channels}",
+        "target": manifest.target.described,
+        "input": manifest.input.described,
         "quarantined": manifest.quarantined,
         "copies within splits": profile["copies_within_splits"],
         "label conflicts": profile["label_conflicts"]["groups"],

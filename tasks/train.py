@@ -15,6 +15,7 @@ from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
+from tasks.baseline import Baseline, validated
 from tasks.machine import MachineUse
 from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
@@ -62,13 +63,19 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
         store.before_write = run.journal.sync  # in the thread that writes checkpoints: training does not wait for it
         profile = run.journal.folder / "profile"
-        events = training.fit(
-            inputs, store=store, profile_to=profile, stop=lambda: stop_requested() or budget.is_spent()
-        )
-        finished = recorder.record(events)
+        if job.variant == "baseline":
+            inputs.check()
+            baseline = Baseline.fit(job, inputs.train)
+            finished = recorder.record(baseline.events(job, inputs))
+        else:
+            events = training.fit(
+                inputs, store=store, profile_to=profile, stop=lambda: stop_requested() or budget.is_spent()
+            )
+            finished = recorder.record(events)
+            baseline = Baseline.fit(job, inputs.train)
     if run.away:
         watch.say(run.away)
-    _write_outputs(workspace, store.folder, finished, job, saved_spec)
+    _write_outputs(workspace, store.folder, finished, job, saved_spec, baseline)
     return TrainedModel.load(workspace)
 
 
@@ -76,7 +83,9 @@ def _inputs(job: TrainingJob, workspace: Workspace) -> "training.TrainingInputs"
     from ratchet import training
 
     train_split, validation = (
-        training.open_split(workspace.packed, name, workers=job.plan.workers, sample_timeout=job.plan.sample_timeout)
+        training.open_split(
+            workspace.packed, name, job.spec.input, workers=job.plan.workers, sample_timeout=job.plan.sample_timeout
+        )
         for name in ("train", "validation")
     )
     return training.TrainingInputs(
@@ -96,6 +105,7 @@ class _Recorder:
     curves: "Curves | None" = None
     machine: MachineUse = field(default_factory=MachineUse)
     total: int = 0
+    best: str = ""  # metric that chooses the best epoch
     last_epoch: str = ""
 
     def begin(self, job: TrainingJob, store: "training.CheckpointStore", *, rows: int, flow_run: str | None) -> None:
@@ -107,6 +117,7 @@ class _Recorder:
         from ratchet import training
 
         total, _ = training.run_steps(rows, job.plan)
+        self.best = job.plan.best
         try:
             self.budget.require_some(store.newest_step(), total)
         except BudgetSpent as refusal:
@@ -172,7 +183,7 @@ class _Recorder:
                     self.watch.progress(event.step, self.total, text)
                 case training.Epoch():
                     self._record_metrics(event, step=event.epoch, more=self.machine.metrics())
-                    self.last_epoch = _epoch_summary(event)
+                    self.last_epoch = _epoch_summary(event, self.best)
                     self.watch.progress(event.step, self.total, self.last_epoch)
                 case training.Checkpointed():
                     if self.curves is not None:
@@ -213,13 +224,20 @@ class _Recorder:
             self.run.cost(meter.attempt, meter.spent())
 
 
-def _epoch_summary(event: "training.Epoch") -> str:
-    accuracy, loss = event.values["validation/accuracy"], event.values["validation/loss"]
-    return f"epoch {event.epoch}: validation accuracy {accuracy:.4f}, loss {loss:.4f}"
+def _epoch_summary(event: "training.Epoch", best: str) -> str:
+    """Return the loss and, if it is another metric, the one that chooses the best epoch."""
+    names = dict.fromkeys([best, "validation/loss"])
+    metrics = ", ".join(f"{name.removeprefix('validation/')} {event.values[name]:.4f}" for name in names)
+    return f"epoch {event.epoch}: validation {metrics}"
 
 
 def _write_outputs(
-    workspace: Workspace, running: Path, finished: "training.Finished", job: TrainingJob, spec: "training.ModelSpec"
+    workspace: Workspace,
+    running: Path,
+    finished: "training.Finished",
+    job: TrainingJob,
+    spec: "training.ModelSpec",
+    baseline: Baseline,
 ) -> None:
     """Write the outputs. If this is killed at any point, the same command finds the last checkpoint and repeats it."""
     from ratchet import training
@@ -231,8 +249,18 @@ def _write_outputs(
         "best_value": finished.best_value,
         "steps": finished.step,
     }
+    baseline.write(workspace)
+    weights, name = finished.weights, {}
+    if job.variant != "network":
+        name = {"baseline": {"name": baseline.name}}
+        spec = baseline.spec
+    if job.variant == "blend":
+        spec, model = baseline.blended(job.spec, finished.weights)
+        held_out = training.open_split(workspace.packed, "validation", spec.input)
+        about["best_value"] = validated(model, held_out, job)[job.plan.best]
+        weights = dict(model.state_dict())
     with files.draft_directory(workspace.model) as draft:
-        training.save_model(draft, finished.weights, spec, about={"training": about})
+        training.save_model(draft, weights, spec, about={"training": about, **name})
         files.write_json(draft / "history.json", finished.history)
         columns = list(finished.history[0])
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]

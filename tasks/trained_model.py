@@ -30,8 +30,12 @@ class TrainedModel:
     def load(cls, workspace: Workspace) -> "TrainedModel":
         """Read it from data/model."""
         described = files.read_json(workspace.model / "model.json")
-        own = described["spec"].get("factory", "none")
-        return cls(name=described["spec"]["name"] if own == "none" else own, **described["training"])
+        spec = described["spec"]
+        name = spec["name"] if spec.get("factory", "none") == "none" else spec["factory"]
+        if "baseline" in described:
+            baseline = described["baseline"]["name"]
+            name = f"average of {name} and {baseline}" if name.startswith("blend:") else f"baseline {baseline}"
+        return cls(name=name, **described["training"])
 
     @property
     def summary(self) -> str:
@@ -65,8 +69,8 @@ def record_training(
     run.dataset(
         name=manifest.name,
         digest=version.dvc_hash if version else manifest.digest,
-        source=params.data.source if params.data.source == "digits" else params.data.path,
-        profile={"classes": len(manifest.classes), "rows": rows, "quarantined": manifest.quarantined},
+        source=manifest.source if params.data.source == "digits" else params.data.path,
+        profile={"target": manifest.target.described, "rows": rows, "quarantined": manifest.quarantined},
     )
     record = begin_record(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
     run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id})

@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.errors import TrainingError
+from ratchet.kinds import Target
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from ratchet import training
 
-__all__ = ["TrainingJob", "make_plan"]
+__all__ = ["TrainingJob", "Variant", "make_plan"]
+
+Variant = Literal["network", "baseline", "blend"]
+_VARIANTS: dict[str, Variant] = {"baseline": "baseline", "blend": "blend"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class TrainingJob:
     plan: "training.Plan"
     spec: "training.ModelSpec"
     pretrained: Path | None
+    variant: Variant  # what is stored: the network, the baseline, or the average of both
     identity: dict[str, str]  # digests of data, settings, code and pretrained weights
     parts: dict[str, dict[str, Any]]  # the content behind the digests, for messages; see `_parts`
 
@@ -31,8 +37,10 @@ class TrainingJob:
         return files.digest_json(self.identity)[:16]
 
     @classmethod
-    def of(cls, params: Params, workspace: Workspace, manifest: Manifest) -> "TrainingJob":
-        """Return the training of these settings on the packed data.
+    def of(
+        cls, params: Params, workspace: Workspace, manifest: Manifest, *, packed: Path | None = None
+    ) -> "TrainingJob":
+        """Return the training of these settings on the packed data, which may be elsewhere than data/packed.
 
         Only settings that decide a weight are part of its identity (`Plan.deciding`). A resumed run may have another
         number of workers, or keep more checkpoints.
@@ -42,24 +50,31 @@ class TrainingJob:
         """
         from ratchet import training
 
-        plan = make_plan(params.training, seed=params.seed)
-        spec = _spec(params, workspace, manifest)
+        spec = _spec(params, workspace, manifest, packed or workspace.packed)
+        plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
-        code = _code(spec)
+        variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
+        code = _code(spec, variant)
         identity = {
             "data": manifest.digest,
-            "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec)}),
+            "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec), "variant": variant}),
             "code": files.digest_json(code),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
         }
-        return cls(plan, spec, pretrained, identity, _parts(params, plan, identity, code))
+        return cls(plan, spec, pretrained, variant, identity, _parts(params, plan, identity, code))
 
 
-def make_plan(settings: TrainingSettings, *, seed: int) -> "training.Plan":
-    """Return the settings as the plan that `ratchet.training` takes."""
+def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: str = "image") -> "training.Plan":
+    """Return the settings as the plan that `ratchet.training` takes, with values for those that are `auto`.
+
+    `kind` is that of the samples.
+
+    Raises:
+        TrainingError: the problem has no such loss or metric.
+    """
     from ratchet import training
 
-    return training.Plan(seed=seed, **settings.model_dump())
+    return training.settled(training.Plan(seed=seed, **settings.model_dump()), target, kind=kind)
 
 
 def _deciding(spec: "training.ModelSpec") -> dict[str, Any]:
@@ -68,14 +83,16 @@ def _deciding(spec: "training.ModelSpec") -> dict[str, Any]:
     return content if spec.factory == "none" else {**content, "name": "none"}
 
 
-def _code(spec: "training.ModelSpec") -> dict[str, str]:
-    """Return the SHA-256 (hex) of each file of code that trains, by its path."""
+def _code(spec: "training.ModelSpec", variant: Variant) -> dict[str, str]:
+    """Return the SHA-256 (hex) of each file of code that decides a weight, by its path."""
     from ratchet import training
 
-    package = Path(training.__file__).parent
+    package = Path(training.__file__).parents[1]
+    folders = ("kinds", "training") if variant == "network" else ("kinds", "training", "baselines")
     digests = {
-        f"src/ratchet/training/{path.relative_to(package).as_posix()}": files.digest_file(path)
-        for path in package.rglob("*.py")
+        f"src/ratchet/{path.relative_to(package).as_posix()}": files.digest_file(path)
+        for folder in folders
+        for path in (package / folder).rglob("*.py")
     }
     return {**digests, **training.code_digests(spec)}
 
@@ -98,23 +115,21 @@ def _parts(
     }
 
 
-def _spec(params: Params, workspace: Workspace, manifest: Manifest) -> "training.ModelSpec":
+def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path) -> "training.ModelSpec":
     from ratchet import training
 
     model, root = params.model, str(workspace.root)
     code = model.code if model.factory != "none" else "none"
-    training.require(model.name, factory=model.factory, code=code, root=root)
-    return training.ModelSpec(
-        name=model.name,
-        classes=manifest.classes,
-        channels=manifest.channels,
-        height=manifest.height,
-        width=manifest.width,
-        mean=manifest.mean,
-        std=manifest.std,
-        dtype=manifest.dtype,
-        depth=manifest.depth,
-        factory=model.factory,
-        code=code,
-        root=root,
+    kind = manifest.input.kind
+    if kind == "image" and model.name == "blend":
+        raise TrainingError(
+            "model.name: found blend, and the baseline of images is the most frequent class. Allowed for images: a "
+            "network, or baseline. Fix: `ratchet set model.name=auto`"
+        )
+    name = training.default_name(kind) if model.name in ("auto", *_VARIANTS) else model.name
+    training.require(name, kind=kind, factory=model.factory, code=code, root=root)
+    described = training.model_input(
+        packed, manifest.input, model=name, tokenizer=model.tokenizer, context=model.context
     )
+    target = training.model_target(described, manifest.target)
+    return training.ModelSpec(name, described, target, factory=model.factory, code=code, root=root)

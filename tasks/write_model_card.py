@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.versions import Version
     from ratchet.reports.model_card import CardContent
+    from ratchet.training import Model
 
 __all__ = ["write_model_card"]
 
@@ -82,8 +83,7 @@ def _content(
         purpose=params.registry.purpose,
         verdict=verdict,
         metrics=read_metrics(workspace.reports),
-        input=(manifest.height, manifest.width, manifest.channels),
-        dtype=manifest.dtype if manifest.depth is None else f"uint16, raw values of up to {manifest.depth} bits",
+        input=manifest.input,
         data=_data(manifest, workspace, record),
         rows={name: split.rows for name, split in manifest.splits.items()},
         quarantined=dict(manifest.quarantined_by_rule),
@@ -102,7 +102,7 @@ def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dic
         "name": manifest.name,
         "source": urls.redacted(manifest.source),
         "version": record.dvc.get("data/packed"),
-        "classes": len(manifest.classes),
+        "target": manifest.target.described,
         "copies within splits": profile["copies_within_splits"],
         "images with several labels": profile["label_conflicts"]["groups"],
     }
@@ -115,7 +115,7 @@ def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
     trained, measured = TrainedModel.load(workspace), files.read_json(workspace.reports / "metrics.json")
     return {
         "model": trained.name,
-        "parameters": sum(tensor.numel() for tensor in model.parameters()),
+        "parameters": _numbers(model),
         "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
         "trained for": f"{trained.steps:,} steps",
         "best epoch": trained.best_epoch,
@@ -123,6 +123,13 @@ def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
         "temperature": measured["temperature"],
         "averages over mirror images": bool(measured["flip_average"]),
     }
+
+
+def _numbers(model: "Model") -> int:
+    """Return the number of weights that were trained; of a baseline, which has none, of all its tensors."""
+    trained: int = sum(tensor.numel() for tensor in model.parameters())
+    fitted: int = sum(tensor.numel() for tensor in model.network.state_dict().values())
+    return trained or fitted
 
 
 def _lineage(record: "Provenance") -> dict[str, Any]:

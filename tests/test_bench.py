@@ -21,7 +21,7 @@ def test_every_measurement_can_be_asked_for() -> None:
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
-    assert len(named) == 13
+    assert len(named) == 15
     assert all(name in output for name in named)
 
 
@@ -32,9 +32,9 @@ def test_packed_set_repeats_the_source(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(project, "_SHARD_ROWS", 5)
     assert pack(tmp_path / "packed", rows=12, held_out=3) == "seven"
     train = open_split(tmp_path / "packed", "train")
-    assert len(Manifest.read(tmp_path / "packed").splits["train"].shards) == 3
-    np.testing.assert_array_equal(train.labels, np.arange(12) % 7)
-    np.testing.assert_array_equal(train.gather(np.arange(12)), images[np.arange(12) % 7])
+    assert len(Manifest.read(tmp_path / "packed").splits["train"].arrays["images"]) == 3
+    np.testing.assert_array_equal(train.targets, np.arange(12) % 7)
+    np.testing.assert_array_equal(train.images(np.arange(12)), images[np.arange(12) % 7])
     assert len(set(train.keys.tolist())) == 12
 
 

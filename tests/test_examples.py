@@ -47,7 +47,8 @@ def commit(root: Path) -> None:
 
 
 def test_all_examples_of_the_readme_exist() -> None:
-    assert set(NAMES) == {"digits", "cifar10", "cifar10-fast", "fashion-mnist", "photos"}
+    images = {"digits", "cifar10", "cifar10-fast", "fashion-mnist", "photos"}
+    assert set(NAMES) == images | {"tabular-classification", "tabular-regression", "text-sentiment", "language-model"}
 
 
 @pytest.mark.parametrize("name", NAMES)

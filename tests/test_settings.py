@@ -12,6 +12,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError
+from ratchet.settings import errors as settings_errors
 from ratchet.settings import source_names
 from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, TrainingSettings
 from ratchet.training import Plan
@@ -457,3 +458,8 @@ def test_every_existing_source_can_be_set(tmp_path: Path) -> None:
     path.write_text(settings.template())
     for name in (*source_names.OWN, "MNIST", "Flowers102"):
         assert settings.override(path, {"data.source": name}).data.source == name
+
+
+def test_renamed_setting_names_the_present_one() -> None:
+    message = settings_errors.unknown(Params, "gate.minimum_accuracy", 0.8)
+    assert message == "gate.minimum_accuracy: renamed (value 0.8). Fix: write it as gate.minimum"

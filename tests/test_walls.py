@@ -62,25 +62,25 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, TrainingInputs, fit
-from ratchet.training import load_model, predict_logits, save_model
+from ratchet.training import CheckpointStore, Finished, ImageSplit, Plan, TrainingInputs, fit, image_spec
+from ratchet.training import load_model, predict_outputs, save_model, settled
 
 def split(name, rows, first):
     generator = np.random.default_rng(first)
     labels = generator.integers(0, 2, rows)
     images = (generator.integers(0, 100, (rows, 8, 8, 1)) + 100 * labels[:, None, None, None]).astype(np.uint8)
-    return Split(name, [images], np.zeros(1, np.int64), labels, np.arange(first, first + rows, dtype=np.uint64))
+    return ImageSplit.of(name, [images], labels, np.arange(first, first + rows, dtype=np.uint64))
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
-spec = ModelSpec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
+spec = image_spec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
 train, validation = split("train", 24, 0), split("validation", 8, 100)
-plan = Plan(**PLAN)
+plan = settled(Plan(**PLAN), spec.target)
 store = CheckpointStore(folder / "checkpoints")
 inputs = TrainingInputs(train, validation, spec, plan, identity={"data": "made here"})
 *_, finished = fit(inputs, store=store)
 assert isinstance(finished, Finished) and finished.step == 6
 save_model(folder, finished.weights, spec, about={})
-assert predict_logits(load_model(folder)[0], validation).shape == (8, 2)
+assert predict_outputs(load_model(folder)[0], validation).shape == (8, 2)
 assert "torch._dynamo" not in sys.modules  # the compiler: over a second, which is needless here
 print("trained to step", finished.step)
 """

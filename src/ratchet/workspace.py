@@ -68,6 +68,7 @@ class Workspace:
     running = _In("data", "running")  # checkpoints of unfinished trainings, which DVC does not track
     checkpoints = _In("data", "checkpoints")
     model = _In("data", "model")
+    baseline = _In("data", "baseline")  # the simple model that the model is compared with
     registration = _In("data", "registration.json")
     reports = _In("data", "reports")
     report = _In("reports", "report.html")

@@ -4,14 +4,17 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from PIL import Image
 
+from ratchet import files
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
+from ratchet.data.tables.ingest import ingest_table
 from ratchet.settings.model import DataSettings
 
 Ingest = Callable[..., Manifest]
@@ -67,7 +70,7 @@ class Place:
         return {source: set(rules) for source, rules in table.group_by("source").agg("rule").rows()}
 
     def images(self, split: str) -> np.ndarray:
-        shards = Manifest.read(self.packed).splits[split].shards
+        shards = Manifest.read(self.packed).splits[split].arrays["images"]
         return np.concatenate([np.load(self.packed / shard.file, mmap_mode="r") for shard in shards])
 
     def bytes(self) -> dict[str, str]:
@@ -111,5 +114,73 @@ def shared() -> Callable[[str], Path]:
         if not (Path(named) / inside).is_dir():
             pytest.skip(f"RATCHET_DATASETS has no {inside}")
         return Path(named)
+
+    return find
+
+
+class TablePlace:
+    """A project folder with a table, and the outputs of its ingest."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packed = root / "packed"
+        self.quarantine = root / "quarantine.parquet"
+
+    def write(self, content: str | bytes, name: str = "rows.csv") -> Path:
+        path = self.root / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def ingest(self, path: object = "rows.csv", *, sample: bool = False, **changes: object) -> Manifest:
+        """Ingest a table with the shipped settings and these `changes`."""
+        settings = DataSettings(**{**DEFAULTS, "kind": "table", "path": str(path), **changes})
+        with files.draft_directory(self.packed) as draft:
+            return ingest_table(
+                settings, draft=draft, packed=self.packed, table=self.quarantine, root=self.root,
+                report=lambda done, total: None, sample=sample,
+            )  # fmt: skip
+
+    def profile(self) -> dict[str, Any]:
+        content: dict[str, Any] = files.read_json(self.packed / "profile.json")
+        return content
+
+    def types(self) -> dict[str, str]:
+        return {column["name"]: column["type"] for column in self.profile()["columns"]}
+
+    def index(self) -> pl.DataFrame:
+        return pl.read_parquet(self.packed / "index.parquet")
+
+    def array(self, name: str) -> np.ndarray:
+        """Return an array of all splits, in the order of the index."""
+        splits = Manifest.read(self.packed).splits.values()
+        if name in ("targets", "keys"):
+            return np.concatenate([np.load(self.packed / getattr(split, name).file) for split in splits])
+        return np.concatenate([np.load(self.packed / shard.file) for split in splits for shard in split.arrays[name]])
+
+    def bad(self) -> list[tuple[str, str, str]]:
+        """Return source, rule and value of the quarantined rows."""
+        return pl.read_parquet(self.quarantine).select("source", "rule", "value").rows()
+
+    def digests(self) -> dict[str, str]:
+        return {
+            path.relative_to(self.root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in [*sorted(self.packed.rglob("*.*")), self.quarantine]
+        }
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TablePlace:
+    return TablePlace(tmp_path)
+
+
+@pytest.fixture
+def tabular() -> Callable[[str], Path]:
+    """Function that returns a shared table, or skips the test."""
+
+    def find(name: str) -> Path:
+        path = Path(os.environ.get("RATCHET_DATASETS", "")) / "tabular" / name
+        if not os.environ.get("RATCHET_DATASETS") or not path.is_file():
+            pytest.skip(f"RATCHET_DATASETS has no tabular/{name}")
+        return path
 
     return find

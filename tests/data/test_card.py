@@ -18,7 +18,7 @@ def test_card_shows_classes_images_and_quarantine(two_classes) -> None:
     two_classes.image(7005, size=(3, 9)).save(two_classes.root / "images" / "cat" / "tiny <b>.png")
     two_classes.ingest()
     page = page_of(two_classes)
-    assert "80 samples of 2 classes" in page
+    assert "80 samples, target: 2 classes" in page
     assert "First version" in page
     assert "tiny &lt;b&gt;.png" in page
     assert "<b>.png" not in page
@@ -54,7 +54,7 @@ def test_near_duplicates_and_label_conflicts_are_shown(two_classes) -> None:
     page = page_of(two_classes)
     assert "Pairs of near-duplicates: 1, in different splits: " in page
     assert "cat/again.jpg, cat/photo.png" in page
-    assert "Groups of identical images with different labels: 1" in page
+    assert "Groups of identical samples with different labels: 1" in page
 
 
 def test_class_imbalance_is_named_with_its_fix(two_classes) -> None:

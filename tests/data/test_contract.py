@@ -154,7 +154,7 @@ def test_a_broken_file_does_not_decide_the_packed_shape(place) -> None:
     content = (folder / "cut.png").read_bytes()
     (folder / "cut.png").write_bytes(content[: len(content) // 2])
     manifest = place.ingest()
-    assert (manifest.height, manifest.channels) == (16, 1)
+    assert (manifest.input.height, manifest.input.channels) == (16, 1)
     assert place.bad() == {"dog/cut.png": {"unreadable"}}
     assert not list(place.packed.rglob("scratch"))
     assert place.progress == sorted(place.progress)
@@ -213,7 +213,7 @@ def test_shards_hold_at_most_their_size(place) -> None:
     for number, name in enumerate(("cat", "dog")):
         place.fill(name, 40, first=1000 * number, size=(8, 8))
     manifest = place.ingest(image_size=160, shard_mib=1)
-    shards = manifest.splits["train"].shards
+    shards = manifest.splits["train"].arrays["images"]
     assert len(shards) > 3
     assert all((place.packed / shard.file).stat().st_size <= 1 << 20 for shard in shards)
     assert sum(shard.rows for shard in shards) == manifest.splits["train"].rows

@@ -65,8 +65,13 @@ def images(place) -> np.ndarray:
 def test_rows_follow_the_dataset_and_nothing_is_packed(place) -> None:
     manifest = ingest(place)
     assert manifest == Manifest.read(place.packed)
-    assert (manifest.name, manifest.classes) == ("photos", ("dark", "light"))
-    assert (manifest.height, manifest.width, manifest.channels, manifest.dtype) == (6, 5, 3, "uint8")
+    assert (manifest.name, manifest.target.names) == ("photos", ("dark", "light"))
+    assert (manifest.input.height, manifest.input.width, manifest.input.channels, manifest.input.dtype) == (
+        6,
+        5,
+        3,
+        "uint8",
+    )
     assert {split: files.rows for split, files in manifest.splits.items()} == {
         "train": 40,
         "validation": 10,
@@ -77,7 +82,7 @@ def test_rows_follow_the_dataset_and_nothing_is_packed(place) -> None:
     index = place.index()
     assert index.filter(split="test")["id"].to_list()[:2] == ["test/00000000", "test/00000001"]
     assert index.filter(split="train")["place"].to_list() == list(range(40))
-    assert np.load(place.packed / "validation" / "labels.npy").tolist() == [0, 1] * 5
+    assert np.load(place.packed / "validation" / "targets.npy").tolist() == [0, 1] * 5
     assert len(set(np.load(place.packed / "train" / "keys.npy"))) == 40
     assert place.progress[-1] == (62, 62)
 
@@ -92,16 +97,16 @@ def test_the_same_bytes_come_from_one_process_and_from_three(make_place) -> None
 @pytest.mark.parametrize(("source", "dtype"), [(MODULE, "uint8"), (FLOATS, "float32")])
 def test_mean_and_deviation_are_those_of_all_training_pixels(place, source: str, dtype: str) -> None:
     manifest = ingest(place, source)
-    assert manifest.dtype == dtype
+    assert manifest.input.dtype == dtype
     pixels = images(place).astype(dtype).astype(np.float64)
-    np.testing.assert_allclose(manifest.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(manifest.std, pixels.std((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(manifest.input.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(manifest.input.std, pixels.std((0, 2, 3)), rtol=1e-12)
     assert manifest.factory is not None
     ends = [0, 255] if dtype == "uint8" else [pixels.min((0, 2, 3)), pixels.max((0, 2, 3))]
     np.testing.assert_array_equal(manifest.factory.low, np.broadcast_to(ends[0], 3))
     np.testing.assert_array_equal(manifest.factory.high, np.broadcast_to(ends[1], 3))
     profile = json.loads((place.packed / "profile.json").read_text())
-    assert profile["pixels"]["mean"] == list(manifest.mean)
+    assert profile["pixels"]["mean"] == list(manifest.input.mean)
 
 
 def test_brightness_and_contrast_are_of_the_displayed_image(place) -> None:
@@ -145,7 +150,7 @@ def test_each_fault_is_quarantined_with_rule_and_value(place) -> None:
 def test_images_that_are_not_finite_are_quarantined(place) -> None:
     manifest = ingest(place, FLOATS.replace("image.double()", "image.double() / (index != 3)"), max_bad_fraction=0.1)
     assert manifest.quarantined_by_rule == {"not-finite": 3}
-    assert np.isfinite(manifest.mean).all()
+    assert np.isfinite(manifest.input.mean).all()
 
 
 def test_a_duplicate_id_is_kept_in_the_highest_ranked_split(place) -> None:

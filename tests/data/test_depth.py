@@ -46,7 +46,7 @@ def shown(place, name: str) -> np.ndarray:
 def test_twelve_bits_in_sixteen_keep_all_grey_levels(scans) -> None:
     """Divided by 65,535 they would have only 17."""
     manifest = scans.ingest(image_size=32)
-    assert manifest.depth == 12
+    assert manifest.input.depth == 12
     packed = scans.images("train")
     assert len(np.unique(packed)) == 256
     for name, number in (("healthy/0003.png", 3), ("ill/1003.tiff", 1003)):
@@ -57,7 +57,7 @@ def test_twelve_bits_in_sixteen_keep_all_grey_levels(scans) -> None:
 def test_the_scale_is_in_manifest_profile_and_card(scans) -> None:
     fill(scans, "ill", 1, first=5000, bits=8)
     scans.ingest()
-    assert files.read_json(scans.packed / "manifest.json")["depth"] == 12
+    assert files.read_json(scans.packed / "manifest.json")["input"]["depth"] == 12
     assert files.read_json(scans.packed / "profile.json")["depth"] == {"bits": 12, "samples": {"8": 1, "12": 80}}
     page = card(scans.packed, scans.quarantine, changed=None)
     assert "81 images: values 0..4,095 (12 bits) scaled to 0..255" in page
@@ -65,7 +65,7 @@ def test_the_scale_is_in_manifest_profile_and_card(scans) -> None:
 
 
 def test_eight_bit_sets_have_no_depth(two_classes) -> None:
-    assert two_classes.ingest().depth is None
+    assert two_classes.ingest().input.depth is None
     before = two_classes.bytes()
     assert "depth" not in (two_classes.packed / "manifest.json").read_text()
     assert "depth" not in files.read_json(two_classes.packed / "profile.json")
@@ -76,7 +76,7 @@ def test_eight_bit_sets_have_no_depth(two_classes) -> None:
 
 @pytest.mark.parametrize(("depth", "over"), [(10, 80), (16, 0)])
 def test_a_set_depth_is_used_and_larger_values_become_white(scans, depth: int, over: int) -> None:
-    assert scans.ingest(image_size=32, depth=depth).depth == depth
+    assert scans.ingest(image_size=32, depth=depth).input.depth == depth
     limit = 2**depth - 1
     expected = np.round(np.minimum(scan(7), limit).astype(np.float64) * 255 / limit).astype(np.uint8)
     np.testing.assert_array_equal(shown(scans, "healthy/0007.png"), expected)
@@ -88,7 +88,7 @@ def test_a_deeper_image_changes_the_scale_and_no_split(scans) -> None:
     scans.ingest()
     before = dict(scans.index().select("id", "split").rows())
     Image.fromarray(scan(9000, bits=14)).save(scans.root / "images" / "ill" / "deep.png")
-    assert scans.ingest().depth == 14
+    assert scans.ingest().input.depth == 14
     after = dict(scans.index().select("id", "split").rows())
     assert {name: after[name] for name in before} == before
 
@@ -102,11 +102,11 @@ def test_only_added_images_are_decoded(scans, monkeypatch, deepest: int) -> None
     previewed = {names[at * 80 // 60] for at in range(60)}
     unseen = next(name for name in names if name not in previewed)
     Image.fromarray(scan(9000, bits=deepest)).save(scans.root / "images" / unseen)
-    assert scans.ingest().depth == deepest
+    assert scans.ingest().input.depth == deepest
     decoded, to_pixels = [], images.to_pixels
     monkeypatch.setattr(images, "to_pixels", lambda *args, **kwargs: (decoded.append(1), to_pixels(*args, **kwargs))[1])
     fill(scans, "ill", 3, first=5000)
-    assert scans.ingest().depth == deepest
+    assert scans.ingest().input.depth == deepest
     assert len(decoded) == 3
 
 
@@ -138,12 +138,12 @@ def test_every_grey_level_has_a_raw_value(depth: int) -> None:
 
 
 def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: Path) -> None:
-    from ratchet.registry.pyfunc import ServedClassifier
+    from ratchet.registry.pyfunc import ServedModel
     from ratchet.training import ModelSpec, build
 
     manifest: Manifest = scans.ingest(image_size=32)
-    spec = ModelSpec("convnet", manifest.classes, 1, 32, 32, manifest.mean, manifest.std, depth=manifest.depth)
-    assert spec.raw_dtype == "uint16"
+    spec = ModelSpec("convnet", manifest.input, manifest.target)
+    assert spec.image.raw_dtype == "uint16"
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(spec).eval()
@@ -151,7 +151,7 @@ def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: P
     packed = np.stack([shown(scans, f"healthy/000{number}.png") for number in (3, 4)])[..., None]
     with torch.inference_mode():
         expected = torch.softmax(model(torch.from_numpy(packed).permute(0, 3, 1, 2)), 1).numpy()
-    served = ServedClassifier(model, spec)
+    served = ServedModel(model, spec)
     np.testing.assert_array_equal(served.predict(raw), expected)
     np.testing.assert_array_equal(served.predict(raw.astype(np.int64)), expected)
     with pytest.raises(ValueError, match="allowed: 0 to 65535"):
@@ -159,12 +159,12 @@ def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: P
 
 
 def test_an_eight_bit_model_refuses_raw_values(place) -> None:
-    from ratchet.registry.pyfunc import ServedClassifier
-    from ratchet.training import ModelSpec, build
+    from ratchet.registry.pyfunc import ServedModel
+    from ratchet.training import build, image_spec
 
-    spec = ModelSpec("convnet", ("a", "b"), 1, 8, 8, (100.0,), (50.0,))
+    spec = image_spec("convnet", ("a", "b"), 1, 8, 8, (100.0,), (50.0,))
     with torch.random.fork_rng():
-        served = ServedClassifier(build(spec).eval(), spec)
+        served = ServedModel(build(spec).eval(), spec)
     with pytest.raises(ValueError, match="values from 0 to 4095; allowed: 0 to 255"):
         served.predict(scan(1, side=8)[None, ..., None])
-    assert "depth" not in spec.to_json()
+    assert "depth" not in spec.to_json()["input"]

@@ -103,7 +103,7 @@ def test_a_file_in_place_of_the_folder_is_refused(place) -> None:
 def test_a_class_may_be_called_like_a_split(place) -> None:
     for number, name in enumerate(("bus", "train", "car")):
         place.fill(name, 20, first=1000 * number)
-    assert place.ingest().classes == ("bus", "car", "train")
+    assert place.ingest().target.names == ("bus", "car", "train")
 
 
 DOMAINS, KINDS = ("art", "cartoon", "photo", "sketch"), ("dog", "elephant", "guitar")
@@ -133,7 +133,7 @@ def test_ambiguous_levels_of_folders_are_refused_with_the_setting(place) -> None
 def test_the_set_level_is_the_class_the_other_a_column(place, level: int, classes, other: str) -> None:
     fill_domains(place)
     manifest = place.ingest(label_level=level)
-    assert manifest.classes == classes
+    assert manifest.target.names == classes
     index = place.index()
     parts = index["id"].str.split("/")
     assert index["class"].to_list() == parts.list.get(level - 1).to_list()
@@ -147,7 +147,7 @@ def test_levels_are_counted_inside_split_folders(place) -> None:
     with pytest.raises(DataError, match=r"(train|test): two levels of folders may be the classes"):
         place.ingest()
     manifest = place.ingest(label_level=2)
-    assert manifest.classes == KINDS
+    assert manifest.target.names == KINDS
     index = place.index()
     assert set(index["level_1"]) == set(DOMAINS)
     assert set(index.filter(pl.col("id").str.starts_with("test/"))["split"]) == {"test"}
@@ -156,7 +156,7 @@ def test_levels_are_counted_inside_split_folders(place) -> None:
 def test_folders_inside_classes_without_shared_names_are_allowed(place) -> None:
     for number, name in enumerate(("cat/siamese", "cat/persian", "dog/poodle", "dog/beagle")):
         place.fill(name, 20, first=1000 * number)
-    assert place.ingest().classes == ("cat", "dog")
+    assert place.ingest().target.names == ("cat", "dog")
     assert not [name for name in place.index().columns if name.startswith("level_")]
     assert set(place.index()["id"].str.extract("^(.*)/")) == {"cat/siamese", "cat/persian", "dog/poodle", "dog/beagle"}
 
@@ -164,7 +164,7 @@ def test_folders_inside_classes_without_shared_names_are_allowed(place) -> None:
 def test_images_beside_shared_folders_make_the_top_the_class(place) -> None:
     for number, name in enumerate(("cat", "cat/old", "cat/new", "dog", "dog/old", "dog/new")):
         place.fill(name, 20, first=1000 * number)
-    assert place.ingest().classes == ("cat", "dog")
+    assert place.ingest().target.names == ("cat", "dog")
 
 
 def test_split_folders_inside_classes_are_refused_with_the_fix(place) -> None:
@@ -172,7 +172,7 @@ def test_split_folders_inside_classes_are_refused_with_the_fix(place) -> None:
         place.fill(name, 20, first=1000 * number)
     with pytest.raises(DataError, match=r"move them to the top, as train/cat, or set data\.label_level=1"):
         place.ingest()
-    assert place.ingest(label_level=1).classes == ("cat", "dog")
+    assert place.ingest(label_level=1).target.names == ("cat", "dog")
 
 
 @pytest.mark.parametrize("depth", [1, 2])

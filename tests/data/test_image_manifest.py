@@ -41,7 +41,7 @@ def test_labels_splits_groups_and_other_columns_come_from_the_table(place) -> No
     manifest = place.ingest(
         source="image-manifest", manifest="table.parquet", path_column="file", label_column="kind", split_column="part"
     )
-    assert manifest.classes == ("ant", "bee", "cow")
+    assert manifest.target.names == ("ant", "bee", "cow")
     assert {split: rows.rows for split, rows in manifest.splits.items()} == {"train": 36, "validation": 12, "test": 12}
     index = place.index().sort("id")
     assert index["id"].to_list() == names
@@ -111,7 +111,7 @@ def test_a_wrong_row_is_quarantined_by_its_rule(place, row: str, rule: str, sour
 
 def test_named_classes_fix_their_order_and_exclude_all_others(place) -> None:
     manifest = listed(place, ["flat/0000.png,emu"], classes=("dog", "cat"))
-    assert manifest.classes == ("dog", "cat")
+    assert manifest.target.names == ("dog", "cat")
     assert place.bad() == {"flat/0000.png": {"unknown-label"}}
 
 
@@ -292,7 +292,7 @@ def test_tables_in_every_common_form_are_read(place, name: str) -> None:
     table = pl.DataFrame({"path": [f"flat/{n:04d}.png" for n in range(80)], "label": labels})
     write_table(place, table, name)
     manifest = place.ingest(source="image-manifest", manifest=name)
-    assert manifest.classes == ("cat", "dög")
+    assert manifest.target.names == ("cat", "dög")
     assert place.index().height == 80
 
 
@@ -306,7 +306,7 @@ def test_a_key_that_only_late_objects_have_is_read(place, name: str) -> None:
     text = "\n".join(texts) if name == "lines.jsonl" else f"[{','.join(texts)}]"
     (place.root / "images" / name).write_text(text)
     manifest = place.ingest(source="image-manifest", manifest=name)
-    assert manifest.classes == ("0", "1")
+    assert manifest.target.names == ("0", "1")
     assert place.index().filter(pl.col("split") == "test")["id"].to_list() == ["flat/0139.png"]
 
 
@@ -364,7 +364,7 @@ def test_nan_is_neither_group_nor_class(place) -> None:
         place.root / "images" / "t.parquet"
     )
     manifest = place.ingest(source="image-manifest", manifest="t.parquet")
-    assert manifest.classes == ("0.0", "1.0")
+    assert manifest.target.names == ("0.0", "1.0")
     assert place.bad() == {f"flat/{n:04d}.png": {"unknown-label"} for n in range(3)}
     assert "group" not in place.index().columns
     assert {split: files.rows > 0 for split, files in manifest.splits.items()} == dict.fromkeys(manifest.splits, True)
@@ -375,7 +375,7 @@ def test_a_class_called_none_can_be_named(place) -> None:
     lines = [f"flat/{n:04d}.png,{'None' if n < 40 else 'scratch'}" for n in range(80)]
     (place.root / "images" / "t.csv").write_text("\n".join(["path,label", *lines]))
     manifest = place.ingest(source="image-manifest", manifest="t.csv", classes=("scratch", "None"))
-    assert (manifest.classes, place.bad()) == (("scratch", "None"), {})
+    assert (manifest.target.names, place.bad()) == (("scratch", "None"), {})
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_paths_and_labels_in_another_unicode_form_are_found(place, stored: str, 
     (place.root / "images" / unicodedata.normalize(stored, "é.csv")).write_text("\n".join(["path,label", *lines]))
     manifest = place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"))
     assert place.bad() == {}
-    assert manifest.classes == tuple(unicodedata.normalize(written, name) for name in ("café", "thé"))
+    assert manifest.target.names == tuple(unicodedata.normalize(written, name) for name in ("café", "thé"))
     assert place.index()["id"].str.starts_with(folder.name).all()
     place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"), classes=("thé", "café"))
     assert place.bad() == {}

@@ -16,8 +16,8 @@ Shared = Callable[[str], Path]
 
 def test_digits_are_packed_whole_and_unaltered(place) -> None:
     manifest = place.ingest(source="digits")
-    assert (manifest.name, manifest.height, manifest.width, manifest.channels) == ("digits", 8, 8, 1)
-    assert manifest.classes == tuple("0123456789")
+    assert (manifest.name, manifest.input.height, manifest.input.width, manifest.input.channels) == ("digits", 8, 8, 1)
+    assert manifest.target.names == tuple("0123456789")
     assert sum(split.rows for split in manifest.splits.values()) == 1797
     assert manifest == Manifest.read(place.packed)
     digits, index = load_digits(), place.index()
@@ -25,7 +25,7 @@ def test_digits_are_packed_whole_and_unaltered(place) -> None:
         mine = index.filter(index["split"] == split)
         original = np.array([int(name) for name in mine["id"]])
         assert np.array_equal(place.images(split)[..., 0], np.rint(digits.images[original] * 255 / 16))
-        assert np.array_equal(np.load(place.packed / split / "labels.npy"), digits.target[original])
+        assert np.array_equal(np.load(place.packed / split / "targets.npy"), digits.target[original])
         assert mine["row"].to_list() == list(range(len(original)))
         assert mine["id"].is_sorted()
     assert place.progress[-1] == (1797, 1797)
@@ -35,8 +35,8 @@ def test_digits_are_packed_whole_and_unaltered(place) -> None:
 def test_manifest_statistics_are_those_of_the_training_pixels(place) -> None:
     manifest = place.ingest(source="digits")
     pixels = place.images("train").astype(np.float64)
-    assert manifest.mean == pytest.approx((pixels.mean(),))
-    assert manifest.std == pytest.approx((pixels.std(),))
+    assert manifest.input.mean == pytest.approx((pixels.mean(),))
+    assert manifest.input.std == pytest.approx((pixels.std(),))
 
 
 @pytest.mark.system
@@ -53,13 +53,13 @@ def test_torchvision_set_is_read_from_a_local_copy(
     """The search for near-duplicates, which takes most of the time, has its own tests."""
     monkeypatch.setattr(NearDuplicates, "pairs", lambda *_: None)
     manifest = place.ingest(source=name, path=str(shared(inside)), download=False)
-    assert (manifest.height, manifest.width, manifest.channels) == shape
-    assert (manifest.name, len(manifest.classes)) == (name, 10)
+    assert (manifest.input.height, manifest.input.width, manifest.input.channels) == shape
+    assert (manifest.name, len(manifest.target.names)) == (name, 10)
     kept = {split: files.rows for split, files in manifest.splits.items()}
     assert kept["train"] + kept["validation"] + manifest.quarantined == rows[0]
     assert kept["test"] == rows[1]
     assert kept["validation"] / rows[0] == pytest.approx(0.15, abs=0.01)
-    labels = np.load(place.packed / "test" / "labels.npy")
+    labels = np.load(place.packed / "test" / "targets.npy")
     assert np.bincount(labels).tolist() == [1000] * 10
     assert set(manifest.quarantined_by_rule) <= {"duplicate-across-splits"}
 
@@ -68,9 +68,9 @@ def test_hymenoptera_is_ingested_and_its_gif_quarantined(place, shared: Shared) 
     folder = shared("hymenoptera/train") / "hymenoptera"
     manifest = place.ingest(path=str(folder))
     assert place.bad() == {"train/ants/imageNotFound.gif": {"format-not-allowed"}}
-    assert manifest.classes == ("ants", "bees")
+    assert manifest.target.names == ("ants", "bees")
     assert sum(split.rows for split in manifest.splits.values()) == 244
-    assert (manifest.height, manifest.channels) == (64, 3)
+    assert (manifest.input.height, manifest.input.channels) == (64, 3)
     assert str(folder) not in (place.packed / "manifest.json").read_text()
 
 

@@ -10,9 +10,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from ratchet.evaluation.explanations import Explanations, explain, read_explanations, write_explanations
-from ratchet.training import Classifier, ModelSpec, build
+from ratchet.training import ImageModel, Model, build, image_spec
 
-SPEC = ModelSpec(
+SPEC = image_spec(
     name="convnet", classes=tuple("0123456789"), channels=1, height=8, width=8, mean=(73.0,), std=(90.0,)
 )  # fmt: skip
 
@@ -28,7 +28,7 @@ def labels() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def model(images: torch.Tensor, labels: torch.Tensor) -> Classifier:
+def model(images: torch.Tensor, labels: torch.Tensor) -> Model:
     """The pipeline's own network, trained for 20 steps."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -41,14 +41,14 @@ def model(images: torch.Tensor, labels: torch.Tensor) -> Classifier:
     return model.eval()
 
 
-def explained(model: Classifier, images: torch.Tensor, labels: torch.Tensor, rows: range) -> Explanations:
+def explained(model: Model, images: torch.Tensor, labels: torch.Tensor, rows: range) -> Explanations:
     """Explain the class after each row's own label."""
     truths = [int(labels[row]) for row in rows]
     answers = [(truth + 1) % 10 for truth in truths]
     return explain(model, images[list(rows)], rows=np.array(rows), answers=answers, truths=truths)
 
 
-def test_contributions_add_up_to_the_margin(model: Classifier, images: torch.Tensor, labels: torch.Tensor) -> None:
+def test_contributions_add_up_to_the_margin(model: Model, images: torch.Tensor, labels: torch.Tensor) -> None:
     rows = range(1500, 1524)
     explanations = explained(model, images, labels, rows)
     assert explanations.contributions.shape == (24, 8, 8)
@@ -71,7 +71,7 @@ def test_contributions_of_a_linear_model_have_a_closed_form() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer = nn.Linear(64, 10)
-    model = Classifier(nn.Sequential(nn.Flatten(), layer), SPEC).eval()
+    model = ImageModel(nn.Sequential(nn.Flatten(), layer), SPEC).eval()
     image = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8) * 3
     explanations = explain(model, image, rows=np.array([5]), answers=[2], truths=[7])
     weights = (layer.weight[2] - layer.weight[7]).detach().reshape(8, 8)
@@ -82,7 +82,7 @@ def test_contributions_of_a_linear_model_have_a_closed_form() -> None:
     assert explanations.of(6) is None
 
 
-def test_averaging_over_flips_is_explained_too(model: Classifier, images: torch.Tensor, labels: torch.Tensor) -> None:
+def test_averaging_over_flips_is_explained_too(model: Model, images: torch.Tensor, labels: torch.Tensor) -> None:
     """An image and its mirror image have the same prediction, so their contributions are mirrored."""
     model.flip_average = True
     try:
@@ -94,7 +94,7 @@ def test_averaging_over_flips_is_explained_too(model: Classifier, images: torch.
 
 
 def test_explaining_twice_gives_the_same_bytes(
-    model: Classifier, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
+    model: Model, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
 ) -> None:
     for name in ("first", "second"):
         write_explanations(tmp_path / name, explained(model, images, labels, range(1500, 1506)))
@@ -102,7 +102,7 @@ def test_explaining_twice_gives_the_same_bytes(
 
 
 def test_explanations_survive_the_file(
-    model: Classifier, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
+    model: Model, images: torch.Tensor, labels: torch.Tensor, tmp_path: Path
 ) -> None:
     explanations = explained(model, images, labels, range(1500, 1503))
     write_explanations(tmp_path / "kept", explanations)
@@ -140,7 +140,7 @@ def test_model_that_cannot_be_differentiated_has_a_reason(
     hide: Callable[[torch.Tensor], torch.Tensor], reason: str
 ) -> None:
     with torch.random.fork_rng():
-        model = Classifier(Opaque(hide), SPEC)
+        model = ImageModel(Opaque(hide), SPEC)
     explanations = explain(
         model, torch.full((1, 1, 8, 8), 9, dtype=torch.uint8), rows=np.array([0]), answers=[1], truths=[2]
     )
@@ -148,6 +148,6 @@ def test_model_that_cannot_be_differentiated_has_a_reason(
     assert explanations.of(0) is None
 
 
-def test_no_errors_need_no_explanation(model: Classifier, images: torch.Tensor) -> None:
+def test_no_errors_need_no_explanation(model: Model, images: torch.Tensor) -> None:
     explanations = explain(model, images[:0], rows=np.zeros(0, np.int64), answers=[], truths=[])
     assert (explanations.contributions.shape, explanations.reason) == ((0, 8, 8), "")

@@ -78,7 +78,7 @@ def test_costs_of_two_models_have_sizes_and_times() -> None:
 
     with torch.random.fork_rng():
         models = Watched(12, 5), Watched(12, 2, bias=False)
-    costs = compare(*models, torch.zeros(7, 3, 2, 2))
+    costs = compare(*models, (torch.zeros(7, 3, 2, 2),))
     assert (costs.candidate.weights, costs.champion.weights, costs.rows) == (4 * (60 + 5), 4 * 24, 7)
     assert set(seen) == {1, 7}
     assert min(costs.candidate.single, costs.candidate.batch, costs.champion.single, costs.champion.batch) > 0
@@ -92,5 +92,5 @@ def test_champion_is_timed_at_its_own_input_size() -> None:
             sizes.append(images.shape[-1])
             return super().forward(images)
 
-    compare(Watched(), Watched(), torch.zeros(3, 1, 8, 8), champion_images=torch.zeros(3, 1, 4, 4))
+    compare(Watched(), Watched(), (torch.zeros(3, 1, 8, 8),), champion_inputs=(torch.zeros(3, 1, 4, 4),))
     assert set(sizes[:2]) == {8, 4}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import sklearn.metrics  # noqa: F401  # its import draws from Python's random state, which a test must not change
 
+from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.limits import Limits, find_limits, weak_classes
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.reports.model_card import limit_sentences
 from ratchet.settings.model import EvaluationSettings
 
@@ -17,7 +17,7 @@ GOOD = dict.fromkeys(CLASSES, 0.95)
 
 def metrics(
     right: dict[str, float], rows: dict[str, int], *, sure: float = 4.0, light: list[str | None] | None = None
-) -> Metrics:
+) -> ClassificationMetrics:
     """Measure predictions with these recalls, all with the same confidence."""
     labels = np.repeat(np.arange(4), [rows[name] for name in CLASSES])
     predicted = labels.copy()

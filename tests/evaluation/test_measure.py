@@ -11,8 +11,8 @@ from scipy.special import expit, logit, softmax
 from sklearn import metrics as sk
 
 from ratchet.errors import DataError, TrainingError
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.classification import measure_classes as measure
+from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import parse, to_plain
 
@@ -68,7 +68,7 @@ def test_any_predictions_give_finite_metrics_without_warnings(data: st.DataObjec
         warnings.simplefilter("error")
         metrics = measure(logits, np.array(labels), classes=named(classes), settings=FEW)
     content = json.dumps(to_plain(metrics), allow_nan=False)
-    assert parse(Metrics, content) == metrics
+    assert parse(ClassificationMetrics, content) == metrics
     assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, logits.argmax(axis=1)), abs=1e-12)
     for interval in (metrics.accuracy, metrics.macro_f1, metrics.log_loss, metrics.ece):
         assert interval.low <= interval.value <= interval.high

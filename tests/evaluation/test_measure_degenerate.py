@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax as scipy_log_softmax
 from sklearn import metrics as sk
 
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import Metrics
-from ratchet.evaluation.predictions import Answers
+from ratchet.evaluation.answers import ClassAnswers
+from ratchet.evaluation.classification import measure_classes as measure
+from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100, top_k=2)
@@ -63,7 +63,7 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
-def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Metrics:
+def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> ClassificationMetrics:
     classes = logits.shape[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -84,9 +84,9 @@ def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Metrics
     return metrics
 
 
-def assert_probabilities(metrics: Metrics, logits: np.ndarray, labels: np.ndarray) -> None:
+def assert_probabilities(metrics: ClassificationMetrics, logits: np.ndarray, labels: np.ndarray) -> None:
     """Check top-k, log-loss, calibration error, ROC-AUC and PR-AUC."""
-    answers, rows = Answers(logits, labels), range(len(labels))
+    answers, rows = ClassAnswers(logits, labels), range(len(labels))
     certain = scipy_log_softmax(logits.astype(np.float64), axis=1)
     assert np.allclose(answers.log_probabilities, certain, rtol=1e-13, atol=1e-13)
     # scikit-learn clips probabilities at 2e-16; here a confident error costs its full loss

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ratchet.errors import DataError
-from ratchet.evaluation.measure import measure
+from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
+from ratchet.kinds import Classes
 from ratchet.settings.model import EvaluationSettings
 
 
@@ -20,7 +21,7 @@ def predictions() -> Predictions:
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(50, 3)).astype(np.float32)
     ids = tuple(f"photo/{number}.jpg" for number in range(50))
-    return Predictions(logits, generator.integers(3, size=50), ids, ("cat", 'dog, "big"', "Fuß"))
+    return Predictions(logits, generator.integers(3, size=50), ids, Classes(("cat", 'dog, "big"', "Fuß")))
 
 
 def test_predictions_survive_the_file(tmp_path: Path, predictions: Predictions) -> None:
@@ -85,7 +86,7 @@ def test_columns_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, 
 
 def test_duplicate_id_is_refused() -> None:
     with pytest.raises(DataError, match="1 ids occur twice"):
-        Predictions(np.zeros((2, 2), np.float32), np.zeros(2, np.int64), ("a", "a"), ("x", "y"))
+        Predictions(np.zeros((2, 2), np.float32), np.zeros(2, np.int64), ("a", "a"), Classes(("x", "y")))
 
 
 def test_confusion_has_a_line_for_each_image(tmp_path: Path, predictions: Predictions) -> None:

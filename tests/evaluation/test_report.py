@@ -12,12 +12,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from ratchet.evaluation.measure import measure
+from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import AccuracyResult, ExportResult, Verdict
+from ratchet.kinds import Classes
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 
@@ -66,7 +67,7 @@ def predictions() -> Predictions:
     model = LogisticRegression(max_iter=500, C=0.05).fit(images[:900] / 16, labels[:900])
     logits = model.decision_function(images[1200:] / 16).astype(np.float32)
     ids = tuple(f"digits/{number}" for number in range(len(logits)))
-    return Predictions(logits, labels[1200:].astype(np.int64), ids, tuple("0123456789"))
+    return Predictions(logits, labels[1200:].astype(np.int64), ids, Classes(tuple("0123456789")))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,9 @@ def content(predictions: Predictions) -> ReportContent:
     metrics = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
     rows = len(predictions.ids)
     asking = Candidate(
-        score=predictions.score, accuracy=metrics.accuracy, calibration_error=metrics.ece, labels=predictions.labels,
-        classes=predictions.classes, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
+        score=predictions.score, metrics=metrics.named(), unit=predictions.answers.unit,
+        calibration_error=metrics.ece, labels=predictions.labels,
+        target=predictions.target, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
     )  # fmt: skip
     reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.intervals import share_interval
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.evaluation.robustness import (
     KINDS,
     STRENGTHS,
@@ -46,7 +46,7 @@ def measured(images: np.ndarray) -> Robustness:
 
 
 @pytest.fixture(scope="module")
-def metrics(measured: Robustness) -> Metrics:
+def metrics(measured: Robustness) -> ClassificationMetrics:
     labels = np.arange(ROWS) % 2
     logits = np.eye(2, dtype=np.float32)[labels]
     settings = EvaluationSettings(resamples=100, slice_rows=20)
@@ -101,14 +101,14 @@ def test_large_images_need_fewer_rows() -> None:
     assert [automatic_rows(side, side) for side in (8, 64, 128, 224, 1024)] == [500, 500, 125, 50, 50]
 
 
-def test_metrics_include_robustness(metrics: Metrics, measured: Robustness) -> None:
-    assert parse(Metrics, json.dumps(to_plain(metrics))) == metrics
+def test_metrics_include_robustness(metrics: ClassificationMetrics, measured: Robustness) -> None:
+    assert parse(ClassificationMetrics, json.dumps(to_plain(metrics))) == metrics
     numbers = metrics.numbers()
     assert numbers["robustness"] == measured.overall
     assert {f"robustness_{kind}" for kind in KINDS} < numbers.keys()
 
 
-def test_metrics_without_robustness_have_a_reason(metrics: Metrics) -> None:
+def test_metrics_without_robustness_have_a_reason(metrics: ClassificationMetrics) -> None:
     without = replace(metrics, robustness=NotMeasured("it is switched off"))
-    assert parse(Metrics, json.dumps(to_plain(without))) == without
+    assert parse(ClassificationMetrics, json.dumps(to_plain(without))) == without
     assert not any(name.startswith("robustness") for name in without.numbers())

@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
+from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.intervals import share_difference, share_interval
-from ratchet.evaluation.predictions import Answers
 from ratchet.evaluation.slices import slices, thirds
 from ratchet.settings.model import EvaluationSettings
 
 SETTINGS = EvaluationSettings(slice_rows=20)
 
 
-def answered(shares: np.ndarray, *, classes: int = 3, seed: int = 0) -> Answers:
+def answered(shares: np.ndarray, *, classes: int = 3, seed: int = 0) -> ClassAnswers:
     """Return predictions of which row k is right with probability shares[k]."""
     drawn = np.random.default_rng(seed)
     labels = drawn.integers(classes, size=len(shares))
     predicted = np.where(drawn.random(len(shares)) < shares, labels, (labels + 1) % classes)
     logits = drawn.normal(0, 0.3, (len(shares), classes)).astype(np.float32)
     logits[np.arange(len(shares)), predicted] += 3
-    return Answers(logits, labels)
+    return ClassAnswers(logits, labels)
 
 
 def test_each_slice_has_the_metrics_of_its_rows() -> None:

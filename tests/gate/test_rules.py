@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
+from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import ChampionResult, LeftOut, RuleResult, Unused, Verdict
+from ratchet.kinds import Classes
 from ratchet.serving.program import NotExported, Parity
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain
@@ -24,19 +27,21 @@ def candidate(correct: np.ndarray, **changes: object) -> Candidate:
     value = float(correct.mean())
     defaults = {
         "labels": np.zeros(len(correct), np.int64),
-        "classes": CLASSES,
+        "target": Classes(CLASSES),
         "input_shape": (32, 32, 3),
         "calibration_error": Interval(0.0, 0.02, 0.06),
         "saw": np.zeros(len(correct), np.bool_),
         "uniform": np.zeros(len(correct)),
     }
     score = correct.astype(np.float64)
-    return Candidate(accuracy=Interval(value, value, value), score=score, **(defaults | changes))
+    metrics = {"accuracy": NamedMetric("accuracy", "accuracy", Interval(value, value, value), share=True)}
+    unit = ScoreUnit("accuracy", share=True)
+    return Candidate(metrics=metrics, unit=unit, score=score, **(defaults | changes))
 
 
 def champion(correct: np.ndarray, **changes: object) -> Champion:
     saw = np.zeros(len(correct), np.bool_)
-    defaults = {"classes": CLASSES, "input_shape": (32, 32, 3), "saw": saw}
+    defaults = {"target": Classes(CLASSES), "input_shape": (32, 32, 3), "saw": saw}
     return Champion(name="pets version 3", score=correct.astype(np.float64), **(defaults | changes))
 
 
@@ -86,14 +91,14 @@ def test_first_model_passes_without_a_champion() -> None:
 
 
 def test_accuracy_below_the_minimum_is_refused() -> None:
-    verdict = decide(candidate(right(100)), None, minimum_accuracy=0.5)
+    verdict = decide(candidate(right(100)), None, minimum=0.5)
     result = rule(verdict, "accuracy")
     assert failed(verdict) == ["accuracy"]
     assert (result.accuracy.value, result.minimum, result.images) == (0.25, 0.5, 400)
 
 
 def test_accuracy_at_the_minimum_passes() -> None:
-    assert decide(candidate(right(200)), None, minimum_accuracy=0.5).passed
+    assert decide(candidate(right(200)), None, minimum=0.5).passed
 
 
 def test_same_answers_are_not_better_but_not_worse() -> None:
@@ -118,10 +123,10 @@ def test_slightly_worse_model_passes_within_the_tolerance_only(tolerance: float,
 @pytest.mark.parametrize(
     ("changes", "kind", "values"),
     [
-        ({"classes": ("frog", "bird")}, "no shared class", {"lost_classes": ("frog", "bird")}),
+        ({"target": Classes(("frog", "bird"))}, "no shared class", {"lost_classes": ("frog", "bird")}),
         ({"mismatch": "it takes float32 pixels"}, "input", {"mismatch": "it takes float32 pixels"}),
-        ({"classes": ("cat", "bird")}, "classes", {"new_classes": ("dog",), "lost_classes": ("bird",)}),
-        ({"classes": ("cat",)}, "classes", {"new_classes": ("dog",), "lost_classes": (), "allowed": "same"}),
+        ({"target": Classes(("cat", "bird"))}, "classes", {"new_classes": ("dog",), "lost_classes": ("bird",)}),
+        ({"target": Classes(("cat",))}, "classes", {"new_classes": ("dog",), "lost_classes": (), "allowed": "same"}),
     ],
 )
 def test_champion_of_another_task_is_not_compared(changes: dict, kind: str, values: dict) -> None:
@@ -134,7 +139,7 @@ def test_champion_of_another_task_is_not_compared(changes: dict, kind: str, valu
     assert "set registry.model to another name" in rule_text(compared(verdict)).fix
 
 
-@pytest.mark.parametrize("changes", [{"classes": ("dog", "cat")}, {"input_shape": (16, 16, 3)}])
+@pytest.mark.parametrize("changes", [{"target": Classes(("dog", "cat"))}, {"input_shape": (16, 16, 3)}])
 def test_other_class_order_or_image_size_is_compared(changes: dict) -> None:
     verdict = decide(candidate(right(400)), champion(right(300), **changes))
     assert verdict.passed
@@ -146,7 +151,7 @@ def test_other_class_order_or_image_size_is_compared(changes: dict) -> None:
 def test_new_class_is_accepted_where_allowed(allowed: str, passes: bool) -> None:
     """The models are compared on the 300 images of the class that both know."""
     challenger = candidate(right(400), labels=LABELS)
-    verdict = decide(challenger, champion(right(200), classes=("cat",)), classes=allowed)
+    verdict = decide(challenger, champion(right(200), target=Classes(("cat",))), classes=allowed)
     assert verdict.passed is passes
     if passes:
         assert compared(verdict).left_out == LeftOut(unknown=100)
@@ -155,7 +160,7 @@ def test_new_class_is_accepted_where_allowed(allowed: str, passes: bool) -> None
 
 
 def test_lost_class_needs_may_change() -> None:
-    holder = champion(right(300), classes=("cat", "dog", "owl"))
+    holder = champion(right(300), target=Classes(("cat", "dog", "owl")))
     for allowed, passes in (("same", False), ("may-grow", False), ("may-change", True)):
         verdict = decide(candidate(right(400)), holder, classes=allowed)
         assert verdict.passed is passes
@@ -165,7 +170,7 @@ def test_lost_class_needs_may_change() -> None:
 def test_images_of_a_new_class_count_for_minimum_accuracy() -> None:
     """All right on the old class and never on the new one, which has a quarter of the images."""
     challenger = candidate(LABELS == 0, labels=LABELS)
-    verdict = decide(challenger, champion(right(100), classes=("cat",)), classes="may-grow", minimum_accuracy=0.8)
+    verdict = decide(challenger, champion(right(100), target=Classes(("cat",))), classes="may-grow", minimum=0.8)
     assert failed(verdict) == ["accuracy"]
 
 
@@ -251,7 +256,7 @@ def test_stored_model_must_agree_with_the_evaluation(images: int, difference: fl
 def test_verdict_survives_json(exported: Parity | NotExported | None) -> None:
     """JSON has no NaN, which a wrong ONNX program may return."""
     holder = costly(single=9.0)
-    for old in (None, holder, champion(right(0), classes=("frog",))):
+    for old in (None, holder, champion(right(0), target=Classes(("frog",)))):
         verdict = decide(candidate(right(390), exported=exported, slices=halves()), old)
         assert parse(Verdict, json.dumps(to_plain(verdict), allow_nan=False)) == verdict
 
@@ -364,5 +369,5 @@ def test_rules_are_switched_off_by_their_settings() -> None:
 
 
 def test_costs_of_a_champion_of_another_task_are_ignored() -> None:
-    other = champion(right(0), classes=("frog", "bird"), costs=costly(single=9.0).costs)
+    other = champion(right(0), target=Classes(("frog", "bird")), costs=costly(single=9.0).costs)
     assert failed(decide(candidate(right(400)), other)) == ["champion"]

@@ -81,7 +81,7 @@ def test_table_marks_failed_rules_with_their_fix() -> None:
     assert table.splitlines() == [
         "gate  REFUSED (1 of 3 rules failed)",
         "  FAILED  accuracy  25.00 % (21.00-29.46 %), minimum 50 %",
-        "                    Fix: train a better model, or lower gate.minimum_accuracy",
+        "                    Fix: train a better model, or lower gate.minimum",
         "  ok      champion  none yet",
         "  ok      reload    identical predictions on 256 images",
     ]
@@ -99,7 +99,7 @@ def test_message_has_the_reason_of_each_failed_rule() -> None:
     assert refused.summary == "Refused, 1 of 3 rules failed"
     assert message(refused) == (
         "Refused, 1 of 3 rules failed. accuracy: 25.00 % (21.00-29.46 %), minimum 50 %. "
-        "Fix: train a better model, or lower gate.minimum_accuracy."
+        "Fix: train a better model, or lower gate.minimum."
     )
 
 

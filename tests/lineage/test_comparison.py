@@ -8,6 +8,7 @@ import pytest
 from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
+from ratchet.kinds import Classes
 from ratchet.provenance import comparison
 from ratchet.provenance.comparison import (
     Change,
@@ -46,7 +47,7 @@ def predictions(ids: str, labels: str, answers: str, classes: tuple[str, ...] = 
     at = {name[0]: number for number, name in enumerate(classes)}
     logits = np.zeros((len(ids), len(classes)), np.float32)
     logits[np.arange(len(ids)), [at[letter] for letter in answers]] = 1
-    return Predictions(logits, np.array([at[letter] for letter in labels], np.int64), tuple(ids), classes)
+    return Predictions(logits, np.array([at[letter] for letter in labels], np.int64), tuple(ids), Classes(classes))
 
 
 def test_flips_are_answers_that_became_right_or_wrong() -> None:

@@ -25,12 +25,12 @@ from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
-from ratchet.training import ModelSpec
+from ratchet.training import image_spec
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 SOURCE = Path(__file__).parents[2] / "src"
-SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
+SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
 WITHOUT_PROGRAM = RegistrySettings(export="none")  # an export takes seconds, so tests that need one ask for it
 RECORD = Provenance(
     id="0123456789abcdef",

@@ -9,10 +9,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ratchet.cost import Cost
+from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.measure import measure
 from ratchet.evaluation.robustness import Robustness
 from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
+from ratchet.kinds import ImageInput
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings
 
@@ -37,8 +38,7 @@ def content() -> CardContent:
         purpose="",
         verdict=Verdict(True, rules),
         metrics=metrics,
-        input=(8, 8, 1),
-        dtype="uint8",
+        input=ImageInput(8, 8, 1, (0.5,), (0.5,)),
         data={"name": NASTY, "source": "image-folder", "version": "0123.dir"},
         rows={"train": 1000, "validation": 100, "test": 300},
         quarantined={"truncated": 4},

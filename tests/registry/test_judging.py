@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 
 EVERYTHING = EvaluationSettings(slices=[], robustness_rows=0, explained_errors=0)
 GATE = GateSettings(
-    minimum_accuracy=0.0,
+    minimum=0.0,
     latency_factor=0.0,
     size_factor=0.0,
     calibration_error=1.0,
@@ -72,8 +72,7 @@ class Pets:
         """Evaluate and store an untrained model. Return the run id and the model URI."""
         self.runs += 1
         packed = Manifest.read(self.workspace.packed)
-        shape = packed.channels, packed.height, packed.width
-        spec = ModelSpec("convnet", packed.classes, *shape, packed.mean, packed.std)
+        spec = ModelSpec("convnet", packed.input, packed.target)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             save_model(self.workspace.model, build(spec).state_dict(), spec, about={"training": {}})

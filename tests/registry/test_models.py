@@ -16,10 +16,10 @@ from ratchet.registry.pickles import find_pickles
 from ratchet.registry.runs import Run
 from ratchet.serving.program import Program
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
-from ratchet.training import ModelSpec, build, load_model, save_model, seal, verify
+from ratchet.training import build, image_spec, load_model, save_model, seal, verify
 from ratchet.workspace import Workspace
 
-SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
+SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
 
 
 @pytest.fixture(scope="module")

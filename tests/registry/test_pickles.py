@@ -116,11 +116,11 @@ def test_a_model_that_mlflow_pickles_is_found_in_its_folder(tmp_path: Path) -> N
         warnings.simplefilter("ignore")  # MLflow's own, of type hints
         import mlflow.pyfunc
 
-        class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        class ImageModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
             def predict(self, context: Any, model_input: list[str]) -> list[str]:
                 return model_input
 
-        mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Model(), pip_requirements=["mlflow"])
+        mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=ImageModel(), pip_requirements=["mlflow"])
     assert list(find_pickles(tmp_path)) == [("model/python_model.pkl", "a pickle with a call")]
 
 

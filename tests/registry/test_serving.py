@@ -20,12 +20,12 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
-from ratchet.training import ModelSpec, build, load_model, save_model
+from ratchet.training import build, image_spec, load_model, save_model
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
 
-SPEC = ModelSpec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (128.0,), (64.0,))
+SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (128.0,), (64.0,))
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), dtype=np.uint8)
 LOADS = """
 import json, sys
@@ -77,9 +77,9 @@ def environment(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(root: Path) -> Any:
-    from ratchet.registry.pyfunc import ServedClassifier
+    from ratchet.registry.pyfunc import ServedModel
 
-    return ServedClassifier(*load_model(root / "trained")).predict(IMAGES)
+    return ServedModel(*load_model(root / "trained")).predict(IMAGES)
 
 
 def run_script(script: str, root: Path, environment: dict[str, str]) -> Any:

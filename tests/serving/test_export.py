@@ -13,17 +13,20 @@ import pytest
 import torch
 from torch import nn
 
+from ratchet.kinds import Classes
 from ratchet.registry.pickles import find_pickles
 from ratchet.serving.export import export
 from ratchet.serving.program import NotExported, Parity, Program, compare
-from ratchet.training import ModelSpec, build
-from ratchet.training.models import Classifier
+from ratchet.training import ModelSpec, build, image_spec
+from ratchet.training.models import ImageModel, Model
+
+TARGET = Classes(("ant", "bee", "cat"))
 
 CLASSES = tuple("abcde")
 
 
 def spec(name: str, side: int, channels: int = 3, **changes: Any) -> ModelSpec:
-    return ModelSpec(name, CLASSES, channels, side, side, (120.0,) * channels, (60.0,) * channels, **changes)
+    return image_spec(name, CLASSES, channels, side, side, (120.0,) * channels, (60.0,) * channels, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,7 @@ def allowed() -> Iterator[None]:
         yield
 
 
-def drawn(spec: ModelSpec) -> Classifier:
+def drawn(spec: ModelSpec) -> Model:
     """Return a model with random weights and buffers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -48,11 +51,17 @@ def drawn(spec: ModelSpec) -> Classifier:
 
 def answered(model: nn.Module, spec: ModelSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels in the program's layout, and the model's probabilities."""
-    pixels = np.random.default_rng(0).integers(0, 256, (rows, spec.height, spec.width, spec.channels))
-    pixels = pixels.astype(spec.dtype)
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, *spec.image.shape))
+    pixels = pixels.astype(spec.image.dtype)
     with torch.inference_mode():
         answers = torch.softmax(model(torch.from_numpy(pixels).permute(0, 3, 1, 2)), 1)
     return pixels, answers.numpy()
+
+
+def as_arrays(model: nn.Module, spec: ModelSpec) -> tuple[tuple[np.ndarray], np.ndarray]:
+    """Return what `answered` returns, as `compare` takes it."""
+    pixels, answers = answered(model, spec)
+    return (pixels,), answers
 
 
 @pytest.mark.system
@@ -74,8 +83,8 @@ def test_program_agrees_with_its_model(spec: ModelSpec, tmp_path: Path) -> None:
     program = Program.of(tmp_path)
     assert isinstance(program, Program)
     for rows in (1, 2, 9):
-        np.testing.assert_allclose(program.predict(pixels[:rows]), answers[:rows], atol=1e-5)
-    parity = compare(tmp_path, pixels, answers)
+        np.testing.assert_allclose(program.predict((pixels[:rows],)), answers[:rows], atol=1e-5)
+    parity = compare(tmp_path, (pixels,), answers, TARGET)
     assert isinstance(parity, Parity)
     assert (parity.images, parity.other_class) == (9, 0)
     assert parity.largest_difference < 1e-5
@@ -91,7 +100,13 @@ def test_files_are_plain_onnx_without_a_pickle(tmp_path: Path) -> None:
     assert (takes.name, gives.name, sides) == ("pixels", "probabilities", [["rows", 8, 8, 1], ["rows", 5]])
     about = json.loads((tmp_path / "program.json").read_text())
     opset = next(operators.version for operators in program.opset_import if not operators.domain)
-    assert about == {"format": 1, "program": "model.onnx", "input": "pixels", "output": "probabilities", "opset": opset}
+    assert about == {
+        "format": 1,
+        "program": "model.onnx",
+        "inputs": ["pixels"],
+        "output": "probabilities",
+        "opset": opset,
+    }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "program.json"]
     assert list(find_pickles(tmp_path)) == []
 
@@ -153,13 +168,13 @@ def test_failed_export_has_a_reason_and_no_program(
 ) -> None:
     small = spec("convnet", 8, 1)
     with torch.random.fork_rng():
-        export(Classifier(network(), small).eval(), small, tmp_path)
+        export(ImageModel(network(), small).eval(), small, tmp_path)
     missing = Program.of(tmp_path)
     assert isinstance(missing, NotExported)
     assert re.search(reason, missing.reason), missing.reason
     assert "\n" not in missing.reason
     assert [path.name for path in tmp_path.iterdir()] == ["program.json"]
-    assert compare(tmp_path, *answered(drawn(small), small)) == missing
+    assert compare(tmp_path, *as_arrays(drawn(small), small), TARGET) == missing
     assert capfd.readouterr() == ("", "")
 
 
@@ -169,7 +184,7 @@ def test_program_with_other_answers_is_detected(tmp_path: Path) -> None:
     export(model, small, tmp_path)
     pixels, answers = answered(model, small)
     moved = np.roll(answers, 1, axis=1)
-    parity = compare(tmp_path, pixels, moved)
+    parity = compare(tmp_path, (pixels,), moved, TARGET)
     assert isinstance(parity, Parity)
     assert parity.largest_difference == pytest.approx(np.abs(answers - moved).max(), abs=1e-5)
     assert parity.other_class == 9
@@ -180,7 +195,7 @@ def test_program_that_does_not_run_has_a_reason(tmp_path: Path) -> None:
     model = drawn(small)
     export(model, small, tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"no program")
-    missing = compare(tmp_path, *answered(model, small))
+    missing = compare(tmp_path, *as_arrays(model, small), TARGET)
     assert isinstance(missing, NotExported)
     assert missing.reason.startswith("onnxruntime cannot run the program: ")
 
@@ -188,16 +203,16 @@ def test_program_that_does_not_run_has_a_reason(tmp_path: Path) -> None:
 def test_model_stored_without_a_program_has_none(tmp_path: Path) -> None:
     small = spec("convnet", 8, 1)
     assert Program.of(tmp_path) is None
-    assert compare(tmp_path, *answered(drawn(small), small)) is None
+    assert compare(tmp_path, *as_arrays(drawn(small), small), TARGET) is None
 
 
 def test_program_of_16_bit_model_takes_raw_values(tmp_path: Path) -> None:
-    from ratchet.registry.pyfunc import ServedClassifier
+    from ratchet.registry.pyfunc import ServedModel
 
     deep = spec("convnet", 8, 1, depth=12)
     model = drawn(deep)
     export(model, deep, tmp_path)
     raw = np.random.default_rng(0).integers(0, 5_000, (9, 8, 8, 1), dtype=np.uint16)  # some beyond 12 bits
-    parity = compare(tmp_path, raw, ServedClassifier(model, deep).predict(raw))
+    parity = compare(tmp_path, (raw,), ServedModel(model, deep).predict(raw), TARGET)
     assert isinstance(parity, Parity), parity
     assert parity.largest_difference < 1e-5

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.calibration import calibration_error, reliability
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
-from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 from tests.simulations.gate import Pair
 
@@ -39,14 +39,14 @@ class Population:
     sharpness: float
     rarer: float = 1.0
 
-    def answers(self, *, seed: int = 0) -> Answers:
+    def answers(self, *, seed: int = 0) -> ClassAnswers:
         """Draw the whole population."""
         generator = np.random.default_rng(seed)
         shares = self.rarer ** -np.arange(self.classes, dtype=float)
         labels = generator.choice(self.classes, size=_SIZE, p=shares / shares.sum())
         logits = generator.normal(size=(_SIZE, self.classes))
         logits[np.arange(_SIZE), labels] += self.margin
-        return Answers((logits * self.sharpness).astype(np.float32), labels)
+        return ClassAnswers((logits * self.sharpness).astype(np.float32), labels)
 
 
 POPULATIONS = (
@@ -57,7 +57,7 @@ POPULATIONS = (
 )
 
 
-def headline_metrics(answers: Answers, *, bins: int, k: int) -> dict[str, float]:
+def headline_metrics(answers: ClassAnswers, *, bins: int, k: int) -> dict[str, float]:
     """Return each headline metric, by name and from its plain definition."""
     labels = np.bincount(answers.labels, minlength=answers.width)
     predicted = np.bincount(answers.predicted, minlength=answers.width)
@@ -101,7 +101,7 @@ def metric_coverage(population: Population, *, rows: int, sets: int, resamples: 
     held = dict.fromkeys(truth, 0)
     for number in range(sets):
         drawn = generator.integers(_SIZE, size=rows)
-        answers = Answers(whole.logits[drawn], whole.labels[drawn])
+        answers = ClassAnswers(whole.logits[drawn], whole.labels[drawn])
         bounds = intervals(answers, headline_metrics(answers, **how), settings=settings, seed=number)
         for name, interval in bounds.items():
             held[name] += interval.low <= truth[name] <= interval.high

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
 from ratchet.gate.significance import FIRST_TRY, spend
+from ratchet.kinds import Classes
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["BETTER", "FIVE_PER_CENT", "PAIRS", "History", "Pair", "detectable", "share_promoted", "simulate_nights"]
 
 Answers = NDArray[np.bool_]
 
-BETTER = GateSettings(minimum_accuracy=0.0)
+BETTER = GateSettings(minimum=0.0)
 _POWER = 0.8
 _RELOADED = reload_rule(images=1, largest_difference=0.0, tolerance=0.0)
 
@@ -83,15 +86,17 @@ def _is_promoted(new: Answers, old: Answers, gate: GateSettings, *, slices: int,
 
 
 def _models(new: Answers, old: Answers, *, slices: int = 0) -> tuple[Candidate, Champion]:
-    classes, shape, nothing = ("a", "b"), (8, 8, 1), Interval(0.0, 0.0, 0.0)
+    classes, shape, nothing = Classes(("a", "b")), (8, 8, 1), Interval(0.0, 0.0, 0.0)
+    accuracy = NamedMetric("accuracy", "accuracy", nothing, share=True)
     columns: dict[str, Sequence[str]] = {"slice": [str(row % slices) for row in range(len(new))]} if slices else {}
     labels, unseen = np.zeros(len(new), np.int64), np.zeros(len(new), np.bool_)
     candidate = Candidate(
-        score=new.astype(np.float64), accuracy=nothing, calibration_error=nothing, labels=labels, classes=classes,
+        score=new.astype(np.float64), metrics={"accuracy": accuracy}, calibration_error=nothing,
+        unit=ScoreUnit("accuracy", share=True), labels=labels, target=classes,
         input_shape=shape, saw=unseen, uniform=np.zeros(len(new)), slices=columns,
     )  # fmt: skip
     champion = Champion(
-        name="the champion", score=old.astype(np.float64), classes=classes, input_shape=shape, saw=unseen
+        name="the champion", score=old.astype(np.float64), target=classes, input_shape=shape, saw=unseen
     )
     return candidate, champion
 

@@ -83,13 +83,13 @@ def test_commands_without_data_report_the_fix(project) -> None:
 def test_wrong_labels_are_flagged_and_data_is_unchanged(project) -> None:
     project.good("dvc", "repro", "--quiet", "ingest")
     packed = project.root / "data" / "packed"
-    labels = np.load(packed / "train" / "labels.npy")
+    labels = np.load(packed / "train" / "targets.npy")
     index = pl.read_parquet(packed / "index.parquet").filter(pl.col("split") == "train")
     chosen = np.random.default_rng(0).choice(len(labels), 30, replace=False)
-    (packed / "train" / "labels.npy").unlink()  # DVC's cache may share the file
+    (packed / "train" / "targets.npy").unlink()  # DVC's cache may share the file
     changed = labels.copy()
     changed[chosen] = (changed[chosen] + 1 + np.arange(30) % 9) % 10
-    np.save(packed / "train" / "labels.npy", changed)
+    np.save(packed / "train" / "targets.npy", changed)
     before = project.digests("data/packed")
     output = project.good("ratchet", "data", "labels", "--folds", "2", "--epochs", "5")
     assert "accuracy on samples held out" in output

@@ -178,7 +178,7 @@ def hosts(
             f"tracking.uri={at}/mlflow",
             "tracking.artifacts=s3://models/mlflow",
             f"registry.ledger={at}/ledger",
-            "gate.minimum_accuracy=0.0",
+            "gate.minimum=0.0",
             "gate.champion=not-worse",
             "gate.tolerance=0.99",
             "gate.slice_tolerance=0.99",

@@ -30,7 +30,7 @@ PETS = {
     "data.path": "data/raw/pets",
     "training.epochs": 3,
     "evaluation.temperature_scaling": True,
-    "gate.minimum_accuracy": 0.0,
+    "gate.minimum": 0.0,
     "gate.champion": "not-worse",
     "gate.tolerance": 0.99,
     "gate.slice_tolerance": 0.99,

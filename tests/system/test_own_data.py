@@ -81,7 +81,7 @@ SETTINGS = (
     "training.workers=2",
     "training.batch_size=16",
     "training.checkpoint_steps=2",
-    "gate.minimum_accuracy=0.0",
+    "gate.minimum=0.0",
 )
 
 
@@ -116,7 +116,7 @@ def own(new_project: Callable[[str], Any]) -> Any:
 
 def test_dvc_repro_registers_a_model_then_is_up_to_date(own: Any) -> None:
     manifest = Manifest.read(own.workspace.packed)
-    assert (manifest.name, manifest.dtype, manifest.height) == ("photos", "float32", 24)
+    assert (manifest.name, manifest.input.dtype, manifest.input.height) == ("photos", "float32", 24)
     assert manifest.quarantined_by_rule == {"raised": 1}
     assert not list(own.workspace.packed.rglob("images*"))
     assert "up to date" in own.good("dvc", "status")

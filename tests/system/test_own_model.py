@@ -50,7 +50,7 @@ class Net(nn.Module):
 def net(*, classes, channels, height, width):
     return Net(channels * height * width, classes)
 """
-RULES = ("gate.minimum_accuracy=0.0", "gate.champion=not-worse", "gate.tolerance=0.99", "gate.slice_tolerance=0.99")
+RULES = ("gate.minimum=0.0", "gate.champion=not-worse", "gate.tolerance=0.99", "gate.slice_tolerance=0.99")
 SERVE = """
 import json, os, sys
 os.chdir(sys.argv[3])

@@ -238,7 +238,7 @@ def test_after_dvc_repro_the_flow_has_nothing_to_do(other_clone: Any) -> None:
 
 def test_after_dvc_repro_the_flow_skips_unchanged_stages(other_clone: Any) -> None:
     before = hashes(other_clone)
-    again = train(other_clone, "gate.minimum_accuracy=0.25")
+    again = train(other_clone, "gate.minimum=0.25")
     assert again.task_states == {
         "ingest": "Unchanged",
         "version": "Completed",
@@ -271,7 +271,7 @@ def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: R
     assert (crippled.registration["version"], crippled.registration["aliases"]) == (None, [])
     summary = crippled.registration["summary"]
     assert summary.startswith("Refused, ")
-    assert "minimum 50 %. Fix: train a better model, or lower gate.minimum_accuracy" in summary
+    assert "minimum 50 %. Fix: train a better model, or lower gate.minimum" in summary
     results = {result["name"]: result for result in crippled.registration["verdict"]["rules"]}
     assert results["champion"]["champion"] == "digits version 1"
     assert summary in crippled.output

@@ -107,7 +107,7 @@ def test_unknown_model_is_reported_in_one_sentence(project: Any, tmp_path: Path)
     project.good("ratchet", "set", "model.name=convnett")
     output = project.refused("ratchet", "preflight", TMPDIR=str(tmp_path))
     assert marks(output) == {"ingest": "✓", "doctor": "✗"}
-    assert "no model is called 'convnett'" in output
+    assert "no model for the data's kind, image, is called 'convnett'" in output
     assert "The pipeline does not run yet" in output
     assert list(tmp_path.iterdir()) == []
 

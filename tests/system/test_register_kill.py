@@ -32,7 +32,7 @@ OPEN = {  # a gate that lets everything in
     "gate.champion": "not-worse",
     "gate.tolerance": 0.99,
     "gate.slice_tolerance": 0.99,
-    "gate.minimum_accuracy": 0.0,
+    "gate.minimum": 0.0,
     "gate.latency_factor": 0.0,
 }
 

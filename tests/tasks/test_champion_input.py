@@ -1,21 +1,19 @@
 """Images are adapted to the champion's input as Pillow does it, which ingest uses for resizing."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from ratchet.kinds import ImageInput
 from tasks.champion_input import InputAdapter, right_answers
 
 
 def adapter(shape: tuple[int, int, int], packed: tuple[int, int, int], dtype: str = "uint8") -> InputAdapter:
-    def described(of: tuple[int, int, int], dtype: str) -> Any:
-        return SimpleNamespace(height=of[0], width=of[1], channels=of[2], dtype=dtype)
+    def described(of: tuple[int, int, int], dtype: str) -> ImageInput:
+        return ImageInput(*of, mean=(120.0,) * of[2], std=(60.0,) * of[2], dtype=dtype)
 
-    return InputAdapter.of(described(shape, dtype), described(packed, "uint8"))
+    return InputAdapter(described(packed, "uint8"), described(shape, dtype))
 
 
 @pytest.mark.parametrize(("size", "packed"), [(32, 64), (64, 32), (28, 32)])
@@ -26,7 +24,7 @@ def test_images_are_resized_as_ingest_would(size: int, packed: int) -> None:
     image = smooth.astype(np.uint8)
     wanted = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
-    resized = adapter((size, size, 3), (packed, packed, 3)).images(images)
+    (resized,) = adapter((size, size, 3), (packed, packed, 3)).inputs((images,))
     assert resized.dtype == torch.uint8
     assert np.abs(resized[0].permute(1, 2, 0).numpy().astype(int) - wanted.astype(int)).max() <= 1
 
@@ -34,17 +32,17 @@ def test_images_are_resized_as_ingest_would(size: int, packed: int) -> None:
 def test_colour_and_greyscale_are_converted_as_by_pillow() -> None:
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     images = torch.from_numpy(image).permute(2, 0, 1)[None]
-    grey = adapter((8, 8, 1), (8, 8, 3)).images(images)
+    (grey,) = adapter((8, 8, 1), (8, 8, 3)).inputs((images,))
     wanted = np.asarray(Image.fromarray(image).convert("L")).astype(int)
     assert np.abs(grey[0, 0].numpy().astype(int) - wanted).max() <= 1
-    colour = adapter((8, 8, 3), (8, 8, 1)).images(grey)
+    (colour,) = adapter((8, 8, 3), (8, 8, 1)).inputs((grey,))
     assert colour.shape == (1, 3, 8, 8)
     assert (colour == grey).all()
 
 
 def test_images_of_the_same_shape_are_unchanged() -> None:
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    assert adapter((8, 8, 3), (8, 8, 3)).images(images) is images
+    assert adapter((8, 8, 3), (8, 8, 3)).inputs((images,))[0] is images
 
 
 def test_other_pixel_types_and_channels_are_a_mismatch() -> None:

@@ -85,9 +85,7 @@ class Silent:
 def with_model(workspace: Workspace) -> None:
     """Put an untrained model in the workspace."""
     manifest = Manifest.read(workspace.packed)
-    spec = ModelSpec(
-        "convnet", manifest.classes, manifest.channels, manifest.height, manifest.width, manifest.mean, manifest.std
-    )
+    spec = ModelSpec("convnet", manifest.input, manifest.target)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(spec)
@@ -113,10 +111,10 @@ def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspa
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     assert robustness.clean.value == predictions.score[rows].mean()
     model, _ = load_model(workspace.model)
-    corrupted = torch.from_numpy(corrupt(test.gather(rows), "noise", 5)).permute(0, 3, 1, 2)
+    corrupted = torch.from_numpy(corrupt(test.images(rows), "noise", 5)).permute(0, 3, 1, 2)
     with torch.inference_mode():
         answers = model.eval()(corrupted).argmax(1).numpy()
-    assert robustness.corrupted["noise"][-1].value == (answers == test.labels[rows]).mean()
+    assert robustness.corrupted["noise"][-1].value == (answers == test.targets[rows]).mean()
     metrics = json.loads((workspace.reports / "metrics.json").read_text())
     assert metrics["robustness_noise"] == robustness.mean("noise")
     assert metrics["robustness"] == robustness.overall

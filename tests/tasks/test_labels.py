@@ -42,7 +42,7 @@ def digits(tmp_path: Path) -> Workspace:
 
 def change_labels(workspace: Workspace, change) -> tuple[np.ndarray, pl.DataFrame]:
     """Replace the training labels. Return the old ones and the index of the training samples."""
-    path = workspace.packed / "train" / "labels.npy"
+    path = workspace.packed / "train" / "targets.npy"
     labels = np.load(path)
     np.save(path, change(labels))
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")

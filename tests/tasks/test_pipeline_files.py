@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from ratchet.kinds import Classes
 from ratchet.settings.model import BESIDE, Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.training_job import make_plan
@@ -45,7 +46,9 @@ def test_every_group_of_settings_belongs_to_a_stage() -> None:
 def test_training_depends_on_the_settings_that_decide_a_weight() -> None:
     named = [name for name in STAGES["train"]["params"] if name.startswith("training.")]
     assert sorted(named) == sorted(
-        f"training.{name}" for name in make_plan(TrainingSettings(), seed=0).deciding() if name != "seed"
+        f"training.{name}"
+        for name in make_plan(TrainingSettings(), Classes(("a", "b")), seed=0).deciding()
+        if name != "seed"
     )
 
 
@@ -53,7 +56,8 @@ def test_every_output_has_one_stage_and_a_workspace_path() -> None:
     produced = [output for stage in STAGES.values() for output in outputs(stage)]
     assert len(produced) == len(set(produced))
     workspace = Workspace(REPOSITORY)
-    named = {workspace.packed, workspace.quarantine, workspace.checkpoints, workspace.model, workspace.registration}
+    named = {workspace.packed, workspace.quarantine, workspace.checkpoints, workspace.model, workspace.baseline}
+    named.add(workspace.registration)
     for output in produced:
         path = REPOSITORY / output
         assert path in named or path.parent == workspace.reports, output

@@ -28,7 +28,7 @@ NEUTRAL = {
 }
 NEUTRAL_IN = {
     "ingest": {
-        "src/ratchet/evaluation/intervals.py": "a type that pages format",
+        "src/ratchet/evaluation": "types and texts that pages format; the data card is no output of the stage",
         "src/ratchet/reports": "writes the data card, which is no output of the stage",
         "src/ratchet/training/sample_timeout.py": "limits the time of reading a sample",
         "src/ratchet/training/plan.py": "a type",
@@ -42,7 +42,13 @@ NEUTRAL_IN = {
         "tasks/stopping.py": "stops and continues a training, which ends with the same weights",
         "tasks/unfinished.py": "a message about another unfinished training",
     },
-    "evaluate": {},
+    "evaluate": {
+        "src/ratchet/baselines": "fits baselines; this stage reads the one of data/baseline",
+        "src/ratchet/data/versions.py": "the data version goes to MLflow only",
+        "src/ratchet/provenance": "the provenance record goes to MLflow only",
+        "src/ratchet/registry": "metrics and settings go to the journal and MLflow only",
+        "tasks/training_job.py": "a type",
+    },
     "register": {},
 }
 

@@ -12,29 +12,33 @@ import pytest
 import torch
 from torch import nn
 
+from ratchet.kinds import Classes, Target
 from ratchet.settings.model import TrainingSettings
 from ratchet.training import (
     CheckpointStore,
     Event,
     Finished,
+    ImageSplit,
     ModelSpec,
     Plan,
     Split,
     Stopped,
     TrainingInputs,
     fit,
+    image_spec,
     models,
 )
 from tasks import training_job
 
 Kind = TypeVar("Kind")
 CLASSES = ("circle", "cross", "square")
+TARGET = Classes(CLASSES)
 IDENTITY = {"data": "d", "settings": "s", "code": "c"}
 
 
-def make_plan(*, seed: int = 0, **changes: Any) -> Plan:
-    """Return a plan with the default settings and these changes."""
-    return replace(training_job.make_plan(TrainingSettings(), seed=seed), **changes)
+def make_plan(*, seed: int = 0, target: Target = TARGET, **changes: Any) -> Plan:
+    """Return a plan with the default settings for the target and these changes."""
+    return replace(training_job.make_plan(TrainingSettings(), target, seed=seed), **changes)
 
 
 class Tiny(nn.Module):
@@ -72,17 +76,16 @@ class Lab:
     spec: ModelSpec
 
     @staticmethod
-    def split(name: str, rows: int, *, first: int = 0, shards: int = 1, size: int = 8, channels: int = 1) -> Split:
+    def split(name: str, rows: int, *, first: int = 0, shards: int = 1, size: int = 8, channels: int = 1) -> ImageSplit:
         """Make `rows` noisy images whose brightness shows the class. The rows do not depend on `shards`."""
         generator = np.random.default_rng([rows, first])
         labels = generator.integers(0, len(CLASSES), rows)
         noise = generator.integers(0, 120, (rows, size, size, channels))
         images = (noise + 60 * labels[:, None, None, None]).astype(np.uint8)
         bounds = np.linspace(0, rows, shards + 1).astype(int)
-        return Split(
+        return ImageSplit.of(
             name,
             [images[start:stop] for start, stop in pairwise(bounds)],
-            bounds[:-1].astype(np.int64),
             labels.astype(np.int64),
             np.arange(first, first + rows, dtype=np.uint64),
         )
@@ -91,7 +94,7 @@ class Lab:
     def make_spec(name: str = "tiny", *, size: int = 8, channels: int = 1, classes: int = 3) -> ModelSpec:
         """Return a spec for images of `size` x `size` pixels."""
         names = tuple(f"class {number}" for number in range(classes))
-        return ModelSpec(name, names, channels, size, size, (120.0,) * channels, (60.0,) * channels)
+        return image_spec(name, names, channels, size, size, (120.0,) * channels, (60.0,) * channels)
 
     @staticmethod
     def plan(**changes: Any) -> Plan:
@@ -174,8 +177,8 @@ def _random_state_of_its_own() -> Iterator[None]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """Return a lab for the net `tiny`. `linear64` is available too."""
-    monkeypatch.setitem(models._OWN, "tiny", Tiny)
-    monkeypatch.setitem(models._OWN, "linear64", Linear64)
+    monkeypatch.setitem(models._NETWORKS["image"], "tiny", Tiny)
+    monkeypatch.setitem(models._NETWORKS["image"], "linear64", Linear64)
     return Lab(
         tmp_path, Lab.split("train", 30), Lab.split("validation", 12, first=1000), Lab.make_spec(classes=len(CLASSES))
     )

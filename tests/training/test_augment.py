@@ -110,9 +110,9 @@ def test_bits_are_even_and_differ_between_samples() -> None:
 
 def test_labels_and_images_of_a_batch_stay_together(lab) -> None:
     rows = np.array([17, 3, 29, 3])
-    plain, labels = lab.train.batch(rows, torch.device("cpu"))
-    changed, same_labels = lab.train.batch(rows, torch.device("cpu"), plan=lab.plan(crop_padding=0), epoch=1)
-    assert labels.tolist() == same_labels.tolist() == lab.train.labels[rows].tolist()
+    (plain,), labels = lab.train.batch(rows, torch.device("cpu"))
+    (changed,), same_labels = lab.train.batch(rows, torch.device("cpu"), plan=lab.plan(crop_padding=0), epoch=1)
+    assert labels.tolist() == same_labels.tolist() == lab.train.targets[rows].tolist()
     assert plain.shape == changed.shape == (4, 1, 8, 8)
     for before, after in zip(plain, changed, strict=True):
         assert torch.equal(after, before) or torch.equal(after, before.flip(2))
@@ -148,9 +148,9 @@ def test_an_epochs_steps_cover_every_row_once(rows: int, batch: int, expected: l
 def test_rows_come_from_the_shard_that_holds_them(lab) -> None:
     rows = np.array([29, 0, 10, 9, 20, 19, 0])
     each, three = lab.split("train", 30), lab.split("train", 30, shards=3)
-    assert len(three.shards) == 3
-    assert np.array_equal(three.gather(rows), each.gather(rows))
-    assert np.array_equal(three.gather(rows), np.concatenate(three.shards)[rows])
+    assert len(three.arrays[0].shards) == 3
+    assert np.array_equal(three.images(rows), each.images(rows))
+    assert np.array_equal(three.images(rows), np.concatenate(three.arrays[0].shards)[rows])
 
 
 def test_a_feed_yields_its_batches_with_or_without_prefetch(lab) -> None:
@@ -158,7 +158,7 @@ def test_a_feed_yields_its_batches_with_or_without_prefetch(lab) -> None:
     device, plan = torch.device("cpu"), lab.plan()
     one_by_one = [lab.train.batch(rows, device, plan=plan, epoch=2) for rows in pieces]
     for fed in (lab.train.feed(pieces, device, plan=plan, epoch=2), ahead(iter(one_by_one))):
-        for (images, labels), (expected, expected_labels) in zip(fed, one_by_one, strict=True):
+        for ((images,), labels), ((expected,), expected_labels) in zip(fed, one_by_one, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, build, load_model, save_model, seal, verify
+from ratchet.training import build, image_spec, load_model, save_model, seal, verify
 
 OWN = """
 from pathlib import Path
@@ -29,7 +29,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the user's own, saved and sealed; its code leaves a mark where it is imported."""
     root, folder = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("sealed")
     (root / "marking.py").write_text(OWN)
-    spec = ModelSpec("convnet", ("ant", "bee"), 1, 8, 8, (0.5,), (0.25,), factory="marking:net", code="marking.py",
+    spec = image_spec("convnet", ("ant", "bee"), 1, 8, 8, (0.5,), (0.25,), factory="marking:net", code="marking.py",
                      root=str(root))  # fmt: skip
     with torch.random.fork_rng():
         save_model(folder, build(spec).state_dict(), spec, about={})

@@ -144,7 +144,7 @@ def pieces(size: int, rows: int = 30) -> list[np.ndarray]:
 
 def together(split: DatasetSplit, size: int, **how: Any) -> torch.Tensor:
     """Every training image in one order, fed `size` at a time."""
-    return torch.cat([images for images, _ in split.feed(pieces(size), CPU, **how)])
+    return torch.cat([images for (images,), _ in split.feed(pieces(size), CPU, **how)])
 
 
 def test_every_sample_is_seeded_by_seed_epoch_and_key(home: Home) -> None:
@@ -154,7 +154,7 @@ def test_every_sample_is_seeded_by_seed_epoch_and_key(home: Home) -> None:
     dataset = namespace["photos"]("train")
     bits = sample_bits(split.keys, seed=5, epoch=3).tolist()
     plan = make_plan(seed=5, flip="none", crop_padding=0)
-    images, labels = split.batch(np.arange(30), CPU, plan=plan, epoch=3)
+    (images,), labels = split.batch(np.arange(30), CPU, plan=plan, epoch=3)
     for row in range(30):
         random.seed(bits[row])
         np.random.seed([bits[row] & 0xFFFFFFFF, bits[row] >> 32])
@@ -240,23 +240,25 @@ def test_a_feed_left_half_read_does_not_disturb_the_next(home: Home) -> None:
 
 def test_pictures_to_look_at_span_black_to_white(home: Home) -> None:
     split = home.ingest(MODULE).open()
-    images = split.batch(np.arange(30), CPU)[0].permute(0, 2, 3, 1).numpy()
-    shown = split.gather(np.arange(30))
+    images = split.batch(np.arange(30), CPU)[0][0].permute(0, 2, 3, 1).numpy()
+    shown = split.images(np.arange(30))
     assert (shown.dtype, shown.shape) == (np.uint8, (30, 8, 8, 1))
     low, high = images.min(), images.max()
     assert (shown.min(), shown.max()) == (0, 255)
     np.testing.assert_array_equal(shown, np.rint((images - low) / (high - low) * 255))
-    assert split.gather(np.arange(0)).shape == (0, 8, 8, 1)
+    assert split.images(np.arange(0)).shape == (0, 8, 8, 1)
     split = home.ingest(UINT8).open()
-    np.testing.assert_array_equal(split.gather(np.arange(30)), split.batch(np.arange(30), CPU)[0].permute(0, 2, 3, 1))
+    np.testing.assert_array_equal(
+        split.images(np.arange(30)), split.batch(np.arange(30), CPU)[0][0].permute(0, 2, 3, 1)
+    )
 
 
 @pytest.mark.parametrize(("channels", "shown"), [(2, 1), (5, 3)])
 def test_only_the_first_channels_of_many_are_shown(home: Home, channels: int, shown: int) -> None:
     split = home.ingest(UINT8.replace("torch.rand(1,", f"torch.rand({channels},")).open()
-    images = split.batch(np.arange(4), CPU)[0].permute(0, 2, 3, 1).numpy()
+    images = split.batch(np.arange(4), CPU)[0][0].permute(0, 2, 3, 1).numpy()
     assert images.shape == (4, 8, 8, channels)
-    np.testing.assert_array_equal(split.gather(np.arange(4)), images[..., :shown])
+    np.testing.assert_array_equal(split.images(np.arange(4)), images[..., :shown])
 
 
 NO_LONGER_GOOD = [

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, Split
+from ratchet.training import ImageSplit, Split, image_spec
 from ratchet.training.determinism import explained, nondeterministic_layers, require_deterministic
-from ratchet.training.models import Classifier
+from ratchet.training.models import ImageModel
 from tests.training.conftest import make_plan
 
 SIDE = 8
-SPEC = ModelSpec("net", ("a", "b"), 3, SIDE, SIDE, (127.0,) * 3, (60.0,) * 3)
+SPEC = image_spec("net", ("a", "b"), 3, SIDE, SIDE, (127.0,) * 3, (60.0,) * 3)
 IMAGES = torch.zeros(2, 3, SIDE, SIDE)
 PYTORCH_SAYS = (
     "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
@@ -69,7 +69,7 @@ class Lambda(nn.Module):
     ],
 )
 def test_layer_without_deterministic_backward_is_named(layer: nn.Module, operation: str, instead: str) -> None:
-    model = Classifier(Net(layer), SPEC)
+    model = ImageModel(Net(layer), SPEC)
     (result,) = nondeterministic_layers(model, IMAGES)
     assert (result.layer, result.operation) == ("body.2", operation)
     assert instead in result.instead
@@ -91,11 +91,11 @@ def test_layer_without_deterministic_backward_is_named(layer: nn.Module, operati
     ],
 )
 def test_safe_layer_is_not_refused(layer: nn.Module) -> None:
-    assert nondeterministic_layers(Classifier(Net(layer), SPEC), IMAGES) == []
+    assert nondeterministic_layers(ImageModel(Net(layer), SPEC), IMAGES) == []
 
 
 def test_error_of_pytorch_names_layer_and_fix() -> None:
-    model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
+    model = ImageModel(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
     reported, fix = explained(RuntimeError(PYTORCH_SAYS), model, IMAGES) or ("", "")
     assert "layer body.2 (AdaptiveAvgPool2D) has no deterministic backward pass on CUDA" in reported
     assert fix.startswith("use x.mean((2, 3)) or nn.AdaptiveAvgPool2d(1)")
@@ -106,24 +106,24 @@ def test_error_of_pytorch_names_layer_and_fix() -> None:
 
 def test_unknown_operation_is_named_as_pytorch_names_it() -> None:
     """The list of operations may be shorter than the one of a later PyTorch."""
-    reported, _ = explained(RuntimeError(PYTORCH_SAYS), Classifier(Net(nn.Identity()), SPEC), IMAGES) or ("", "")
+    reported, _ = explained(RuntimeError(PYTORCH_SAYS), ImageModel(Net(nn.Identity()), SPEC), IMAGES) or ("", "")
     assert "an operation (adaptive_avg_pool2d_backward_cuda)" in reported
 
 
 def split() -> Split:
     images = np.zeros((4, SIDE, SIDE, 3), np.uint8)
-    return Split("train", [images], np.zeros(1, np.int64), np.arange(4) % 2, np.arange(4, dtype=np.uint64))
+    return ImageSplit.of("train", [images], np.arange(4) % 2, np.arange(4, dtype=np.uint64))
 
 
 def test_nothing_is_tried_on_a_cpu() -> None:
-    model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
+    model = ImageModel(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
     require_deterministic(model, split(), make_plan(deterministic=True), torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_training_is_refused_before_its_first_step() -> None:
     device = torch.device("cuda", 0)
-    model = Classifier(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
+    model = ImageModel(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
     model(IMAGES)  # gives the lazy layer its shape
     model = model.to(device)
     torch.use_deterministic_algorithms(True)

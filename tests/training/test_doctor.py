@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ratchet.data.ingest import ingest
 from ratchet.settings.model import DataSettings
-from ratchet.training import ModelSpec, Plan, Split, build, doctor, open_split
+from ratchet.training import ImageSplit, Plan, Split, build, doctor, image_spec, open_split
 from ratchet.training.doctor import Finding, describe_finding, examine, settings_checks
 from ratchet.training.doctor.rules import RULES
 from ratchet.training.doctor.settings_checks import check_memory
-from ratchet.training.models import Classifier
+from ratchet.training.models import ImageModel
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
@@ -226,13 +227,16 @@ def split(name: str, rows: int, *, first: int, labels: Any = None, side: int = S
     drawn = np.arange(rows) % 3 if labels is None else np.asarray(labels)
     noise = generator.integers(0, 120, (rows, side, side, channels))
     images = np.clip(noise + 60 * drawn[:, None, None, None], 0, 255).astype(np.uint8)
-    return Split(
-        name, [images], np.zeros(1, np.int64), drawn.astype(np.int64), np.arange(first, first + rows, dtype=np.uint64)
-    )
+    return ImageSplit.of(name, [images], drawn.astype(np.int64), np.arange(first, first + rows, dtype=np.uint64))
+
+
+def pixels(split: Split) -> NDArray[np.uint8]:
+    """Return the first shard, not a copy of it."""
+    return split.arrays[0].shards[0]
 
 
 TRAIN, VALIDATION = split("train", 96, first=0), split("validation", 24, first=1000)
-SPEC = ModelSpec("convnet", ("dark", "grey", "light"), 1, SIDE, SIDE, (120.0,), (60.0,))
+SPEC = image_spec("convnet", ("dark", "grey", "light"), 1, SIDE, SIDE, (120.0,), (60.0,))
 PLAN = make_plan(epochs=10, batch_size=16, device="cpu", precision="fp32")
 
 
@@ -249,7 +253,7 @@ def look(tmp_path: Path) -> Callable[..., list[Finding]]:
         pretrained: Path | None = None,
     ) -> list[Finding]:
         torch.manual_seed(0)
-        model = Classifier(network or Net(), SPEC)
+        model = ImageModel(network or Net(), SPEC)
         return examine(
             train, validation, SPEC, plan, model=model, device=CPU, precision="fp32", pretrained=pretrained,
             checkpoints=tmp_path / "checkpoints",
@@ -366,19 +370,18 @@ def test_pretrained_weights_may_be_frozen(look: Callable[..., list[Finding]], tm
 
 def test_batch_larger_than_memory_is_reported(tmp_path: Path) -> None:
     rows, side = 400_000, 128
-    image = split("train", 1, first=0, labels=[1], side=side).shards[0]
-    train = Split(
+    image = split("train", 1, first=0, labels=[1], side=side).arrays[0].shards[0]
+    train = ImageSplit.of(
         "train",
         [np.broadcast_to(image, (rows, side, side, 1))],  # one image, repeated
-        np.zeros(1, np.int64),
         np.broadcast_to(np.int64(1), rows),
         np.arange(rows, dtype=np.uint64) + np.uint64(1 << 20),
     )
     validation = split("validation", 2, first=5, side=side)
-    spec = replace(SPEC, height=side, width=side)
+    spec = replace(SPEC, input=replace(SPEC.image, height=side, width=side))
     plan = replace(PLAN, batch_size=rows)
     findings = examine(
-        train, validation, spec, plan, model=Classifier(build(spec).network, spec), device=CPU, precision="bf16",
+        train, validation, spec, plan, model=ImageModel(build(spec).network, spec), device=CPU, precision="bf16",
         pretrained=None, checkpoints=tmp_path,
     )  # fmt: skip
     assert [finding.rule for finding in findings] == ["repeated-images", "memory"]
@@ -423,9 +426,9 @@ def test_labels_outside_the_classes_are_reported(look: Callable[..., list[Findin
 
 
 def test_image_in_both_splits_is_reported(look: Callable[..., list[Finding]]) -> None:
-    images, labels = VALIDATION.shards[0].copy(), VALIDATION.labels.copy()
-    images[:5], labels[:5] = TRAIN.shards[0][10:15], TRAIN.labels[10:15]
-    leaking = Split("validation", [images], VALIDATION.starts, labels, VALIDATION.keys)
+    images, labels = pixels(VALIDATION).copy(), VALIDATION.targets.copy()
+    images[:5], labels[:5] = pixels(TRAIN)[10:15], TRAIN.targets[10:15]
+    leaking = ImageSplit.of("validation", [images], labels, VALIDATION.keys)
     (finding,) = look(validation=leaking)
     assert expect("leak-by-pixels", count=5)(finding)
 
@@ -433,7 +436,7 @@ def test_image_in_both_splits_is_reported(look: Callable[..., list[Finding]]) ->
 def test_sample_id_in_both_splits_is_reported(look: Callable[..., list[Finding]]) -> None:
     keys = VALIDATION.keys.copy()
     keys[3] = TRAIN.keys[7]
-    (finding,) = look(validation=Split("validation", VALIDATION.shards, VALIDATION.starts, VALIDATION.labels, keys))
+    (finding,) = look(validation=replace(VALIDATION, keys=keys))
     assert expect("leak-by-id", count=1, of=24)(finding)
 
 
@@ -519,9 +522,9 @@ def test_sound_dataset_gets_no_finding(
 
 
 def test_examined_training_is_unchanged(tmp_path: Path) -> None:
-    model = Classifier(KeptLosses(), SPEC).train()
+    model = ImageModel(KeptLosses(), SPEC).train()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    images = TRAIN.shards[0].copy()
+    images = pixels(TRAIN).copy()
     states = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
     findings = examine(
         TRAIN, VALIDATION, SPEC, PLAN, model=model, device=CPU, precision="fp32", pretrained=None,
@@ -535,7 +538,7 @@ def test_examined_training_is_unchanged(tmp_path: Path) -> None:
     assert model.network.norms == []
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-    assert np.array_equal(TRAIN.shards[0], images)
+    assert np.array_equal(pixels(TRAIN), images)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -578,12 +581,12 @@ def examined(name: str, side: int, seed: int, folder: Path) -> list[Finding]:
     """Examine a fresh model with the shipped settings, on noise."""
     train = split("train", 96, first=0, side=side, channels=3)
     validation = split("validation", 24, first=1000, side=side, channels=3)
-    spec = ModelSpec(name, SPEC.classes, 3, side, side, (120.0,) * 3, (60.0,) * 3)
+    spec = image_spec(name, SPEC.classes, 3, side, side, (120.0,) * 3, (60.0,) * 3)
     torch.manual_seed(seed)
     model = build(spec)
     if hasattr(model.network, "initialise"):
         with torch.no_grad():
-            model.network.initialise(model.normalised(train.batch(np.arange(96), CPU)[0]))
+            model.network.initialise(*model.prepared(*train.batch(np.arange(96), CPU)[0]))
     return examine(
         train, validation, spec, make_plan(seed=seed, device="cpu"), model=model, device=CPU, precision="fp32",
         pretrained=None, checkpoints=folder,

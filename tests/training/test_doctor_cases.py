@@ -15,21 +15,21 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, Plan, Split
+from ratchet.training import ImageSplit, Plan, Split, image_spec
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
 from ratchet.training.custom_samples import Factory
 from ratchet.training.doctor import Finding, describe_finding, examine
 from ratchet.training.doctor.dataset_checks import ReadSamples
 from ratchet.training.doctor.sample_checks import check_images, check_samples
 from ratchet.training.memory import checkpointed
-from ratchet.training.models import Classifier
+from ratchet.training.models import ImageModel
 from ratchet.training.sample_reader import Reader
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
 CLASSES = tuple(f"class {number}" for number in range(10))
 PLAN = make_plan(epochs=10, batch_size=64, device="cpu", precision="fp32")
-SPEC = ModelSpec("net", CLASSES, 3, 16, 16, (127.0,) * 3, (60.0,) * 3)
+SPEC = image_spec("net", CLASSES, 3, 16, 16, (127.0,) * 3, (60.0,) * 3)
 
 
 class Net(nn.Module):
@@ -690,7 +690,7 @@ def packed(name: str, rows: int, seed: int, *, images: Any = None) -> Split:
     drawn = np.clip(128 * patterns[labels] + 64 + generator.normal(0, 50, (rows, 16, 16, 3)), 0, 255)
     keys = np.arange(seed * 10_000, seed * 10_000 + rows, dtype=np.uint64)
     images = drawn.astype(np.uint8) if images is None else images
-    return Split(name, [images], np.zeros(1, np.int64), labels.astype(np.int64), keys)
+    return ImageSplit.of(name, [images], labels.astype(np.int64), keys)
 
 
 TRAIN, VALIDATION = packed("train", 256, 1), packed("validation", 80, 2)
@@ -699,7 +699,7 @@ TRAIN, VALIDATION = packed("train", 256, 1), packed("validation", 80, 2)
 def look(network: nn.Module, folder: Path, *, plan: Plan = PLAN, pretrained: Path | None = None) -> list[Finding]:
     """Examine a network on sound data."""
     return examine(
-        TRAIN, VALIDATION, SPEC, plan, model=Classifier(network, SPEC), device=CPU, precision="fp32",
+        TRAIN, VALIDATION, SPEC, plan, model=ImageModel(network, SPEC), device=CPU, precision="fp32",
         pretrained=pretrained, checkpoints=folder / "checkpoints",
     )  # fmt: skip
 
@@ -736,7 +736,7 @@ def test_model_that_cannot_be_copied_is_not_examined(tmp_path: Path) -> None:
 def test_examined_model_and_generators_stay_as_they_are(tmp_path: Path) -> None:
     """Weights, modes, buffers and the state of the model's own generator are those of before."""
     torch.manual_seed(0)
-    model = Classifier(_OwnNoise(), SPEC)
+    model = ImageModel(_OwnNoise(), SPEC)
     before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     own = model.network.generator.get_state()
     examine(
@@ -780,7 +780,7 @@ def opened(factory: Factory, name: str, first: int) -> DatasetSplit:
     read = [dataset[place] for place in range(len(dataset))]
     channels, height, width = read[0][0].shape
     return DatasetSplit(
-        name, [], np.zeros(0, np.int64), np.array([label for _, label in read], np.int64),
+        name, (), np.array([label for _, label in read], np.int64),
         np.arange(first, first + len(read), dtype=np.uint64),
         reader=Reader(factory, _Stack((height, width, channels), "float32"), workers=0),
         places=np.arange(len(read)), low=np.zeros(channels, np.float32), high=np.ones(channels, np.float32),
@@ -821,7 +821,7 @@ def test_few_rows_are_examined_without_an_error(tmp_path: Path, rows: int) -> No
     torch.manual_seed(0)
     few = packed("train", rows, 1), packed("validation", rows, 2)
     findings = examine(
-        *few, SPEC, replace(PLAN, batch_size=64), model=Classifier(Net(), SPEC), device=CPU, precision="fp32",
+        *few, SPEC, replace(PLAN, batch_size=64), model=ImageModel(Net(), SPEC), device=CPU, precision="fp32",
         pretrained=None, checkpoints=tmp_path,
     )  # fmt: skip
     schedule = {"long-warmup", "endless-warmup", "late-step", "late-plateau", "low-learning-rate"}
@@ -832,7 +832,7 @@ def test_few_rows_are_examined_without_an_error(tmp_path: Path, rows: int) -> No
 
 def test_training_with_checkpointed_gradients_is_examined_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Classifier(Net(), SPEC).to(memory_format=torch.channels_last)
+    model = ImageModel(Net(), SPEC).to(memory_format=torch.channels_last)
     checkpointed(model)
     findings = examine(
         TRAIN, VALIDATION, SPEC, replace(PLAN, gradient_checkpointing=True), model=model, device=CPU,
@@ -842,7 +842,7 @@ def test_training_with_checkpointed_gradients_is_examined_too(tmp_path: Path) ->
 
 
 def test_labels_shifted_in_a_packed_split_are_named() -> None:
-    shifted = replace(TRAIN, labels=(TRAIN.labels + 1) % 10)
+    shifted = replace(TRAIN, targets=(TRAIN.targets + 1) % 10)
     (finding,) = check_samples(shifted, VALIDATION, CLASSES, PLAN)
     assert finding.rule == "labels-renumbered"
     assert {"0 in train is 9 in validation", "1 in train is 0 in validation"}.intersection(finding.subject)

@@ -49,7 +49,8 @@ from safetensors.torch import save_file
 
 from ratchet.errors import TrainingError
 from ratchet.settings.model import TrainingSettings
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Split, Started, Trouble, TrainingInputs, fit, loop
+from ratchet.training import CheckpointStore, Finished, ImageSplit, Started, TrainingInputs, Trouble, fit, image_spec
+from ratchet.training import loop
 from tasks.training_job import make_plan
 
 if sys.argv[4] == "given back":  # pieces kept of freed memory lie by chance, and so do the refusals then
@@ -58,16 +59,16 @@ torch.set_num_threads(1)
 root, accumulation, mebibytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 drawn = np.random.default_rng(0)
 train, validation = (
-    Split(name, [drawn.integers(0, 256, (rows, 8, 8, 1), np.uint8)], np.zeros(1, np.int64),
+    ImageSplit.of(name, [drawn.integers(0, 256, (rows, 8, 8, 1), np.uint8)],
           drawn.integers(0, 3, rows), np.arange(rows, dtype=np.uint64))
     for name, rows in (("train", 40), ("validation", 8))
 )
 own = {"factory": "wide:net", "code": "wide.py", "root": str(root)}
-spec = ModelSpec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), **own)
+spec = image_spec("convnet", ("a", "b", "c"), 1, 8, 8, (128.0,), (64.0,), **own)
 settings = TrainingSettings(
     epochs=2, batch_size=16, accumulation=accumulation, precision="fp32", device="cpu", learning_rate=0.01
 )
-plan = make_plan(settings, seed=0)
+plan = make_plan(settings, spec.target, seed=0)
 try:
     for event in fit(TrainingInputs(train, validation, spec, plan), store=CheckpointStore(root / sys.argv[2])):
         if isinstance(event, Started) and mebibytes:
@@ -188,7 +189,7 @@ class Faulty(Fragile):
 
 
 def net(lab, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]) -> None:
-    monkeypatch.setitem(models._OWN, "breaking", kind)
+    monkeypatch.setitem(models._NETWORKS["image"], "breaking", kind)
     lab.spec = lab.make_spec("breaking")
 
 

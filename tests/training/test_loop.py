@@ -167,7 +167,7 @@ def test_an_empty_split_is_refused_by_name(lab) -> None:
 
 
 def test_training_changes_neither_labels_nor_images(lab) -> None:
-    before = [array.copy() for array in (*lab.train.shards, lab.train.labels, lab.train.keys)]
+    before = [array.copy() for array in (*lab.train.arrays[0].shards, lab.train.targets, lab.train.keys)]
     lab.run(lab.plan())
-    for array, copy in zip((*lab.train.shards, lab.train.labels, lab.train.keys), before, strict=True):
+    for array, copy in zip((*lab.train.arrays[0].shards, lab.train.targets, lab.train.keys), before, strict=True):
         assert np.array_equal(array, copy)

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import Classes
 from ratchet.training.losses import Objective, class_weights
 from tests.training.conftest import make_plan
 
 CLASSES = 4
+TARGET = Classes(("a", "b", "c", "d"))
 LABELS = np.array([0, 2, 1, 3, 3, 0, 2], np.int64)
 WEIGHTS = np.array([0.5, 1.0, 2.0, 3.0], np.float32)
 CPU = torch.device("cpu")
@@ -28,7 +30,7 @@ def mean(objective: Objective, answers: torch.Tensor, labels: np.ndarray) -> flo
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_cross_entropy_is_torchs(smoothing: float, weights: np.ndarray | None, ignored: int) -> None:
-    objective = Objective(make_plan(label_smoothing=smoothing, ignore_index=ignored), weights, CPU)
+    objective = Objective(make_plan(label_smoothing=smoothing, ignore_index=ignored), TARGET, CPU, weights=weights)
     own = nn.CrossEntropyLoss(
         weight=None if weights is None else torch.from_numpy(weights).double(),
         ignore_index=ignored,
@@ -51,7 +53,7 @@ def test_losses_on_one_hot_targets_are_torchs(kind: str, own: nn.Module, smoothi
     targets = torch.zeros(len(LABELS), CLASSES, dtype=torch.float64)
     targets[torch.arange(len(LABELS)), torch.from_numpy(LABELS)] = 1.0
     targets = targets * (1 - smoothing) + smoothing / CLASSES
-    objective = Objective(make_plan(loss=kind, label_smoothing=smoothing), None, CPU)
+    objective = Objective(make_plan(loss=kind, label_smoothing=smoothing), TARGET, CPU)
     assert mean(objective, logits(), LABELS) == pytest.approx(own(logits(), targets).item(), rel=1e-12)
 
 
@@ -59,7 +61,7 @@ def test_losses_on_one_hot_targets_are_torchs(kind: str, own: nn.Module, smoothi
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_losses_of_micro_batches_add_up(kind: str, weights) -> None:
     """Ignored samples have no effect."""
-    objective = Objective(make_plan(loss=kind, ignore_index=2), weights, CPU)
+    objective = Objective(make_plan(loss=kind, ignore_index=2), TARGET, CPU, weights=weights)
     whole = mean(objective, logits(), LABELS)
     parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
     total = sum(objective(logits()[part], torch.from_numpy(LABELS[part])).item() for part in parts)
@@ -71,7 +73,7 @@ def test_losses_of_micro_batches_add_up(kind: str, weights) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
-    objective = Objective(make_plan(), None, CPU)
+    objective = Objective(make_plan(), TARGET, CPU)
     assert objective(logits(dtype), torch.from_numpy(LABELS)).dtype == torch.float32
     assert objective(logits(), torch.from_numpy(LABELS)).dtype == torch.float64
 
@@ -79,17 +81,17 @@ def test_half_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
 def test_balanced_weights_are_scikit_learns() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
-    result = class_weights(make_plan(class_weights="balanced"), LABELS, CLASSES)
+    result = class_weights(make_plan(class_weights="balanced"), LABELS, TARGET)
     expected = compute_class_weight("balanced", classes=np.arange(CLASSES), y=LABELS)
     assert result == pytest.approx(expected, rel=1e-6)
     assert result[LABELS].mean() == pytest.approx(1.0)
-    assert class_weights(make_plan(), LABELS, CLASSES) is None
+    assert class_weights(make_plan(), LABELS, TARGET) is None
 
 
 def test_a_list_of_weights_has_one_for_each_class() -> None:
-    assert class_weights(make_plan(class_weights=(0.5, 1.0, 2.0, 3.0)), LABELS, CLASSES).tolist() == WEIGHTS.tolist()
+    assert class_weights(make_plan(class_weights=(0.5, 1.0, 2.0, 3.0)), LABELS, TARGET).tolist() == WEIGHTS.tolist()
     with pytest.raises(TrainingError, match=r"training\.class_weights: found 2 weights, but the data have 4 classes"):
-        class_weights(make_plan(class_weights=(1.0, 2.0)), LABELS, CLASSES)
+        class_weights(make_plan(class_weights=(1.0, 2.0)), LABELS, TARGET)
 
 
 @pytest.mark.parametrize("changes", [{"loss": "mse"}, {"class_weights": "balanced"}, {"ignore_index": 1}])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.training import build, load_model, predict_logits, save_model
+from ratchet.training import build, load_model, predict_outputs, save_model
 
 
 def parameters(model: nn.Module) -> int:
@@ -59,13 +59,16 @@ def test_a_torchvision_model_is_built_by_name(lab, channels: int) -> None:
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_names(lab) -> None:
-    with pytest.raises(TrainingError, match=r"no model is called 'resnet81'.*convnet, resnet.*Nearest: .*resnet18"):
+    with pytest.raises(
+        TrainingError,
+        match=r"no model for the data's kind, image, is called 'resnet81'.*convnet, resnet.*Nearest: .*resnet18",
+    ):
         build(lab.make_spec("resnet81"))
 
 
 def test_a_model_too_deep_for_the_images_is_refused(lab) -> None:
     """The message has a fix."""
-    with pytest.raises(TrainingError, match=r"alexnet cannot take images of 8x8 pixels.*larger data\.image_size"):
+    with pytest.raises(TrainingError, match=r"alexnet cannot take 8 x 8 x 3 pixels.*larger data\.image_size"):
         build(lab.make_spec("alexnet", channels=3))
 
 
@@ -126,9 +129,9 @@ def test_predicted_logits_are_those_of_the_model_row_by_row(lab) -> None:
     split = lab.split("test", 700, shards=2)  # more than one of predict's batches
     model = build(lab.spec)
     reported: list[int] = []
-    logits = predict_logits(model, split, report=reported.append)
+    logits = predict_outputs(model, split, report=reported.append)
     assert logits.shape == (700, 3)
     assert reported[-1] == 700
     with torch.no_grad():
-        images = torch.from_numpy(split.gather(torch.arange(695, 700).numpy())).permute(0, 3, 1, 2)
+        images = torch.from_numpy(split.images(torch.arange(695, 700).numpy())).permute(0, 3, 1, 2)
         torch.testing.assert_close(torch.from_numpy(logits[695:]), model(images))

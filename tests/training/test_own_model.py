@@ -49,7 +49,7 @@ def own(lab: Any, tmp_path: Path) -> ModelSpec:
 
 
 def images(spec: ModelSpec) -> torch.Tensor:
-    return torch.randint(0, 256, (4, spec.channels, spec.height, spec.width), dtype=torch.uint8)
+    return torch.randint(0, 256, (4, spec.image.channels, spec.image.height, spec.image.width), dtype=torch.uint8)
 
 
 def save(spec: ModelSpec, folder: Path) -> nn.Module:
@@ -131,9 +131,9 @@ def test_a_model_saved_before_there_were_factories_still_loads(lab, tmp_path) ->
         ({}, NET.replace("return Net(", "return net.missing("), r"ownnet\.net:net raised AttributeError: .*classes=3"),
         ({}, NET.replace("(*, classes", "(*, labels"), r"ownnet\.net:net raised TypeError: .*classes"),
         ({}, NET.replace("return Net(", "return str("), r"raised TypeError|returned a str, not an nn\.Module"),
-        ({}, NET.replace("height * width, classes", "height, classes"), r"cannot take images of 8x8 pixels"),
-        ({}, NET.replace("width, classes)", "width, 9)"), r"returns shape \(1, 9\) for one image.*\(1, 3\)"),
-        ({}, NET.replace("return self.head(", "return 3, self.head("), r"returns a tuple for one image"),
+        ({}, NET.replace("height * width, classes", "height, classes"), r"cannot take 8 x 8 x 1 pixels"),
+        ({}, NET.replace("width, classes)", "width, 9)"), r"returns shape \(1, 9\) for one sample.*\(1, 3\)"),
+        ({}, NET.replace("return self.head(", "return 3, self.head("), r"returns a tuple for one sample"),
     ],
 )
 def test_a_wrong_model_is_reported_in_one_line(own, changes, content: str, expected: str) -> None:
@@ -184,11 +184,11 @@ def test_pretrained_weights_from_a_training_checkpoint(lab, tmp_path) -> None:
 def test_pretrained_weights_from_a_saved_model(lab, tmp_path) -> None:
     """The scaling of its data is ignored."""
     spec = lab.make_spec("resnet", channels=3)
-    source = save(replace(spec, mean=(1.0,) * 3), tmp_path)
+    source = save(replace(spec, input=replace(spec.image, mean=(1.0,) * 3)), tmp_path)
     model = build(spec)
     load_pretrained(model, tmp_path / "model.safetensors")
     lab.assert_same(model.network.state_dict(), source.network.state_dict())
-    assert model.mean.flatten().tolist() == list(spec.mean)
+    assert model.mean.flatten().tolist() == list(spec.image.mean)
 
 
 def test_a_grey_net_loads_weights_for_colour(lab, tmp_path) -> None:

@@ -85,7 +85,7 @@ def test_steps_equal_torch_optim_by_hand(lab, changes, make, smoothing: float) -
         take(training, rows)
         optimizer.param_groups[0]["lr"] = 0.05
         optimizer.zero_grad()
-        images, labels = lab.train.batch(rows, torch.device("cpu"))
+        (images,), labels = lab.train.batch(rows, torch.device("cpu"))
         cross_entropy(by_hand(images), labels, label_smoothing=smoothing).backward()
         optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in by_hand.parameters()])
@@ -132,7 +132,7 @@ def test_reported_norms_are_those_of_the_gradients(lab) -> None:
     torch.manual_seed(plan.seed)  # as fit does before it builds the model
     model = build(lab.spec).train()
     order = epoch_order(len(lab.train), seed=plan.seed, epoch=0)
-    images, labels = lab.train.batch(order[:8], torch.device("cpu"))
+    (images,), labels = lab.train.batch(order[:8], torch.device("cpu"))
     loss = cross_entropy(model(images).float(), labels)
     loss.backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
@@ -150,7 +150,7 @@ def test_metrics_of_an_epoch_are_means_over_its_samples(lab) -> None:
     model = build(lab.spec).eval()
 
     def measured(split: Split) -> tuple[float, float]:
-        images, labels = split.batch(np.arange(len(split)), torch.device("cpu"))
+        (images,), labels = split.batch(np.arange(len(split)), torch.device("cpu"))
         logits = model(images).float()
         return cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()
 
@@ -204,7 +204,7 @@ class Normed(nn.Module):
 @pytest.fixture
 def normed(lab, monkeypatch: pytest.MonkeyPatch):
     """The lab with a net whose batch norms cannot learn from one sample."""
-    monkeypatch.setitem(models._OWN, "normed", Normed)
+    monkeypatch.setitem(models._NETWORKS["image"], "normed", Normed)
     lab.spec = lab.make_spec("normed")
     return lab
 
@@ -253,7 +253,7 @@ def test_a_batch_of_one_sample_is_refused_for_batch_norm(normed) -> None:
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_split_of_ignored_labels_is_refused(lab, split: str) -> None:
-    getattr(lab, split).labels[:] = 1
+    getattr(lab, split).targets[:] = 1
     events = []
     with pytest.raises(
         TrainingError, match=rf"all \d+ samples of split {split} have label 1, which training.ignore_index"

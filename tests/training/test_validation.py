@@ -6,11 +6,14 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from torch import nn
 
-from ratchet.training import Epoch, Split
+from ratchet.kinds import Classes
+from ratchet.training import Epoch, ImageSplit
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision
-from ratchet.training.validation import METRICS, validate
+from ratchet.training.validation import validate
 from tests.training.conftest import make_plan
+
+METRICS = ("accuracy", "balanced_accuracy", "f1", "loss")
 
 
 class Reads(nn.Module):
@@ -23,13 +26,11 @@ class Reads(nn.Module):
 def metrics(labels: list[int], answers: list[int], *, ignored: int = -100, batch_size: int = 3) -> dict[str, float]:
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     images[:, 0, 0, 0] = answers
-    split = Split("validation", [images], np.zeros(1, np.int64), np.array(labels), np.arange(len(labels)))
+    split = ImageSplit.of("validation", [images], np.array(labels), np.arange(len(labels)))
     plan, cpu = make_plan(ignore_index=ignored), torch.device("cpu")
-    objective = Objective.measuring(plan)
+    objective = Objective.measuring(plan, Classes(("a", "b", "c", "d")), cpu)
     precision = Precision("fp32", False, "")
-    return validate(
-        Reads(), split, objective=objective, classes=4, precision=precision, device=cpu, batch_size=batch_size
-    )
+    return validate(Reads(), split, objective=objective, precision=precision, device=cpu, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ratchet.data.sample_rules import failures, must, terms
 from ratchet.data.sources.factory import CustomSource
 from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError
+from ratchet.kinds import Classes, ImageInput
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_custom"]
@@ -59,8 +60,7 @@ def ingest_custom(
     files.write_json(draft / "profile.json", description)
     notes = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
     manifest = Manifest.sealed(
-        notes, format=FORMAT, kind="image", name=source.name, classes=source.classes, **measured.shape,
-        mean=tuple(measured.mean.tolist()), std=tuple(measured.std.tolist()),
+        notes, format=FORMAT, name=source.name, input=measured.input, target=Classes(source.classes),
         splits={split: _write_split(draft / split, index, len(source.ids[split])) for split in SPLITS},
         factory=CustomDataset(
             settings.factory, os.path.relpath(root.absolute(), packed.absolute()), settings.code,
@@ -148,6 +148,10 @@ class _Measured:
         self.high: Floats = high.max(0) if is_float else np.full_like(self.mean, 255)
 
     @property
+    def input(self) -> ImageInput:
+        return ImageInput(**self.shape, mean=tuple(self.mean.tolist()), std=tuple(self.std.tolist()))
+
+    @property
     def pixel_statistics(self) -> dict[str, object]:
         """Statistics for the profile."""
         return {name: getattr(self, name).tolist() for name in ("mean", "std", "low", "high")}
@@ -175,8 +179,8 @@ def _write_split(folder: Path, index: pl.DataFrame, samples: int) -> SplitFiles:
     rows = index.filter(pl.col("split") == folder.name)
     folder.mkdir()
     pixels = np.frombuffer(bytes.fromhex("".join(rows["pixels"])), np.uint8).reshape(-1, 32)
-    labels = pack.write_array(folder, "labels", rows["label"].to_numpy().astype(np.int64))
+    targets = pack.write_array(folder, "targets", rows["label"].to_numpy().astype(np.int64))
     key_file = pack.write_array(folder, "keys", keys(rows["id"].to_list()))
     places = pack.write_array(folder, "places", rows["place"].to_numpy().astype(np.int64))
     custom = CustomRows(samples, places, pack.write_array(folder, "pixels", pixels))
-    return SplitFiles(rows.height, (), labels, key_file, custom)
+    return SplitFiles(rows.height, {}, targets, key_file, custom)

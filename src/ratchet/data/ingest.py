@@ -30,6 +30,7 @@ from ratchet.data.reading.survey import Survey
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.errors import DataError
+from ratchet.kinds import Classes, ImageInput
 from ratchet.settings.model import DataSettings
 from ratchet.workspace import disk_errors
 
@@ -67,6 +68,10 @@ def ingest(
         DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
         WorkspaceError: the disk is full or cannot be written.
     """
+    if settings.kind != "image":
+        with disk_errors(packed), files.draft_directory(packed) as draft:
+            fill = _ingest_of(settings.kind)
+            return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
     if settings.source == "factory":
         from ratchet.data.custom_dataset import ingest_custom  # imports torch
 
@@ -82,6 +87,21 @@ def ingest(
         work = _Ingest(settings, source, packed, quarantine, report, cache, released, sample=sample)
         with disk_errors(packed):
             return work.unchanged() or work.run()
+
+
+def _ingest_of(kind: str) -> Callable[..., Manifest]:
+    """Return the function that fills the draft of a packed set of this kind."""
+    if kind == "table":
+        from ratchet.data.tables.ingest import ingest_table
+
+        return ingest_table
+    if kind == "text":
+        from ratchet.data.texts.ingest import ingest_texts
+
+        return ingest_texts
+    from ratchet.data.token_streams import ingest_tokens
+
+    return ingest_tokens
 
 
 class _Ingest:
@@ -187,9 +207,9 @@ class _Ingest:
             "quarantined_by_rule": quarantine.by_rule(bad), "released": tuple(used.to_dicts()),
         }  # fmt: skip
         manifest = Manifest.sealed(
-            notes, format=FORMAT, kind="image", name=self.source.name, classes=tuple(self.source.classes),
-            height=size, width=size, channels=channels, mean=mean, std=std, splits=splits,
-            **({"depth": pixels.depth} if has_depth else {}),
+            notes, format=FORMAT, name=self.source.name, splits=splits,
+            input=ImageInput(size, size, channels, mean, std, depth=pixels.depth if has_depth else None),
+            target=Classes(tuple(self.source.classes)),
         )  # fmt: skip
         manifest.write(draft)
         return manifest, bad
@@ -248,9 +268,9 @@ class _Ingest:
             values += counts
             near_duplicates.add(block)
         pack.check_shards(folder.parent, shards, shape=pixels.shape, pixels=index["pixels"])
-        labels = pack.write_array(folder, "labels", index["label"].to_numpy().astype(np.int64))
+        targets = pack.write_array(folder, "targets", index["label"].to_numpy().astype(np.int64))
         keys = pack.write_array(folder, "keys", split.keys(index["id"]))
-        return SplitFiles(index.height, shards, labels, keys), values
+        return SplitFiles(index.height, {"images": shards}, targets, keys), values
 
     def _write_descriptions(
         self, draft: Path, index: pl.DataFrame, facts: pl.DataFrame, bad: pl.DataFrame, values: NDArray[np.int64],

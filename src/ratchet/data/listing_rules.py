@@ -49,7 +49,9 @@ def check_table(
     """
     kinds = {name: kind for name in extra if (kind := _kind(table[name])) is not None}
     texts = [name for name in extra if table[name].dtype == pl.String] if settings.refuse_personal else []
-    is_header = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_column)).fill_null(False)
+    is_header = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_columns[0])).fill_null(
+        False
+    )
     headers = table.filter(is_header)
     rows = table.filter(~is_header) if headers.height else table
     checked = _with_answers(rows, classes)

@@ -8,10 +8,11 @@ from typing import Any
 
 from ratchet import files, typed_json
 from ratchet.errors import DataError
+from ratchet.kinds import Input, Target, to_json
 
 __all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
 
-FORMAT = 1
+FORMAT = 2
 _LOCATION = "manifest.json"
 
 
@@ -25,7 +26,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """A .npy file of images, uint8 (rows, height, width, channels)."""
+    """A .npy file with some rows of an array."""
 
     file: str
     rows: int
@@ -49,14 +50,21 @@ class CustomRows:
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Files of one split: images in shards, labels int64 (rows,) and keys uint64 (rows,), in the order of ids.
+    """Files of one split, in the order of ids.
 
-    For a user's own Dataset there are no shards, and the order is that of the Dataset.
+    A user's own Dataset has no arrays, and the order is that of the Dataset.
+
+    Attributes:
+        arrays: the input's arrays by name, each in shards. images: uint8 (rows, height, width, channels). Tables:
+            numbers, float32 (rows, columns), and codes, int64 (rows, columns); see `TableInput`. Texts and token
+            streams: text, uint8, UTF-8 without separators. Texts also: starts, int64 (rows + 1,), places in `text`.
+        targets: int64 (rows,) of classes, float32 (rows, targets) of labels and numbers; see `ratchet.kinds.targets`.
+        keys: uint64 (rows,), stable hashes of the ids.
     """
 
     rows: int
-    shards: tuple[Shard, ...]
-    labels: PackedFile
+    arrays: Mapping[str, tuple[Shard, ...]]
+    targets: PackedFile
     keys: PackedFile
     own: CustomRows | None = None
 
@@ -78,28 +86,17 @@ class Manifest:
     """Description of a packed set.
 
     Attributes:
-        mean: mean of the stored training pixels, per channel.
-        std: their standard deviation, per channel; never 0.
-        dtype: uint8, or float32 if a user's own Dataset gives floats.
         factory: the user's own Dataset; its images are not packed, but read from it.
-        depth: bits of the value of 16-bit images that became 255; None: all images had 8 bits.
         digest: digest of all fields above it, and so of every array. The fields below it are notes.
         released: samples released by hand: source, rule, content, reason, by, at.
     """
 
     format: int
-    kind: str
     name: str
-    classes: tuple[str, ...]
-    height: int
-    width: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    input: Input
+    target: Target
     splits: Mapping[str, SplitFiles]
-    dtype: str = "uint8"
     factory: CustomDataset | None = None
-    depth: int | None = None
     digest: str
     source: str
     quarantined: int
@@ -134,9 +131,7 @@ class Manifest:
 
     def write(self, packed: Path) -> None:
         """Write manifest.json into folder `packed`."""
-        content = asdict(self)
-        if self.depth is None:
-            del content["depth"]
+        content = asdict(self) | {"input": to_json(self.input), "target": to_json(self.target)}
         files.write_json(packed / _LOCATION, content)
 
 

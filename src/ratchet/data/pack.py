@@ -16,7 +16,16 @@ from ratchet.data.manifest import PackedFile, Shard
 from ratchet.data.reading import pool
 from ratchet.errors import DataError
 
-__all__ = ["ReadRows", "check_shards", "extra_columns", "write_array", "write_index", "write_shards"]
+__all__ = [
+    "INDEX_COLUMNS",
+    "ReadRows",
+    "check_shards",
+    "extra_columns",
+    "index_columns",
+    "write_array",
+    "write_index",
+    "write_shards",
+]
 
 Result = TypeVar("Result")
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
@@ -25,7 +34,7 @@ ReadRows = Callable[[int, int], NDArray[np.uint8]]
 _BLOCK = 4 << 20  # bytes per block of images
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
-_INDEX_COLUMNS = (
+INDEX_COLUMNS = (
     "split", "row", "id", "source", "label", "class", "content", "pixels",
     "width", "height", "format", "brightness", "contrast",
 )  # fmt: skip
@@ -91,14 +100,19 @@ def write_index(packed: Path, index: pl.DataFrame, *, extra: Sequence[str] = ())
 
     Columns that only some sources have (`place`, `group`) and the source's `extra` columns come last.
     """
-    columns = [name for name in (*_INDEX_COLUMNS, "place", "group", *extra) if name in index.columns]
+    columns = index_columns(index.columns, extra)
     index = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     index.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 
 
+def index_columns(present: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Return the columns of an index in order: its own, then those that only some sources have, then `extra`."""
+    return [name for name in (*INDEX_COLUMNS, "place", "group", *extra) if name in present]
+
+
 def extra_columns(index: pl.DataFrame) -> list[str]:
     """Return the columns of an index that come from the source: its groups and its extra columns."""
-    return [name for name in index.columns if name not in (*_INDEX_COLUMNS, "place")]
+    return [name for name in index.columns if name not in (*INDEX_COLUMNS, "place")]
 
 
 def check_shards(packed: Path, shards: Sequence[Shard], *, shape: tuple[int, int, int], pixels: pl.Series) -> None:

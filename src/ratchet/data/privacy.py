@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ratchet.errors import SettingsError
+from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 
 __all__ = ["KEY_VARIABLE", "looks_personal", "without_private"]
@@ -57,7 +57,7 @@ def without_private(table: pl.DataFrame, settings: DataSettings, *, needed: Sequ
             raise SettingsError(f"params.yaml: {setting}: found {column}; allowed: {allowed}")
         if column in needed:
             raise SettingsError(
-                f"params.yaml: {setting}: found {column}, which has the path or the label of each image. "
+                f"params.yaml: {setting}: found {column}, which has the path or the label of each sample. "
                 "Fix: remove it from the list"
             )
     table = table.drop(settings.drop)
@@ -70,11 +70,16 @@ def without_private(table: pl.DataFrame, settings: DataSettings, *, needed: Sequ
             f"params.yaml: data.hash: needs a key of at least {_SHORTEST_KEY} characters in the environment variable "
             f"{KEY_VARIABLE}, found {value}. Fix: set it to the same secret on every machine that ingests this data"
         )
-    return table.with_columns(_hashed(table[column], key.encode()) for column in settings.hash)
+    return table.with_columns(_hashed(table[column], key.encode()) for column in settings.hash if column in table)
 
 
 def _hashed(values: pl.Series, key: bytes) -> pl.Series:
-    texts = values.cast(pl.String)
+    if isinstance(values.dtype, pl.List | pl.Array | pl.Struct | pl.Binary | pl.Object):
+        raise DataError(
+            f"data.hash: column {values.name!r} has {values.dtype} values. Allowed: one text, number or date in each "
+            "row. Fix: list it in data.drop"
+        )
+    texts = (values.dt.total_microseconds() if isinstance(values.dtype, pl.Duration) else values).cast(pl.String)
     codes = {
         text: hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32] for text in texts.unique().drop_nulls()
     }

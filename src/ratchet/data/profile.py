@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from ratchet.data.checks.leakage import revealing_columns
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.split import SPLITS
 
-__all__ = ["profile"]
+__all__ = ["bins", "profile", "sorted_bins"]
 
 _MAX_LISTED = 100
 _WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
@@ -45,21 +46,25 @@ def profile(
         "near_duplicates": _near_duplicates(near_duplicates),
         "telling": revealing_columns(index, extra=extra),
         "quarantined_by_rule": dict(quarantined),
-        "contract": {"request": dict(terms), "drift": {name: _bins(train[name]) for name in _WATCHED}},
+        "contract": {"request": dict(terms), "drift": {name: bins(train[name]) for name in _WATCHED}},
     }
 
 
-def _bins(values: pl.Series) -> dict[str, object]:
+def bins(values: pl.Series) -> dict[str, object]:
     """Cut a column into bins for comparison with later data, and count the training samples in each bin.
 
     Numbers are cut at their different deciles: bin k has the values from edge k - 1 to below edge k.
     """
     if values.dtype == pl.String:
         return {"values": dict(values.value_counts().sort(values.name).rows())}
-    numbers = values.to_numpy().astype(np.float64)
-    edges = np.unique(np.quantile(numbers, np.arange(1, 10) / 10, method="nearest"))
-    counts = np.bincount(np.searchsorted(edges, numbers, side="right"), minlength=len(edges) + 1)
-    return {"edges": edges.tolist(), "counts": counts.tolist()}
+    return sorted_bins(np.sort(values.to_numpy().astype(np.float64)))
+
+
+def sorted_bins(numbers: NDArray[np.float64]) -> dict[str, object]:
+    """Return the bins of sorted numbers."""
+    edges = np.unique(numbers[np.rint(np.arange(1, 10) / 10 * (len(numbers) - 1)).astype(np.int64)])
+    ends = np.searchsorted(numbers, edges, side="left")
+    return {"edges": edges.tolist(), "counts": np.diff(ends, prepend=0, append=len(numbers)).tolist()}
 
 
 def _near_duplicates(pairs: pl.DataFrame | None) -> dict[str, object] | None:

@@ -1,9 +1,9 @@
 """Every reason why a sample is refused: its rule, the value that the quarantine table shows, and the fix.
 
-Schemas name the rules: image_rules.py, listing_rules.py, custom_dataset.py. A file that is not the expected image is
-`unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). The value of an image whose
-pixels cannot be decoded is the decoder's message (reading/images.py). This module imports no other library, because
-worker processes import it.
+Schemas name the rules: image_rules.py, listing_rules.py, custom_dataset.py, tables/rules.py. A file that is not the
+expected image is `unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). The value of
+an image whose pixels cannot be decoded is the decoder's message (reading/images.py). This module imports no other
+library, because worker processes import it.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,12 @@ REASONS: Mapping[str, Reason] = {
     "too-large": Reason("{width} x {height} pixels", "scale the image down, or raise data.max_pixels"),
     "bad-aspect": Reason("{width} x {height} pixels", "crop the image, or raise data.max_aspect"),
     "unknown-label": Reason("{label}", "the label is not a class: correct it, or list the class in data.classes"),
+    # text files
+    "binary-file": Reason("{value}", "the file is not plain text: save it as text, or move it away"),
+    "other-encoding": Reason("{value}", "save the file as UTF-8"),
+    "not-utf8": Reason(
+        "{value}", "the bytes from this place (counted from 0) are not UTF-8: save the file as UTF-8, or correct them"
+    ),
     # rows of a table
     "no-path": Reason("", "the row has no path: add it, or remove the row"),
     "outside-folder": Reason(
@@ -59,6 +65,40 @@ REASONS: Mapping[str, Reason] = {
     ),
     "repeated-header": Reason(
         "the header again", "the header is repeated among the rows, as in joined files: remove the line"
+    ),
+    # texts
+    "not-utf-8": Reason(
+        "{problem}", "save the text as UTF-8; if it comes from Windows, `iconv -f WINDOWS-1252 -t UTF-8` converts it"
+    ),
+    "not-text": Reason("{problem}", "the file is not a text: save its text as UTF-8, or move it away"),
+    "unreadable-text": Reason(
+        "{problem}", "the file is outside every class folder or cannot be opened: move it away, or correct it"
+    ),
+    "nul-character": Reason(
+        "{problem}", "remove the character; a text full of them is UTF-16 without a byte order mark, or no text"
+    ),
+    "empty-text": Reason("{problem}", "the text is missing or has no visible character: add it, or remove the sample"),
+    # rows of a table that are samples themselves
+    "not-a-number": Reason(
+        "{column} {value}",
+        "nearly all values of the column are numbers: correct this one, empty it, or list it in data.missing; or set "
+        "the column to categorical in data.columns",
+    ),
+    "not-a-date": Reason(
+        "{column} {value}",
+        "nearly all values of the column are dates: correct this one, empty it, or list it in data.missing; or set the "
+        "column to categorical in data.columns",
+    ),
+    "infinite-number": Reason(
+        "{column} {value}", "the number is infinite or beyond 3.4e38: correct it, empty it, or list it in data.missing"
+    ),
+    "no-label": Reason("", "the row has no label: add it, or remove the row"),
+    "label-not-a-number": Reason(
+        "{label}", "the label is no number: correct it, or set data.problem to classification"
+    ),
+    "infinite-label": Reason("{label}", "the label is infinite or beyond 3.4e38: correct it, or remove the row"),
+    "no-order": Reason(
+        "{column} {value}", "the row has no value in the column of data.order_by: add it, or remove the row"
     ),
     # samples of a user's own Dataset
     "raised": Reason(

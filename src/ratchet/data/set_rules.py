@@ -53,11 +53,14 @@ def check_index(
 ) -> None:  # fmt: skip
     """Check the rules about the whole set. `quarantined`: counts of the bad samples by label and rule.
 
+    `classes` is empty if the targets are no classes. Only images have brightness and contrast.
+
     Raises:
         DataError: a duplicate id, an empty split, or a class with too few training examples.
     """
     try:
-        pa.DataFrameSchema(_index_columns(len(classes))).validate(index, lazy=True)
+        columns = {name: rule for name, rule in _index_columns(len(classes)).items() if name in index.columns}
+        pa.DataFrameSchema(columns).validate(index, lazy=True)
     except SchemaErrors as error:
         cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
         faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
@@ -89,7 +92,7 @@ def _check_class_sizes(
         for label in labels[:_CLASSES_SHOWN]
     ]
     more = f" and {len(labels) - _CLASSES_SHOWN} more classes" if len(labels) > _CLASSES_SHOWN else ""
-    fix = "add images, remove the class, or lower it"
+    fix = "add samples, remove the class, or lower it"
     if any(quarantined.get(label) for label in labels):
         fix = f"correct the quarantined files, which {table} lists with a fix for each; or {fix}"
     raise DataError(
@@ -106,7 +109,7 @@ def _index_columns(classes: int) -> dict[str, pa.Column]:
     return {
         "id": pa.Column(pl.String, unique=True),
         "split": pa.Column(pl.String, pa.Check.isin(SPLITS)),
-        "label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1)),
+        **({"label": pa.Column(pl.Int64, pa.Check.in_range(0, classes - 1))} if classes else {}),
         "content": pa.Column(pl.String, pa.Check.str_length(64, 64)),
         "pixels": pa.Column(pl.String, pa.Check.str_length(64, 64)),
         "brightness": pa.Column(pl.Float64, pa.Check.in_range(0, 255)),

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SPLITS", "SplitName", "assign", "keys", "position"]
+__all__ = ["SPLITS", "SplitName", "assign", "drawn", "keys", "position"]
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -46,17 +46,29 @@ def assign(
         folds: number of parts that the samples outside test are cut into, instead of `validation_fraction`; 0: none.
         fold: the part that is validation, from 0.
     """
+    u = np.fromiter(map(position, identities), dtype=np.float64, count=len(identities))
+    places = drawn(
+        u, declared=declared, validation_fraction=validation_fraction, test_fraction=test_fraction, folds=folds,
+        fold=fold,
+    )  # fmt: skip
+    return [
+        SPLITS[place] if split in (None, "train") else split
+        for place, split in zip(places.tolist(), given, strict=True)
+    ]
+
+
+def drawn(
+    u: NDArray[np.float64], *, declared: Collection[str], validation_fraction: float, test_fraction: float,
+    folds: int = 0, fold: int = 0,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Return the place in SPLITS for samples at `u` in [0, 1); the other arguments are those of `assign`."""
     test = 0.0 if "test" in declared else test_fraction
     validation = 0.0 if "validation" in declared else validation_fraction
-    u = np.fromiter(map(position, identities), dtype=np.float64, count=len(identities))
     if folds and "validation" not in declared:
         held_out = np.floor((u - test) / (1 - test) * folds) == fold
     else:
         held_out = u < test + validation
-    drawn = np.where(u < test, 2, np.where(held_out, 1, 0))
-    return [
-        SPLITS[place] if split in (None, "train") else split for place, split in zip(drawn.tolist(), given, strict=True)
-    ]
+    return np.where(u < test, 2, np.where(held_out, 1, 0))
 
 
 def keys(ids: Iterable[str]) -> NDArray[np.uint64]:

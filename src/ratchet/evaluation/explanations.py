@@ -20,7 +20,7 @@ from ratchet import files
 if TYPE_CHECKING:
     import torch
 
-    from ratchet.training import Classifier
+    from ratchet.training import ImageModel
 
 __all__ = ["Explanations", "explain", "read_explanations", "write_explanations"]
 
@@ -60,7 +60,7 @@ class Explanations:
 
 
 def explain(
-    model: "Classifier",
+    model: "ImageModel",
     images: "torch.Tensor",
     *,
     rows: NDArray[np.int64],
@@ -109,7 +109,7 @@ def _checked(explanations: Explanations) -> Explanations:
     return explanations
 
 
-def _attribute(model: "Classifier", image: "torch.Tensor", answer: int, truth: int) -> tuple[Floats, float]:
+def _attribute(model: "ImageModel", image: "torch.Tensor", answer: int, truth: int) -> tuple[Floats, float]:
     """Return the contributions (height, width) of an image (channels, height, width), and their required sum."""
     import torch
     from captum.attr import IntegratedGradients

@@ -1,4 +1,4 @@
-"""Confidence intervals of the headline metrics.
+"""Confidence intervals of a classifier's headline metrics.
 
 Accuracy and top-k accuracy have Wilson's interval. Macro F1, ROC-AUC and log-loss share one set of bootstrap resamples:
 macro F1 and log-loss are functions of sums over rows, so one sparse product gives them on all resamples at once. The
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.calibration import calibration_interval, reliability
 from ratchet.evaluation.intervals import (
     Interval,
@@ -20,7 +21,6 @@ from ratchet.evaluation.intervals import (
     resample_weights,
     share_interval,
 )
-from ratchet.evaluation.predictions import Answers
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["intervals"]
@@ -34,7 +34,7 @@ _ROC_AUC_WORK = 50_000_000
 
 
 def intervals(
-    answers: Answers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
+    answers: ClassAnswers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
 ) -> dict[str, Interval]:
     """Return the interval of each metric in `values`, by name; ROC-AUC is missing where it has none.
 
@@ -63,7 +63,7 @@ def intervals(
     return {name: interval for name, interval in bounds.items() if interval is not None}
 
 
-def _resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
+def _resampled(answers: ClassAnswers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
     """Return the values that the intervals need, by name, shape (resamples,); NaN where a value is not defined."""
     terms, rows, mean = _terms(answers), answers.rows, float(answers.losses.mean())
     with_roc_auc = rows * answers.width * settings.resamples <= _ROC_AUC_WORK
@@ -83,7 +83,7 @@ def _resampled(answers: Answers, *, settings: EvaluationSettings, seed: int) -> 
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _terms(answers: Answers) -> Any:
+def _terms(answers: ClassAnswers) -> Any:
     """Return each row's terms of the sums that the metrics consist of: a sparse matrix of shape (rows, sums).
 
     Columns: the loss minus the mean loss, and its square; then for each class its labels, its predictions, its hits.
@@ -123,7 +123,7 @@ class _Ranking:
     starts: Labels  # first position of each run of equal scores
 
     @classmethod
-    def of(cls, answers: Answers, number: int) -> "_Ranking":
+    def of(cls, answers: ClassAnswers, number: int) -> "_Ranking":
         score = answers.probabilities[:, number]
         order = np.argsort(score, kind="stable")
         starts = np.flatnonzero(np.diff(score[order], prepend=-1.0))

@@ -31,42 +31,46 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of two models, measured in alternation on the same images."""
+    """Costs of two models, measured in alternation on the same samples."""
 
     candidate: Cost
     champion: Cost
-    rows: int  # images of the batch
+    rows: int  # samples of the batch
 
 
 def compare(
     candidate: "nn.Module",
     champion: "nn.Module",
-    images: "torch.Tensor",
+    inputs: "tuple[torch.Tensor, ...]",
     *,
-    champion_images: "torch.Tensor | None" = None,
+    champion_inputs: "tuple[torch.Tensor, ...] | None" = None,
     limit: float = 0.0,
 ) -> Costs:
-    """Measure both models on the CPU, on one image and on a batch. Both must be in eval mode.
+    """Measure both models on the CPU, on one sample and on a batch. Both must be in eval mode.
 
     Args:
         candidate: the new model.
         champion: the model that it is compared with.
-        images: batch (n, channels, height, width) for the candidate.
-        champion_images: the same images for the champion, where its input has another size.
+        inputs: batch for the candidate.
+        champion_inputs: the same samples for the champion, where it takes other inputs.
         limit: largest allowed factor of the champion's time. Above it the measurement is repeated; 0: never.
     """
     import torch
 
-    theirs = images if champion_images is None else champion_images
+    theirs = inputs if champion_inputs is None else champion_inputs
     with torch.inference_mode():
         single, batch = (
-            side_by_side(partial(candidate, images[:rows]), partial(champion, theirs[:rows]), limit=limit)
-            for rows in (1, len(images))
+            side_by_side(_call(candidate, inputs, rows), _call(champion, theirs, rows), limit=limit)
+            for rows in (1, len(inputs[0]))
         )
     candidate_cost, champion_cost = (
         Cost(_weights(model), single[number], batch[number]) for number, model in enumerate((candidate, champion))
     )
-    return Costs(candidate_cost, champion_cost, rows=len(images))
+    return Costs(candidate_cost, champion_cost, rows=len(inputs[0]))
+
+
+def _call(model: "nn.Module", inputs: "tuple[torch.Tensor, ...]", rows: int) -> Callable[[], object]:
+    return partial(model, *(values[:rows] for values in inputs))
 
 
 def side_by_side(

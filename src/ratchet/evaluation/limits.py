@@ -6,7 +6,7 @@ A class or a slice counts as weak only where that is significant after a correct
 from dataclasses import dataclass
 
 from ratchet.evaluation.intervals import Interval, share_interval
-from ratchet.evaluation.metrics import ClassMetrics, Metrics
+from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.slices import Slice
 
 __all__ = ["FEW_IMAGES", "Limits", "WeakClass", "find_limits", "weak_classes"]
@@ -37,7 +37,7 @@ class Limits:
     accuracy: Interval | None  # if the test set is small
 
 
-def find_limits(metrics: Metrics) -> Limits:
+def find_limits(metrics: ClassificationMetrics) -> Limits:
     """Return the reasons not to rely on the model."""
     ece, accuracy = metrics.ece, metrics.accuracy
     return Limits(
@@ -50,7 +50,7 @@ def find_limits(metrics: Metrics) -> Limits:
     )
 
 
-def weak_classes(metrics: Metrics) -> list[WeakClass]:
+def weak_classes(metrics: ClassificationMetrics) -> list[WeakClass]:
     """Return the classes whose recall is significantly below the overall accuracy, worst first."""
     tested = [(number, row) for number, row in enumerate(metrics.per_class) if row.support]
     level = 1 - (1 - metrics.confidence) / max(1, len(tested))  # Bonferroni

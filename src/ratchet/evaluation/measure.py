@@ -1,135 +1,133 @@
-"""Metrics of a classifier's predictions on the test images."""
+"""Metrics of any model's predictions on the test rows, by the kind of its target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.calibration import calibration_error, reliability
-from ratchet.evaluation.headline import intervals
-from ratchet.evaluation.metrics import Averages, ClassMetrics, Metrics
-from ratchet.evaluation.predictions import Answers, check
-from ratchet.evaluation.robustness import NotMeasured
-from ratchet.evaluation.slices import slices
+from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers
+from ratchet.evaluation.classification import measure_classes
+from ratchet.evaluation.intervals import mean_of, paired_difference, share_interval
+from ratchet.evaluation.language import measure_pieces
+from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
+from ratchet.evaluation.multi_label import fit_thresholds, measure_labels
+from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.regression import measure_numbers
+from ratchet.kinds import Classes, Labels, Target
 from ratchet.settings.model import EvaluationSettings
 
-__all__ = ["measure"]
-
-Labels = NDArray[np.int64]
+__all__ = ["compare_with_baseline", "measure", "thresholds_for"]
 
 
 def measure(
-    logits: NDArray[np.float32],
-    labels: Labels,
+    predictions: Predictions,
     *,
-    classes: Sequence[str],
     settings: EvaluationSettings,
     columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
     seed: int = 0,
 ) -> Metrics:
-    """Return all metrics but robustness.
-
-    Log-loss is computed from the logits in double precision and is not clipped. A class without test images has no
-    recall and does not count in the means of ROC-AUC and PR-AUC.
+    """Return all metrics but robustness and the baseline.
 
     Args:
-        logits: (rows, classes).
-        labels: (rows,), indices into `classes`.
-        classes: names, in the order of the logits.
+        predictions: for the test rows.
         settings: of the evaluation.
         columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
-        seed: of the bootstrap's resamples.
+        seed: of the bootstrap's resamples, for classes.
 
     Raises:
-        DataError: there are no test images, the shapes disagree, or a label is not a class.
-        TrainingError: a logit is not a finite number.
+        DataError: there are no test rows, the shapes disagree, or a target is not possible.
+        TrainingError: an output is not a finite number.
     """
-    check(logits, labels, classes=classes)
-    answers = Answers(logits, labels)
-    per_class, confusion = _by_class(answers, classes)
-    macro, weighted = _averages(answers, "macro"), _averages(answers, "weighted")
-    bins = reliability(answers.confidence, answers.score, bins=settings.calibration_bins)
-    values = {
-        "accuracy": float(answers.score.mean()),
-        "macro_f1": macro.f1,
-        "log_loss": float(answers.losses.mean()),
-        "ece": calibration_error(bins),
-        "top_k": float((answers.rank < settings.top_k).mean()) if settings.top_k < answers.width else None,
-        "roc_auc": _mean([row.roc_auc for row in per_class]),
-    }
-    defined = {name: value for name, value in values.items() if value is not None}
-    bounds = intervals(answers, defined, settings=settings, seed=seed)
-    return Metrics(
-        rows=answers.rows,
-        classes=tuple(classes),
+    answers = predictions.checked()
+    match answers:
+        case NumberAnswers():
+            return measure_numbers(answers, settings=settings, columns=columns)
+        case LabelAnswers():
+            return measure_labels(answers, settings=settings, columns=columns)
+        case PieceAnswers():
+            return measure_pieces(answers, settings=settings, columns=columns)
+    assert isinstance(predictions.target, Classes), "the only kind that remains"
+    return measure_classes(
+        predictions.outputs, predictions.targets, *predictions.thresholds, classes=predictions.target.names,
+        settings=settings, columns=columns, seed=seed,
+    )  # fmt: skip
+
+
+def thresholds_for(
+    target: Target,
+    settings: EvaluationSettings,
+    validation: Callable[[], tuple[NDArray[np.float32], NDArray[Any]]],
+) -> tuple[float, ...]:
+    """Return the probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
+
+    Args:
+        target: of the model.
+        settings: of the evaluation; evaluation.threshold decides.
+        validation: returns outputs and targets of the validation samples; called only where they decide.
+    """
+    chosen = settings.threshold
+    if isinstance(target, Labels):
+        if chosen != "auto":
+            return (chosen,) * len(target.names)
+        outputs, targets = validation()
+        return fit_thresholds(target.predictions(outputs), targets)
+    if not isinstance(target, Classes) or len(target.names) != 2:
+        return ()
+    if chosen == "auto":
+        # The lowest mean cost of calibrated predictions (Elkan 2001, "The Foundations of Cost-Sensitive Learning")
+        chosen = settings.false_positive_cost / (settings.false_positive_cost + settings.false_negative_cost)
+    return () if chosen == 0.5 else (chosen,)
+
+
+def compare_with_baseline(
+    metrics: Metrics,
+    network: Predictions,
+    baseline: Predictions,
+    *,
+    name: str,
+    settings: EvaluationSettings,
+    seed: int = 0,
+) -> Metrics:
+    """Return the metrics with the comparison of the model and a baseline.
+
+    The paired difference is that of `Answers.row_metric`, whose mean is the headline of classification and regression
+    and the closest mean over rows for multi-label.
+
+    Args:
+        metrics: of the model.
+        network: predictions of the model.
+        baseline: predictions of the baseline for the same rows in the same order.
+        name: of the baseline, for people.
+        settings: of the evaluation.
+        seed: of the bootstrap's resamples.
+    """
+    ours, theirs = network.checked(), baseline.checked()
+    sign = 1.0 if ours.row_metric.larger_is_better else -1.0
+    difference = paired_difference(
+        sign * ours.row_metric.values,
+        sign * theirs.row_metric.values,
+        resamples=settings.resamples,
         confidence=settings.confidence,
-        k=settings.top_k,
-        accuracy=bounds["accuracy"],
-        top_k=bounds.get("top_k"),
-        macro_f1=bounds["macro_f1"],
-        log_loss=bounds["log_loss"],
-        ece=bounds["ece"],
-        roc_auc=values["roc_auc"],
-        roc_auc_interval=bounds.get("roc_auc"),
-        pr_auc=_mean([row.pr_auc for row in per_class]),
-        macro=macro,
-        weighted=weighted,
-        per_class=per_class,
-        confusion=confusion,
-        reliability=bins,
-        slices=slices(answers, columns, settings),
-        robustness=NotMeasured("only `evaluate` measures it"),
+        seed=seed,
     )
-
-
-def _averages(answers: Answers, kind: Literal["macro", "weighted"]) -> Averages:
-    from sklearn.metrics import precision_recall_fscore_support
-
-    means = precision_recall_fscore_support(answers.labels, answers.predicted, average=kind, zero_division=0.0)
-    return Averages(*map(float, means[:3]))
-
-
-def _by_class(answers: Answers, classes: Sequence[str]) -> tuple[tuple[ClassMetrics, ...], tuple[tuple[int, ...], ...]]:
-    """Return the metrics of each class, and the confusion matrix."""
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-
-    labels, predicted = answers.labels, answers.predicted
-    every_class = np.arange(len(classes))
-    confusion = confusion_matrix(labels, predicted, labels=every_class)
-    predictions = confusion.sum(axis=0)
-    precision, recall, f1, support = precision_recall_fscore_support(
-        labels, predicted, labels=every_class, zero_division=0.0
+    result = BaselineResult(
+        name=name,
+        headline=_headline(theirs, settings),
+        network=_headline(ours, settings),
+        difference=difference,
+        network_is_better=difference.low > 0.0,
     )
-    per_class = []
-    for number, name in enumerate(classes):
-        roc_auc, pr_auc = _ranking(answers, number)
-        row = ClassMetrics(
-            name=name,
-            precision=float(precision[number]) if predictions[number] else None,
-            recall=float(recall[number]) if support[number] else None,
-            f1=float(f1[number]) if support[number] + predictions[number] else None,
-            support=int(support[number]),
-            predicted=int(predictions[number]),
-            roc_auc=roc_auc,
-            pr_auc=pr_auc,
-        )
-        per_class.append(row)
-    return tuple(per_class), tuple(tuple(row) for row in confusion.tolist())
+    return replace(metrics, baseline=result)
 
 
-def _ranking(answers: Answers, number: int) -> tuple[float | None, float | None]:
-    """Return ROC-AUC and average precision of one class against the rest; None where one side has no images."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    truth, score = answers.labels == number, answers.probabilities[:, number]
-    if not truth.any():
-        return None, None
-    roc_auc = None if truth.all() else float(roc_auc_score(truth, score))
-    return roc_auc, float(average_precision_score(truth, score))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return float(np.mean(defined)) if defined else None
+def _headline(answers: Answers, settings: EvaluationSettings) -> NamedMetric:
+    """Return the mean of the row metric with its interval."""
+    metric = answers.row_metric
+    if isinstance(answers, ClassAnswers):
+        interval = share_interval(int(metric.values.sum()), answers.rows, confidence=settings.confidence)
+    else:
+        interval = mean_of(metric.values, confidence=settings.confidence)
+    return NamedMetric("baseline", metric.name, interval, metric.larger_is_better, metric.share)

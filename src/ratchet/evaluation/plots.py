@@ -7,16 +7,61 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
+from ratchet.evaluation.answers import NumberAnswers
 from ratchet.evaluation.calibration import Bin
-from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.metrics import ClassificationMetrics, Metrics
 from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.wording import metric_text
 
-__all__ = ["draw_confusion", "write_confusion", "write_reliability"]
+__all__ = ["draw_confusion", "draw_scatter", "write_confusion", "write_plots", "write_reliability"]
 
 _INK, _MUTED, _PAPER, _LINE = (32, 36, 42), (108, 112, 120), (255, 255, 255), (222, 220, 214)
 _RIGHT, _WRONG = (17, 107, 92), (178, 60, 38)
 _NUMBERED = 25  # classes; with more, numbers in the cells would be too small to read
 _MARGIN, _LONGEST_NAME = 24, 18
+
+
+def write_plots(reports: Path, predictions: Predictions, metrics: Metrics) -> None:
+    """Write confusion.csv, reliability.csv and confusion.png.
+
+    Only classes have a confusion matrix. For other targets the tables have no lines, and the image shows predicted
+    against true numbers, or only the headline metric.
+    """
+    if isinstance(metrics, ClassificationMetrics):
+        write_confusion(reports / "confusion.csv", predictions)
+        write_reliability(reports / "reliability.csv", metrics.reliability)
+        files.write_bytes(reports / "confusion.png", draw_confusion(metrics))
+        return
+    _write_csv(reports / "confusion.csv", ("actual", "predicted"), ())
+    write_reliability(reports / "reliability.csv", ())
+    files.write_bytes(reports / "confusion.png", draw_scatter(predictions, metrics))
+
+
+def draw_scatter(predictions: Predictions, metrics: Metrics) -> bytes:
+    """Return predicted against true values of the first number as a PNG image; of other targets only a title."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    side, title_height = 900, 84
+    answers = predictions.answers
+    drawn = isinstance(answers, NumberAnswers)
+    image = Image.new("RGB", (side + 2 * _MARGIN, (side if drawn else 0) + title_height + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(image)
+    title = f"{metric_text(metrics.headline, metrics.confidence)} on {metrics.rows:,} test rows"
+    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=ImageFont.load_default(size=24))
+    if isinstance(answers, NumberAnswers):
+        truth, predicted = answers.truth[:, 0], answers.predicted[:, 0]
+        low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
+        scale = (side - 1) / max(high - low, 1e-300)
+        left, bottom = _MARGIN, title_height + side
+        draw.rectangle((left, title_height, left + side, bottom), outline=_LINE)
+        draw.line((left, bottom, left + side, title_height), fill=_MUTED)
+        for x, y in zip((truth - low) * scale, (predicted - low) * scale, strict=True):
+            draw.point((left + round(x), bottom - 1 - round(y)), fill=_RIGHT)
+        draw.text((left + 8, title_height + 8), "predicted", fill=_MUTED, font=ImageFont.load_default(size=20))
+        draw.text((left + side - 8, bottom - 8), "true", fill=_MUTED, font=ImageFont.load_default(size=20), anchor="rb")
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
 
 
 def write_confusion(path: Path, predictions: Predictions) -> None:
@@ -40,7 +85,7 @@ def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[objec
     files.write_text(path, text.getvalue())
 
 
-def draw_confusion(metrics: Metrics) -> bytes:
+def draw_confusion(metrics: ClassificationMetrics) -> bytes:
     """Return the confusion matrix as a PNG image: one row for each true class, one column for each predicted class.
 
     Cells are shaded by their share of the row, green if right and red if wrong. Numbers and names are shown only for
@@ -78,7 +123,7 @@ def draw_confusion(metrics: Metrics) -> bytes:
     return content.getvalue()
 
 
-def _draw_cells(draw: Any, metrics: Metrics, *, corner: tuple[int, int], cell: int) -> None:
+def _draw_cells(draw: Any, metrics: ClassificationMetrics, *, corner: tuple[int, int], cell: int) -> None:
     from PIL import ImageFont
 
     numbered = len(metrics.classes) <= _NUMBERED

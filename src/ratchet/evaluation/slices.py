@@ -1,4 +1,4 @@
-"""Slices of the test images: rows that share a value in a column, and the metrics on them.
+"""Slices of the test rows: rows that share a value in a column, and the metrics on them.
 
 Slices may be small and there may be many. So their intervals are Wilson's, which hold for few rows, and a slice counts
 as worse than the rest only where that is significant after a correction for the number of slices.
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.errors import SettingsError
+from ratchet.evaluation.answers import Answers, ClassAnswers
 from ratchet.evaluation.calibration import calibration_error, reliability
-from ratchet.evaluation.intervals import Interval, share_difference, share_interval
-from ratchet.evaluation.predictions import Answers
+from ratchet.evaluation.intervals import Interval, difference_of, mean_of, share_difference, share_interval
 from ratchet.settings.model import EvaluationSettings
 
-__all__ = ["Slice", "rows_by_slice", "slice_columns", "slices", "thirds"]
+__all__ = ["ScoreSlice", "Slice", "rows_by_slice", "score_slices", "slice_columns", "slices", "thirds"]
 
 Values = Sequence[str | None]
 
@@ -45,7 +45,38 @@ class Slice:
         return self.gap.high < 0.0
 
 
-def slices(answers: Answers, columns: Mapping[str, Values], settings: EvaluationSettings) -> tuple[Slice, ...]:
+@dataclass(frozen=True)
+class ScoreSlice:
+    """The test rows that have one value in one column, measured by the mean of a metric of each row."""
+
+    column: str
+    value: str
+    rows: int
+    mean: Interval
+    gap: Interval  # mean here minus mean elsewhere; the interval is corrected for the number of slices
+    is_worse: bool  # significantly worse than the other rows
+
+
+def score_slices(
+    answers: Answers, columns: Mapping[str, Values], settings: EvaluationSettings
+) -> tuple[ScoreSlice, ...]:
+    """Return the mean of `Answers.row_metric` for each value of each column, for any problem.
+
+    The rules for columns and values are those of `slices`.
+    """
+    chosen = rows_by_slice(columns, least=settings.slice_rows)
+    corrected = 1 - (1 - settings.confidence) / max(1, len(chosen))  # Bonferroni
+    metric, measured = answers.row_metric, []
+    for name, value, rows in chosen:
+        here, elsewhere = metric.values[rows], np.delete(metric.values, rows)
+        gap = difference_of(mean_of(here, confidence=corrected), mean_of(elsewhere, confidence=corrected))
+        worse = gap.high < 0.0 if metric.larger_is_better else gap.low > 0.0
+        mean = mean_of(here, confidence=settings.confidence)
+        measured.append(ScoreSlice(name, value, len(rows), mean=mean, gap=gap, is_worse=worse))
+    return tuple(measured)
+
+
+def slices(answers: ClassAnswers, columns: Mapping[str, Values], settings: EvaluationSettings) -> tuple[Slice, ...]:
     """Return the metrics for each value of each column, column by column and in the order of values.
 
     `columns` have the value of each row by name; None: the row is in no slice of that column. Slices with fewer rows
@@ -56,7 +87,7 @@ def slices(answers: Answers, columns: Mapping[str, Values], settings: Evaluation
     right = int(answers.score.sum())
     measured = []
     for name, value, rows in chosen:
-        inside = Answers(answers.logits[rows], answers.labels[rows])
+        inside = answers.at(rows)
         here = (int(inside.score.sum()), inside.rows)
         elsewhere = (right - here[0], answers.rows - inside.rows)
         bins = reliability(inside.confidence, inside.score, bins=settings.calibration_bins)
@@ -99,10 +130,13 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
 
     from ratchet.data.pack import extra_columns
 
-    index = polars.read_parquet(packed / "index.parquet").with_columns(
-        side=polars.min_horizontal("width", "height").cast(polars.Float64)
-    )
-    allowed = [*_BUILT_IN, *extra_columns(index.drop("side"))]
+    index = polars.read_parquet(packed / "index.parquet")
+    own = [name for name in extra_columns(index) if name != "packed"]
+    if "width" in index.columns:
+        index = index.with_columns(side=polars.min_horizontal("width", "height").cast(polars.Float64))
+    numbers = _table_numbers(packed)
+    own += [name for name in numbers["test"] if name not in own]
+    allowed = [*(name for name in _BUILT_IN if name in index.columns and name not in own), *own]
     wanted = allowed if settings.slices == "auto" else settings.slices
     unknown = [name for name in wanted if name not in allowed]
     if unknown:
@@ -113,13 +147,34 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
     test, train = (index.filter(polars.col("split") == name).sort("row") for name in ("test", "train"))
     columns: dict[str, list[str | None]] = {}
     for name in wanted:
-        if index[name].dtype.is_numeric():
-            numbers, reference = (rows[name].cast(polars.Float64).to_numpy() for rows in (test, train))
-            values = thirds(numbers, reference=reference)
-            if values is not None:
-                columns[name] = values
+        values = None
+        if name in numbers["test"]:
+            values = thirds(numbers["test"][name], reference=numbers["train"][name])
+        elif index[name].dtype.is_numeric():
+            measured, reference = (rows[name].cast(polars.Float64).to_numpy() for rows in (test, train))
+            values = thirds(measured, reference=reference)
         else:
-            columns[name] = test[name].cast(polars.String).to_list()
+            values = test[name].cast(polars.String).to_list()
+        if values is not None:
+            columns[name] = values
+    return columns
+
+
+def _table_numbers(packed: Path) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Return the numeric columns of a table by split and name; none of other kinds."""
+    from ratchet.data.manifest import Manifest
+    from ratchet.kinds import TableInput
+
+    manifest = Manifest.read(packed)
+    columns: dict[str, dict[str, NDArray[np.float64]]] = {"train": {}, "test": {}}
+    if not isinstance(manifest.input, TableInput):
+        return columns
+    for split, values in columns.items():
+        shards = manifest.splits[split].arrays["numbers"]
+        stored = np.concatenate([np.load(packed / shard.file, allow_pickle=False) for shard in shards])
+        values.update(
+            {column.name: stored[:, at].astype(np.float64) for at, column in enumerate(manifest.input.numeric)}
+        )
     return columns
 
 
@@ -143,7 +198,7 @@ def thirds(numbers: NDArray[np.float64], *, reference: NDArray[np.float64]) -> l
     return [_THIRDS[place] if np.isfinite(number) else None for place, number in zip(places, numbers, strict=True)]
 
 
-def _macro_f1(answers: Answers) -> float:
+def _macro_f1(answers: ClassAnswers) -> float:
     labels, predicted = (np.bincount(values, minlength=answers.width) for values in (answers.labels, answers.predicted))
     hits = np.bincount(answers.labels, weights=answers.score, minlength=answers.width)
     occurs = labels + predicted > 0

@@ -1,8 +1,8 @@
 """The gate decides whether a candidate may replace the champion.
 
 rules.py         the rules; each returns its measured values
-case.py          what a rule may use: the candidate, the champion, the test images on which both can be compared
-significance.py  the exact test against the champion, and its level at each try
+case.py          what a rule may use: the candidate, the champion, the test samples on which both can be compared
+significance.py  the test against the champion, and its level at each try
 verdict.py       the result of each rule, and of all together, as data
 text.py          the only module that turns a verdict into text
 

@@ -1,4 +1,4 @@
-"""One judgement's inputs: the candidate, the champion, the test images that both are compared on, and the settings."""
+"""One judgement's inputs: the candidate, the champion, the test samples that both are compared on, and the settings."""
 
 import functools
 import math
@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.intervals import Interval, paired_difference
+from ratchet.evaluation.answers import ScoreUnit
+from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
-from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_not_worse, spend
+from ratchet.evaluation.metrics import BaselineResult, NamedMetric
+from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_larger_mean, p_not_worse, spend
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
+from ratchet.kinds import Target
 from ratchet.serving.program import NotExported, Parity
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
@@ -26,31 +29,47 @@ _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bo
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The model that is judged. Row i of every array is test image i."""
+    """The model that is judged. Row i of every array is test sample i."""
 
-    score: Scores  # (rows,), larger is better; the mean is the accuracy: 1 where the answer is right, else 0
-    accuracy: Interval
-    calibration_error: Interval
-    labels: NDArray[np.int64]  # (rows,), indices into `classes`
-    classes: tuple[str, ...]  # in the order of the model's outputs
-    input_shape: tuple[int, ...]  # height, width, channels
+    score: Scores  # (rows,), larger is better; of classes 1 where the answer is right, else 0
+    unit: ScoreUnit  # in which people read the score
+    metrics: Mapping[str, NamedMetric]  # by key, for gate.minimum_metric
+    calibration_error: Interval | None = None  # None: its outputs are not probabilities of classes
+    target: Target
+    labels: NDArray[np.int64] | None = None  # (rows,), indices into the classes; None: it does not predict classes
+    kind: str = "image"  # of its input
+    input_shape: tuple[int, ...] = ()  # height, width, channels of images
     saw: Mask  # (rows,), used to train or select it
     uniform: NDArray[np.float64]  # (rows,), in [0, 1) by content; below gate.reserved_fraction: reserved
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
+    baseline: BaselineResult | None = None  # None: no baseline was measured
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes, labels or numbers, in the order of the outputs; none for the next token."""
+        return _names(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Champion:
-    """The champion, measured on the same test images. Its answer is its most probable class among those still used."""
+    """The champion, measured on the same test samples. Of classes it answers the most probable that is still used."""
 
     name: str  # for people: "digits version 3"
     score: Scores
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    target: Target
+    input_shape: tuple[int, ...] = ()
     costs: Costs | None = None  # of both models, measured side by side; None: not measured
     saw: Mask | None  # (rows,), used to train or select it; None: that was not recorded
-    mismatch: str = ""  # why it cannot take these images at all
+    mismatch: str = ""  # why it cannot take these samples at all
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names(self.target)
+
+
+def _names(target: Target) -> tuple[str, ...]:
+    return () if target.problem == "next-token" else target.names
 
 
 @dataclass(frozen=True)
@@ -71,46 +90,53 @@ class Case:
 
     @functools.cached_property
     def seen(self) -> Mask:
-        """Mask of the test images that were used to train or select either model."""
+        """Mask of the test samples that were used to train or select either model."""
         saw, champion = self.candidate.saw, self.champion
         return saw if champion is None or champion.saw is None else saw | champion.saw
 
     @functools.cached_property
     def unknown(self) -> Mask:
-        """Mask of the test images of a class that the champion does not know."""
-        ours = self.candidate.classes
-        known = self.champion.classes if self.champion else ours
+        """Mask of the test samples of a class that the champion does not know."""
+        ours, labels = self.candidate.names, self.candidate.labels
+        if labels is None:
+            return np.zeros(len(self.candidate.score), np.bool_)
+        known = self.champion.names if self.champion else ours
         new = np.array([name not in known for name in ours], np.bool_)
-        mask: Mask = new[self.candidate.labels]
+        mask: Mask = new[labels]
         return mask
 
     @functools.cached_property
     def reserved(self) -> Mask:
-        """Mask of the test images that no comparison uses (gate.reserved_fraction)."""
+        """Mask of the test samples that no comparison uses (gate.reserved_fraction)."""
         mask: Mask = self.candidate.uniform < self.gate.reserved_fraction
         return mask
 
     @functools.cached_property
     def compared(self) -> Rows:
-        """Row numbers of the test images that both models are compared on."""
+        """Row numbers of the test samples that both models are compared on."""
         return np.flatnonzero(~(self.reserved | self.unknown | self.seen))
 
     @property
     def left_out(self) -> LeftOut:
-        """Numbers of the test images that are not compared, by the first reason that applies."""
+        """Numbers of the test samples that are not compared, by the first reason that applies."""
         unknown = self.unknown & ~self.seen
         reserved = self.reserved & ~self.seen & ~unknown
         return LeftOut(*(int(np.count_nonzero(mask)) for mask in (self.seen, unknown, reserved)))
 
     @functools.cached_property
     def scores(self) -> tuple[Scores, Scores]:
-        """Scores of the candidate and of the champion on the compared images."""
+        """Scores of the candidate and of the champion on the compared samples."""
         assert self.comparable is not None, "a rule checks `comparable` first"
         return self.candidate.score[self.compared], self.comparable.score[self.compared]
 
     @functools.cached_property
+    def is_exact(self) -> bool:
+        """Whether all compared scores are 0 or 1, so that the exact test applies."""
+        return all(bool(((score == 0.0) | (score == 1.0)).all()) for score in self.scores)
+
+    @functools.cached_property
     def counts(self) -> tuple[int, int]:
-        """Numbers of compared images on which the candidate's score is larger, and on which the champion's is."""
+        """Numbers of compared samples on which the candidate's score is larger, and on which the champion's is."""
         ours, theirs = self.scores
         return int(np.count_nonzero(ours > theirs)), int(np.count_nonzero(theirs > ours))
 
@@ -119,24 +145,37 @@ class Case:
         """The significance test against the champion at the level of this try; None: they cannot be compared."""
         if self.comparable is None:
             return None
-        rows = len(self.compared)
-        if self.gate.champion == "better":
+        rows, tolerance = len(self.compared), self.gate.tolerance if self.gate.champion == "not-worse" else 0.0
+        ours, theirs = self.scores
+        if not self.is_exact:
+            p = p_larger_mean(ours - theirs, tolerance=tolerance)
+        elif self.gate.champion == "better":
             p = p_better(*self.counts)
         else:
-            p = p_not_worse(*self.counts, rows, tolerance=self.gate.tolerance)
+            p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         spent = spend(self.tries, confidence=self.gate.confidence)
         number = self.tries.count + 1
         return Comparison(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
 
     @functools.cached_property
     def unused(self) -> Unused | None:
-        """The test images that neither this comparison nor an earlier one used; None: there are none."""
+        """The test samples that neither this comparison nor an earlier one used; None: there are none."""
         here = 1.0 if self.comparable is None else self.gate.reserved_fraction
         score = self.candidate.score[self.candidate.uniform < min(here, self.tries.reserved)]
-        return Unused(len(score), int(score.sum())) if len(score) else None
+        if not len(score):
+            return None
+        if self.candidate.target.problem == "classification":
+            return Unused(len(score), int(score.sum()))
+        return Unused(len(score), metric=self.mean(score))
+
+    def mean(self, score: Scores) -> NamedMetric:
+        """Return the mean of some rows' scores in the units that people read, with its interval."""
+        unit = self.candidate.unit
+        interval = mean_of(unit.factor * score, confidence=self.evaluation.confidence)
+        return NamedMetric("score", unit.name, interval, larger_is_better=unit.larger_is_better, share=unit.share)
 
     def difference(self, rows: Rows | slice = slice(None), *, looks: int = 1) -> Interval:
-        """Return the candidate's mean score minus the champion's on some of the compared images, by paired bootstrap.
+        """Return the candidate's mean score minus the champion's on some of the compared samples, by paired bootstrap.
 
         Args:
             rows: indices into `compared`; all by default.
@@ -159,14 +198,19 @@ class Case:
         champion, allowed = self.champion, self.gate.classes
         if champion is None:
             return None
-        ours, theirs = self.candidate.classes, champion.classes
+        ours, theirs = self.candidate.names, champion.names
         new = tuple(name for name in ours if name not in theirs)
         lost = tuple(name for name in theirs if name not in ours)
         if champion.mismatch:
             return Obstacle("input", mismatch=champion.mismatch)
-        if not set(ours) & set(theirs):
+        if self.candidate.target.problem != champion.target.problem:
+            return Obstacle("problem", mismatch=f"{champion.target.problem}, not {self.candidate.target.problem}")
+        if self.candidate.target.problem != "classification":
+            if new or lost:
+                return Obstacle("targets", new_classes=new, lost_classes=lost)
+        elif not set(ours) & set(theirs):
             return Obstacle("no shared class", lost_classes=lost)
-        if (new and allowed == "same") or (lost and allowed != "may-change"):
+        elif (new and allowed == "same") or (lost and allowed != "may-change"):
             return Obstacle("classes", new_classes=new, lost_classes=lost, allowed=allowed)
         if champion.saw is None:
             return Obstacle("no record")

@@ -5,20 +5,25 @@ its result in verdict.py and its text in text.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
+from ratchet.errors import SettingsError
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.gate.case import Candidate, Case, Champion
 from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.gate.verdict import (
     AccuracyResult,
+    BaselineRule,
     CalibrationResult,
     ChampionResult,
     CostResult,
     ExportResult,
     LeftOut,
+    MinimumResult,
     PairedCounts,
+    PairedScores,
     ReloadResult,
     RuleResult,
     SlicesResult,
@@ -31,28 +36,67 @@ __all__ = ["RULES", "Rule", "judge", "reload_rule"]
 
 Rule = Callable[[Case], RuleResult | None]
 
+_MINIMUM_METRICS: Mapping[str, str] = MappingProxyType(
+    {"classification": "accuracy", "regression": "r2", "multi-label": "micro_f1"}
+)
 
-def minimum_accuracy(case: Case) -> AccuracyResult:
-    """Check that test accuracy reaches gate.minimum_accuracy."""
-    accuracy, minimum = case.candidate.accuracy, case.gate.minimum_accuracy
-    confidence, images = case.evaluation.confidence, len(case.candidate.score)
-    return AccuracyResult(accuracy.value >= minimum, accuracy, confidence, minimum, images)
+
+def minimum(case: Case) -> AccuracyResult | MinimumResult | None:
+    """Check that the metric of gate.minimum_metric is at least gate.minimum, or at most for an error; none: off.
+
+    Raises:
+        SettingsError: there is no such metric.
+    """
+    key, limit, candidate = case.gate.minimum_metric, case.gate.minimum, case.candidate
+    automatic = _MINIMUM_METRICS.get(candidate.target.problem, "none")
+    key = automatic if key == "auto" else key
+    confidence, rows = case.evaluation.confidence, len(candidate.score)
+    if key == "none":
+        return None
+    metric = candidate.metrics.get(key)
+    if metric is None and key != automatic:
+        raise SettingsError(
+            f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: auto, none, "
+            f"{', '.join(candidate.metrics)}"
+        )
+    if metric is None:
+        return MinimumResult(False, None, key, confidence, limit, rows)
+    value = metric.interval.value
+    passed = value >= limit if metric.larger_is_better else value <= limit
+    if key == "accuracy":
+        return AccuracyResult(passed, metric.interval, confidence, limit, rows)
+    return MinimumResult(passed, metric, key, confidence, limit, rows)
+
+
+def better_than_baseline(case: Case) -> BaselineRule | None:
+    """Check that the model is significantly better than its baseline, if gate.baseline requires it.
+
+    None where no baseline was measured.
+    """
+    result, required = case.candidate.baseline, case.gate.baseline == "required"
+    if result is None:
+        return None
+    passed = result.network_is_better or not required
+    return BaselineRule(passed, result, case.evaluation.confidence, required)
 
 
 def better_than_champion(case: Case) -> ChampionResult:
     """Check that the candidate is significantly better than the champion, or not worse (gate.champion).
 
-    An exact test on the same images decides, at the level of this try (see significance.py). A model that is right on
-    exactly the same images as the champion is not worse at any level.
+    A test on the same samples decides, at the level of this try (see significance.py). A model whose scores are exactly
+    the champion's is not worse at any level.
     """
     champion, gate, comparison = case.champion, case.gate, case.comparison
     if champion is None:
         return ChampionResult(True)
-    counts, passed = None, False
+    counts, scores, passed = None, None, False
     if comparison is not None:
-        ours, theirs = (int(score.sum()) for score in case.scores)
-        fixed, broken = case.counts
-        counts = PairedCounts(ours, theirs, fixed, broken, case.difference())
+        ours, theirs = case.scores
+        if case.is_exact:
+            counts = PairedCounts(int(ours.sum()), int(theirs.sum()), *case.counts, case.difference())
+        else:
+            unit = case.candidate.unit
+            scores = PairedScores(case.mean(ours), case.mean(theirs), case.difference(), unit, *case.counts)
         passed = comparison.won or (case.counts == (0, 0) and gate.champion == "not-worse")
     shapes, obstacle = (case.candidate.input_shape, champion.input_shape), case.obstacle
     return ChampionResult(
@@ -61,6 +105,7 @@ def better_than_champion(case: Case) -> ChampionResult:
         obstacle=obstacle,
         comparison=comparison,
         counts=counts,
+        scores=scores,
         goal=gate.champion,
         tolerance=gate.tolerance,
         confidence=gate.confidence,
@@ -86,18 +131,18 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
     differences = {f"{column}: {value}": case.difference(rows, looks=len(slices)) for column, value, rows in slices}
     worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
     worse = tuple(name for name, difference in differences.items() if difference.high < -tolerance)
-    return SlicesResult(
-        not worse, count=len(slices), worse=worse, worst=worst, difference=differences[worst], tolerance=tolerance
-    )
+    unit = None if case.candidate.target.problem == "classification" else case.candidate.unit
+    return SlicesResult(not worse, len(slices), worse, worst, differences[worst], tolerance, unit)
 
 
 def calibrated(case: Case) -> CalibrationResult | None:
     """Check that the calibration error is not significantly above gate.calibration_error; 1 switches the rule off.
 
-    The lower end of its interval decides: on few images a well calibrated model shows some error by chance.
+    The lower end of its interval decides: on few samples a well calibrated model shows some error by chance.
+    None also where the outputs are not probabilities of classes.
     """
     error, limit = case.candidate.calibration_error, case.gate.calibration_error
-    if limit == 1.0:
+    if error is None or limit == 1.0:
         return None
     return CalibrationResult(error.low <= limit, ece=error, confidence=case.evaluation.confidence, limit=limit)
 
@@ -160,7 +205,8 @@ def reload_rule(*, images: int, largest_difference: float, tolerance: float) -> 
 
 
 RULES: tuple[Rule, ...] = (
-    minimum_accuracy,
+    minimum,
+    better_than_baseline,
     better_than_champion,
     no_slice_worse,
     calibrated,
@@ -197,7 +243,7 @@ def judge(
     """
     case = Case(candidate, champion, settings, evaluation, tries=tries, seed=seed)
     rules = (*(result for rule in RULES if (result := rule(case)) is not None), reloaded)
-    return Verdict(all(rule.passed for rule in rules), rules, unused=case.unused)
+    return Verdict(all(rule.passed for rule in rules), rules, unused=case.unused, kind=candidate.kind)
 
 
 def _finite(value: float) -> float | None:

@@ -1,23 +1,33 @@
-"""The exact test against the champion: its p-value, and the level that the p-value must reach at each try.
+"""The test against the champion: its p-value, and the level that the p-value must reach at each try.
 
-Candidates that are judged one after another on the same images are many tests, and one of them passes by chance sooner
+Candidates that are judged one after another on the same samples are many tests, and one of them passes by chance sooner
 or later. So the error that `gate.confidence` leaves is spread over the tries by a fixed series (alpha spending: Foster
 and Stine 2008, "Alpha-investing"; Tian and Ramdas 2021, "Online control of the familywise error rate"). The series adds
 up to 1. By the union bound the chance of any wrong promotion is therefore at most the error, however the tries depend
 on each other. Two things restore what was used: a promotion through the gate, after which the hypotheses are about
-another champion (as in LORD, Javanmard and Montanari 2018), and test images that no earlier candidate was judged on.
+another champion (as in LORD, Javanmard and Montanari 2018), and test samples that no earlier candidate was judged on.
 
 The levels are some hundred-thousandths, and a bootstrap of a few thousand resamples cannot give such p-values. So the
-distributions are computed exactly. bench/gate_errors.py measures the error rates by simulation.
+distributions are computed: exactly for scores of 0 and 1, by a saddlepoint approximation for real scores.
+bench/gate_errors.py and tests/gate measure the error rates by simulation.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["FIRST_TRY", "Level", "Tries", "p_better", "p_not_worse", "spend"]
+from ratchet.evaluation.intervals import p_mean_above
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FIRST_TRY", "Level", "Tries", "p_better", "p_larger_mean", "p_not_worse", "p_sign_flip", "spend"]
 
 _FIRST_SHARE = 0.3  # of the error: for the first few tries
 _LATER_TRIES = 30  # the rest: about evenly over so many tries, then slowly falling
+_ENUMERATED = 14  # differing rows up to which all sign patterns are counted
 _REACH = 12.0  # standard deviations beyond which a probability is below 1e-30
 
 
@@ -27,8 +37,8 @@ class Tries:
 
     Attributes:
         count: comparisons since the last promotion through the gate.
-        spent: number of tries whose level is used up. New test images restore a share, so it may be a fraction.
-        new_rows: share of the test images that no earlier candidate was judged on; already subtracted from `spent`.
+        spent: number of tries whose level is used up. New test samples restore a share, so it may be a fraction.
+        new_rows: share of the test samples that no earlier candidate was judged on; already subtracted from `spent`.
         reserved: the smallest gate.reserved_fraction of any earlier comparison; 1 if there was none.
     """
 
@@ -104,3 +114,66 @@ def _least_favourable(wins: int, losses: int, rows: int, tolerance: float) -> fl
     linear = -(wins + losses) - tolerance * (2 * rows - wins + losses)
     root = math.sqrt(linear**2 - 8 * rows * losses * tolerance * (1 + tolerance))
     return min(max((root - linear) / (4 * rows), tolerance), (1 + tolerance) / 2)
+
+
+def p_larger_mean(differences: "NDArray[np.float64]", *, tolerance: float = 0.0) -> float:
+    """Return the p-value of "A's mean score is at least `tolerance` lower than B's", for real scores.
+
+    It is the larger p-value of two tests. The sign-flip test is exact where the differences are symmetric, as they are
+    for two models that are equally good. Where A is a little better on most rows and much worse on a few, their
+    distribution is skewed, and the test with Hall's correction for skewness (see `p_mean_above`) protects.
+
+    Args:
+        differences: score of A minus score of B, (rows,), at least one.
+        tolerance: drop of the mean that is allowed.
+    """
+    shifted = differences + tolerance
+    return max(p_sign_flip(shifted), p_mean_above(shifted))
+
+
+def p_sign_flip(differences: "NDArray[np.float64]") -> float:
+    """Return the share of all ways to flip the signs of the differences whose sum is at least the measured one.
+
+    Few differences are enumerated. For more, the share is Lugannani and Rice's saddlepoint approximation, whose
+    relative error is small even far in the tail (Robinson 1982, "Saddlepoint Approximations for Permutation Tests and
+    Confidence Intervals"). Half a step of the smallest difference is the correction for continuity, so scores that are
+    multiples of one number have the p-value of their lattice.
+    """
+    import numpy as np
+
+    sizes = np.abs(differences[differences != 0.0])
+    total, count = float(differences.sum()), sizes.size
+    if not count:
+        return 1.0
+    if count <= _ENUMERATED:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=count)))
+        return float(np.mean(signs @ sizes >= total - 1e-12 * sizes.sum()))
+    corrected = total - float(sizes.min())
+    if corrected <= 0.0:
+        return 1.0 - _flip_tail(sizes, -corrected)
+    least: float = 0.5**count
+    return max(_flip_tail(sizes, corrected), least)
+
+
+def _flip_tail(sizes: "NDArray[np.float64]", total: float) -> float:
+    """Return the chance that the sizes with random signs add up to more than `total`, which is not negative."""
+    import numpy as np
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    scale = float(np.sqrt((sizes**2).sum()))
+    sizes, total = sizes / scale, total / scale
+    if total >= sizes.sum() * (1 - 1e-9):
+        return float(0.5**sizes.size)
+    if total < 1e-6:
+        return 0.5
+    highest = 1.0
+    while float((sizes * np.tanh(highest * sizes)).sum()) < total:
+        highest *= 2
+    point = float(brentq(lambda at: float((sizes * np.tanh(at * sizes)).sum()) - total, 0.0, highest, xtol=1e-12))
+    cumulants = float((point * sizes + np.log1p(np.exp(-2 * point * sizes)) - math.log(2)).sum())
+    curvature = float((sizes**2 / np.cosh(np.minimum(point * sizes, 300.0)) ** 2).sum())
+    away, slope = math.sqrt(max(2 * (point * total - cumulants), 0.0)), point * math.sqrt(curvature)
+    if away < 1e-4 or slope == 0.0:
+        return float(norm.sf(total))
+    return min(1.0, max(0.0, float(norm.sf(away) + norm.pdf(away) * (1 / slope - 1 / away))))

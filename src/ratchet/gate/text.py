@@ -4,16 +4,20 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.wording import SAMPLES, baseline_sentence, ci_text, gain_text, number, value_text
 from ratchet.gate.verdict import (
     AccuracyResult,
+    BaselineRule,
     CalibrationResult,
     ChampionResult,
     Comparison,
     CostResult,
     ExportResult,
+    MinimumResult,
     Obstacle,
-    PairedCounts,
+    PairedScores,
     ReloadResult,
     RuleResult,
     SlicesResult,
@@ -21,6 +25,8 @@ from ratchet.gate.verdict import (
 )
 
 __all__ = ["RuleText", "message", "rule_text", "verdict_table"]
+
+Noun = tuple[str, str]  # of one sample and of several: "image", "images"
 
 _WIDTH = 100  # columns of the table
 _OTHER_TASK = "set registry.model to another name, because it is another task"
@@ -54,7 +60,7 @@ def verdict_table(verdict: Verdict) -> str:
     name_width = max((len(rule.name) for rule in verdict.rules), default=0)
     lines = [f"gate  {heading}"]
     for rule in verdict.rules:
-        text, mark = rule_text(rule), "ok" if rule.passed else "FAILED"
+        text, mark = rule_text(rule, verdict.kind), "ok" if rule.passed else "FAILED"
         first = f"  {mark:<{mark_width}}  {rule.name:<{name_width}}  "
         lines += _wrapped(text.short, first)
         if text.fix:
@@ -66,28 +72,33 @@ def message(verdict: Verdict) -> str:
     """Return the one-line summary, and the reason of each failed rule."""
     reasons = []
     for rule in verdict.failed:
-        text = rule_text(rule)
+        text = rule_text(rule, verdict.kind)
         reasons.append(f"{rule.name}: {text.short}. Fix: {text.fix}.")
     return " ".join([f"{verdict.summary}.", *reasons]) if reasons else verdict.summary
 
 
-def rule_text(rule: RuleResult) -> RuleText:
-    """Return the result of one rule as text."""
+def rule_text(rule: RuleResult, kind: str = "image") -> RuleText:
+    """Return the result of one rule as text; `kind` is that of the samples (`Verdict.kind`)."""
+    noun = SAMPLES.get(kind, ("sample", "samples"))
     match rule:
         case AccuracyResult():
-            text = _accuracy(rule)
+            text = _accuracy(rule, noun)
+        case MinimumResult():
+            text = _minimum(rule, noun)
+        case BaselineRule():
+            text = _baseline(rule)
         case ChampionResult():
-            text = _champion(rule)
+            text = _champion(rule, noun)
         case SlicesResult():
             text = _slices(rule)
         case CalibrationResult():
             text = _calibration(rule)
         case CostResult():
-            text = _cost(rule)
+            text = _cost(rule, noun)
         case ExportResult():
-            text = _export(rule)
+            text = _export(rule, noun)
         case ReloadResult():
-            text = _reload(rule)
+            text = _reload(rule, noun)
     return text
 
 
@@ -101,55 +112,82 @@ def _text(measured: str, limit: str, details: str, *, passed: bool, fix: str, sh
     return RuleText(measured, limit, full, fix="" if passed else fix, short=short or f"{measured}, {limit}")
 
 
-def _accuracy(rule: AccuracyResult) -> RuleText:
+def _accuracy(rule: AccuracyResult, noun: Noun) -> RuleText:
     digits = 1 if rule.passed else 2  # a value just below the minimum must not look like it
     limit = f"minimum {_percent(rule.minimum)}"
     exact = _around(rule.accuracy, 2, ci=f"{_percent(rule.confidence)} CI ")
-    details = f"Test accuracy {exact} on {rule.images:,} images, {limit}."
-    fix = "train a better model, or lower gate.minimum_accuracy"
+    details = f"Test accuracy {exact} on {rule.images:,} {noun[1]}, {limit}."
+    fix = "train a better model, or lower gate.minimum"
     return _text(_around(rule.accuracy, digits), limit, details, passed=rule.passed, fix=fix)
 
 
-def _champion(rule: ChampionResult) -> RuleText:
+def _minimum(rule: MinimumResult, noun: Noun) -> RuleText:
+    metric, fix = rule.metric, "train a better model, or change gate.minimum"
+    if metric is None:
+        details = f"The metric {rule.key} is not defined on the {rule.rows:,} test {noun[1]}."
+        return _text(f"{rule.key} not defined", f"gate.minimum {rule.minimum:g}", details, passed=False,
+                     fix="name another metric in gate.minimum_metric")  # fmt: skip
+    shown = f"{100 * rule.minimum:g} %" if metric.share else f"{rule.minimum:g}"
+    limit = f"{'minimum' if metric.larger_is_better else 'maximum'} {shown}"
+    exact = ci_text(metric, rule.confidence, digits=2)
+    details = f"Test {metric.name} {exact} on {rule.rows:,} {noun[1]}, {limit}."
+    digits = 1 if rule.passed else 2  # a value just below the minimum must not look like it
+    return _text(
+        f"{metric.name} {ci_text(metric, rule.confidence, digits=digits)}", limit, details, passed=rule.passed, fix=fix
+    )
+
+
+def _baseline(rule: BaselineRule) -> RuleText:
+    result = rule.result
+    details = baseline_sentence(result, rule.confidence)
+    gain = gain_text(result.difference, share=result.network.share, ci=f"{_percent(rule.confidence)} CI ")
+    beats = "beats" if result.network_is_better else "does not beat"
+    measured = f"{beats} {result.name}: {result.network.name} {gain}"
+    limit = "significantly better (gate.baseline)" if rule.required else "reported only (gate.baseline)"
+    fix = "train a better model, use the baseline with model.name, or set gate.baseline to report"
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
+
+
+def _champion(rule: ChampionResult, noun: Noun) -> RuleText:
     if rule.champion is None:
         details = "There is no champion yet, so there is nothing to compare with."
         return RuleText("none yet", "no comparison", details, short="none yet")
     if rule.obstacle is not None:
-        reason, fix = _obstacle(rule, rule.obstacle)
+        reason, fix = _obstacle(rule, rule.obstacle, noun)
         details = f"The champion ({rule.champion}) cannot be compared: {reason}. Fix: {fix}."
         measured = f"not comparable with {rule.champion}: {reason}"
         return RuleText(measured, "a champion of the same task", details, fix=fix, short=measured)
-    comparison, counts = rule.comparison, rule.counts
+    comparison = rule.comparison
     assert comparison is not None, "without an obstacle there is a comparison"
-    assert counts is not None, "a comparison has counts"
-    same = counts.fixed + counts.broken == 0
     ci = f"{_percent(rule.confidence)} CI "
-    measured = (
-        f"right on the same {comparison.rows:,} images as {rule.champion}"
-        if same
-        else f"{_difference(counts.difference, ci)}, p = {_probability(comparison.p)}"
-    )
+    same, gain, sentence = _paired(rule, comparison, noun, ci)
+    measured = same or f"{gain}, p = {_probability(comparison.p)}"
     limit = f"limit {_probability(comparison.level)} (try {comparison.number:,})"
     parts = [
-        _counted(rule.champion, comparison, counts, ci),
-        _compared(rule, comparison),
-        _significance(rule, comparison, same=same),
-        _level(rule, comparison),
+        sentence,
+        _compared(rule, comparison, noun),
+        _significance(rule, comparison, same=bool(same)),
+        _level(rule, comparison, noun),
     ]
     details = " ".join(part for part in parts if part)
     if rule.goal == "better":
-        fix = "add test images, which reveal smaller differences, or set gate.champion to not-worse"
+        fix = f"add test {noun[1]}, which reveal smaller differences, or set gate.champion to not-worse"
     else:
         fix = "raise gate.tolerance to allow more"
     return _text(measured, f"p at most {limit.removeprefix('limit ')}", details, passed=rule.passed, fix=fix,
                  short=measured if same and rule.passed else f"{measured}, {limit}")  # fmt: skip
 
 
-def _obstacle(rule: ChampionResult, obstacle: Obstacle) -> tuple[str, str]:
+def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str, str]:
     """Return the reason and the fix."""
     match obstacle.kind:
         case "input":
             return obstacle.mismatch, _OTHER_TASK
+        case "problem":
+            return f"it was trained for {obstacle.mismatch}", _OTHER_TASK
+        case "targets":
+            ours, theirs = (_listed(names) or "nothing more" for names in (obstacle.new_classes, obstacle.lost_classes))
+            return f"it predicts other targets ({theirs}; the new model: {ours})", _OTHER_TASK
         case "no shared class":
             return f"it knows none of the new model's classes, only {_listed(obstacle.lost_classes)}", _OTHER_TASK
         case "classes":
@@ -159,42 +197,65 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle) -> tuple[str, str]:
             value = "may-change" if obstacle.lost_classes else "may-grow"
             return (
                 f"{' and '.join(parts)}, and gate.classes is {obstacle.allowed}",
-                f"`ratchet set gate.classes={value}` compares them on the images of the classes that both know; or "
+                f"`ratchet set gate.classes={value}` compares them on the {noun[1]} of the classes that both know; or "
                 "set registry.model to another name if it is another task",
             )
         case "no record":
             return (
-                "no record says which samples it was trained on, so test images may be among them",
+                f"no record says which samples it was trained on, so test {noun[1]} may be among them",
                 "`ratchet rollback` to a version with a record, or set registry.model to another name",
             )
         case "too few images":
             return (
-                f"only {obstacle.compared:,} of {rule.test_images:,} test images can be compared ({_left_out(rule)}), "
-                f"and gate.minimum_rows is {obstacle.minimum:,}",
-                "add test images that neither model saw, restore the splits that the champion was trained with "
+                f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared "
+                f"({_left_out(rule)}), and gate.minimum_rows is {obstacle.minimum:,}",
+                f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
                 "(data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
 
 
-def _counted(champion: str, comparison: Comparison, counts: PairedCounts, ci: str) -> str:
+def _paired(rule: ChampionResult, comparison: Comparison, noun: Noun, ci: str) -> tuple[str, str, str]:
+    """Return a text if all scores are the same, the difference, and a sentence with both models' values."""
+    if rule.scores is not None:
+        return _scored(rule, rule.scores, comparison, noun, ci)
+    counts = rule.counts
+    assert counts is not None, "a comparison has counts or scores"
+    gain = _difference(counts.difference, ci)
     if counts.fixed + counts.broken == 0:
-        return f"On all {comparison.rows:,} images this model is right exactly where the champion ({champion}) is."
+        same = f"right on the same {comparison.rows:,} {noun[1]} as {rule.champion}"
+        return same, gain, (
+            f"On all {comparison.rows:,} {noun[1]} this model is right exactly where the champion ({rule.champion}) is."
+        )  # fmt: skip
     errors = "1 error" if counts.fixed == 1 else f"{counts.fixed:,} errors"
-    return (
-        f"On the same {comparison.rows:,} images this model is right on {counts.candidate_right:,} and the champion "
-        f"({champion}) on {counts.champion_right:,}: {errors} fixed, {counts.broken:,} new, "
-        f"{_difference(counts.difference, ci)}."
-    )
+    return "", gain, (
+        f"On the same {comparison.rows:,} {noun[1]} this model is right on {counts.candidate_right:,} and the champion "
+        f"({rule.champion}) on {counts.champion_right:,}: {errors} fixed, {counts.broken:,} new, {gain}."
+    )  # fmt: skip
 
 
-def _compared(rule: ChampionResult, comparison: Comparison) -> str:
-    """Return how many of the test images were compared, and at which input size."""
+def _scored(
+    rule: ChampionResult, scores: PairedScores, comparison: Comparison, noun: Noun, ci: str
+) -> tuple[str, str, str]:
+    unit = scores.unit
+    gain = f"{unit.name} {gain_text(scores.difference, factor=abs(unit.factor), share=unit.share, ci=ci)}"
+    if scores.better + scores.worse == 0:
+        same = f"same {unit.name} on each of {comparison.rows:,} {noun[1]} as {rule.champion}"
+        return same, gain, f"On all {comparison.rows:,} {noun[1]} this model scores exactly as {rule.champion}."
+    return "", gain, (
+        f"On the same {comparison.rows:,} {noun[1]} this model has {unit.name} {value_text(scores.candidate)} and the "
+        f"champion ({rule.champion}) {value_text(scores.champion)}: better on {scores.better:,}, worse on "
+        f"{scores.worse:,}, {gain}."
+    )  # fmt: skip
+
+
+def _compared(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
+    """Return how many of the test samples were compared, and at which input size."""
     sentences = []
     if comparison.rows < rule.test_images:
-        sentences.append(f"These are {comparison.rows:,} of {rule.test_images:,} test images: {_left_out(rule)}.")
+        sentences.append(f"These are {comparison.rows:,} of {rule.test_images:,} test {noun[1]}: {_left_out(rule)}.")
     if rule.input_shapes is not None:
         ours, theirs = (" x ".join(map(str, shape)) for shape in rule.input_shapes)
-        sentences.append(f"The champion was measured at its own input size: {ours} images resized to {theirs}.")
+        sentences.append(f"The champion was measured at its own input size: {ours} {noun[1]} resized to {theirs}.")
     return " ".join(sentences)
 
 
@@ -213,24 +274,27 @@ def _significance(rule: ChampionResult, comparison: Comparison, *, same: bool) -
     test = f"p = {_probability(comparison.p)}, limit {_probability(comparison.level)}."
     if rule.goal == "better":
         return f"{'Significantly' if rule.passed else 'Not significantly'} better: {test}"
-    limit = f" by more than {rule.tolerance * 100:.2f} points" if rule.tolerance else ""
+    limit = _tolerance(rule.tolerance, rule.scores.unit if rule.scores else None)
     if rule.passed:
         return f"Not worse{limit}: {test}"
     return f"It may be worse{limit}: {test}" if limit else f"Not shown to be as good (gate.tolerance is 0): {test}"
 
 
-def _level(rule: ChampionResult, comparison: Comparison) -> str:
+def _level(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
     new = f", {rule.new_share:.0%} of which are new" if 0.0 < rule.new_share < 1.0 else ""
     return (
-        f"Try {comparison.number:,} on these test images{new} since the last promotion. It may use "
+        f"Try {comparison.number:,} on these test {noun[1]}{new} since the last promotion. It may use "
         f"{_probability(comparison.level)} of the {_probability(1 - rule.confidence)} that gate.confidence allows for "
-        f"all tries; {_probability(comparison.remaining)} is left. A promotion or new test images restore it."
+        f"all tries; {_probability(comparison.remaining)} is left. A promotion or new test {noun[1]} restore it."
     )
 
 
 def _slices(rule: SlicesResult) -> RuleText:
-    tolerance = f" by more than {rule.tolerance * 100:.2f} points" if rule.tolerance else ""
-    worst = f"{rule.worst} {_difference(rule.difference)}"
+    unit, tolerance = rule.unit, _tolerance(rule.tolerance, rule.unit)
+    change = _difference(rule.difference)
+    if unit is not None:
+        change = f"{unit.name} {gain_text(rule.difference, factor=abs(unit.factor), share=unit.share)}"
+    worst = f"{rule.worst} {change}"
     if rule.passed:
         measured = f"none of {rule.count} significantly worse{tolerance}"
         details = (
@@ -243,8 +307,18 @@ def _slices(rule: SlicesResult) -> RuleText:
             f"{_listed(rule.worse)}. Lowest: {worst}."
         )
     limit = f"no slice whose interval ends below {_points(-rule.tolerance)} points"
+    if unit is not None and not unit.share:
+        limit = f"no slice whose interval ends below {number(-rule.tolerance * abs(unit.factor))}"
     fix = "raise gate.slice_tolerance to allow more"
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
+
+
+def _tolerance(tolerance: float, unit: ScoreUnit | None) -> str:
+    if not tolerance:
+        return ""
+    if unit is None or unit.share:
+        return f" by more than {tolerance * 100:.2f} points"
+    return f" by more than {number(tolerance * abs(unit.factor))}"
 
 
 def _calibration(rule: CalibrationResult) -> RuleText:
@@ -258,12 +332,12 @@ def _calibration(rule: CalibrationResult) -> RuleText:
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=f"{value}, {limit}")
 
 
-def _cost(rule: CostResult) -> RuleText:
+def _cost(rule: CostResult, noun: Noun) -> RuleText:
     ours, theirs = rule.costs.candidate, rule.costs.champion
     if rule.name == "latency":
         sentence, times = (
-            f"Measured side by side it takes {ours.single * 1e3:.3g} ms for one image (champion "
-            f"{theirs.single * 1e3:.3g} ms), {ours.batch * 1e3:.3g} ms for {rule.costs.rows} images (champion "
+            f"Measured side by side it takes {ours.single * 1e3:.3g} ms for one {noun[0]} (champion "
+            f"{theirs.single * 1e3:.3g} ms), {ours.batch * 1e3:.3g} ms for {rule.costs.rows} {noun[1]} (champion "
             f"{theirs.batch * 1e3:.3g} ms)",
             "as long",
         )
@@ -274,13 +348,13 @@ def _cost(rule: CostResult) -> RuleText:
     return _text(measured, limit, details, passed=rule.passed, fix=f"raise gate.{rule.name}_factor to allow more")
 
 
-def _export(rule: ExportResult) -> RuleText:
+def _export(rule: ExportResult, noun: Noun) -> RuleText:
     limit = f"limit {rule.limit:g}"
     if rule.missing:
         fix = f"change the model and train again, or {_NO_PROGRAM}"
         details = f"There is no ONNX program of the model ({rule.missing}). Fix: {fix}."
         return RuleText("no program", limit, details, fix=fix, short=f"no program ({rule.missing})")
-    measured = f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
+    measured = f"max difference {_largest(rule.largest_difference)} on {rule.images:,} {noun[1]}"
     measured += f", {rule.other_class:,} in another class" if rule.other_class else ""
     agrees = "agrees" if rule.passed else "does not agree"
     same = "" if rule.other_class else ", none in another class"
@@ -289,12 +363,12 @@ def _export(rule: ExportResult) -> RuleText:
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured if rule.passed else "")
 
 
-def _reload(rule: ReloadResult) -> RuleText:
+def _reload(rule: ReloadResult, noun: Noun) -> RuleText:
     identical = rule.passed and rule.largest_difference == 0.0
     measured = (
-        f"identical predictions on {rule.images:,} images"
+        f"identical predictions on {rule.images:,} {noun[1]}"
         if identical
-        else f"max difference {_largest(rule.largest_difference)} on {rule.images:,} images"
+        else f"max difference {_largest(rule.largest_difference)} on {rule.images:,} {noun[1]}"
     )
     limit = f"limit {rule.limit:g}"
     agrees = "agrees" if rule.passed else "does not agree"

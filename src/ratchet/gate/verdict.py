@@ -5,19 +5,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Costs
+from ratchet.evaluation.metrics import BaselineResult, NamedMetric
 
 __all__ = [
     "AccuracyResult",
+    "BaselineRule",
     "CalibrationResult",
     "ChampionResult",
     "Comparison",
     "CostResult",
     "ExportResult",
     "LeftOut",
+    "MinimumResult",
     "Obstacle",
     "PairedCounts",
+    "PairedScores",
     "ReloadResult",
     "RuleResult",
     "SlicesResult",
@@ -39,11 +44,35 @@ class AccuracyResult:
 
 
 @dataclass(frozen=True)
+class MinimumResult:
+    """A metric other than accuracy, and the worst value that is allowed (gate.minimum)."""
+
+    passed: bool
+    metric: NamedMetric | None  # None: not defined on the test samples
+    key: str
+    confidence: float  # level of the interval
+    minimum: float
+    rows: int
+    name: Literal["minimum"] = "minimum"
+
+
+@dataclass(frozen=True)
+class BaselineRule:
+    """Comparison with the baseline; it refuses only if `required` (gate.baseline)."""
+
+    passed: bool
+    result: BaselineResult
+    confidence: float
+    required: bool
+    name: Literal["baseline"] = "baseline"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Significance test against the champion, at the level of this try."""
 
     number: int  # of the try, since the last promotion through the gate
-    rows: int  # test images that were compared
+    rows: int  # test samples that were compared
     p: float
     level: float  # largest p-value that wins
     remaining: float  # error that is left for later tries
@@ -52,7 +81,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """Right answers of both models on the same test images."""
+    """Right answers of both models on the same test samples."""
 
     candidate_right: int
     champion_right: int
@@ -62,8 +91,20 @@ class PairedCounts:
 
 
 @dataclass(frozen=True)
+class PairedScores:
+    """Real scores of both models on the same test samples."""
+
+    candidate: NamedMetric  # mean in the units of the metric
+    champion: NamedMetric
+    difference: Interval  # mean score of the candidate minus mean score of the champion
+    unit: ScoreUnit  # of the difference
+    better: int  # samples on which the candidate's score is larger
+    worse: int
+
+
+@dataclass(frozen=True)
 class LeftOut:
-    """Numbers of test images that cannot be compared, by the first reason that applies."""
+    """Numbers of test samples that cannot be compared, by the first reason that applies."""
 
     seen: int = 0  # used to train or select one of the two models
     unknown: int = 0  # of a class that the champion does not know
@@ -74,8 +115,8 @@ class LeftOut:
 class Obstacle:
     """Reason why candidate and champion cannot be compared."""
 
-    kind: Literal["input", "no shared class", "classes", "no record", "too few images"]
-    mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"
+    kind: Literal["input", "problem", "targets", "no shared class", "classes", "no record", "too few images"]
+    mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"; of a problem: both
     new_classes: tuple[str, ...] = ()  # that the champion does not know
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know
     allowed: str = ""  # gate.classes
@@ -91,12 +132,13 @@ class ChampionResult:
     champion: str | None = None  # for example "digits version 3"; None: there is none yet
     obstacle: Obstacle | None = None
     comparison: Comparison | None = None
-    counts: PairedCounts | None = None
+    counts: PairedCounts | None = None  # of scores that are 0 or 1
+    scores: PairedScores | None = None  # of other scores
     goal: Literal["better", "not-worse"] = "better"  # gate.champion
     tolerance: float = 0.0  # gate.tolerance, a share
     confidence: float = 0.95  # gate.confidence
     test_images: int = 0
-    new_share: float = 1.0  # of the test images: those that no earlier candidate was judged on
+    new_share: float = 1.0  # of the test samples: those that no earlier candidate was judged on
     left_out: LeftOut = field(default_factory=LeftOut)
     input_shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # candidate's and champion's, if they differ
     name: Literal["champion"] = "champion"
@@ -110,8 +152,9 @@ class SlicesResult:
     count: int  # of slices
     worse: tuple[str, ...]  # "column: value"
     worst: str
-    difference: Interval  # on the worst slice: accuracy of the candidate minus accuracy of the champion
+    difference: Interval  # on the worst slice: mean score of the candidate minus mean score of the champion
     tolerance: float
+    unit: ScoreUnit | None = None  # of the difference; None: points of accuracy
     name: Literal["slices"] = "slices"
 
 
@@ -162,17 +205,26 @@ class ReloadResult:
 
 
 RuleResult = Annotated[
-    AccuracyResult | ChampionResult | SlicesResult | CalibrationResult | CostResult | ExportResult | ReloadResult,
+    AccuracyResult
+    | MinimumResult
+    | BaselineRule
+    | ChampionResult
+    | SlicesResult
+    | CalibrationResult
+    | CostResult
+    | ExportResult
+    | ReloadResult,
     Field(discriminator="name"),
 ]
 
 
 @dataclass(frozen=True)
 class Unused:
-    """Test images that no comparison used, and how many of them the model answers correctly."""
+    """Test samples that no comparison used, and how many of them the model answers correctly, or a metric on them."""
 
     rows: int
-    right: int
+    right: int = 0
+    metric: NamedMetric | None = None  # None: `right` counts
 
 
 @dataclass(frozen=True)
@@ -182,6 +234,7 @@ class Verdict:
     passed: bool
     rules: tuple[RuleResult, ...]
     unused: Unused | None = None
+    kind: str = "image"  # of the samples
 
     @property
     def comparison(self) -> Comparison | None:

@@ -74,6 +74,13 @@ class Flip:
     after: str
 
 
+_WORDS = {
+    "regression": ("hundredths of a standard deviation closer to the target", "Closer", "farther"),
+    "multi-label": ("points in the share of right labels", "More labels right", "fewer"),
+    "next-token": ("hundredths of a nat less per character", "Smaller loss", "larger"),
+}
+
+
 @dataclass(frozen=True)
 class AnswerComparison:
     """The answers to the test samples that A and B share.
@@ -88,18 +95,20 @@ class AnswerComparison:
     confidence: float
     worse: tuple[Flip, ...]  # correct in A, wrong in B
     better: tuple[Flip, ...]  # wrong in A, correct in B
+    problem: str = "classification"
 
     @property
     def summary(self) -> str:
         """The result in two sentences."""
         if self.accuracy is None:
-            return "A and B have no test sample in common, so their accuracies cannot be compared."
+            return "A and B have no test sample in common, so their answers cannot be compared."
         low, value, high = (100 * bound for bound in (self.accuracy.low, self.accuracy.value, self.accuracy.high))
+        unit, right, wrong = _WORDS.get(self.problem, ("points in accuracy", "Wrong to right", "right to wrong"))
         result = "significantly better" if low > 0 else "significantly worse" if high < 0 else "not significant"
         return (
-            f"On the {self.common:,} test samples in common, B is {value:+.2f} points in accuracy "
+            f"On the {self.common:,} test samples in common, B is {value:+.2f} {unit} "
             f"({100 * self.confidence:.0f} % CI {low:+.2f} to {high:+.2f}): {result}. "
-            f"Wrong to right: {len(self.better):,} samples; right to wrong: {len(self.worse):,}."
+            f"{right}: {len(self.better):,} samples; {wrong}: {len(self.worse):,}."
         )
 
 
@@ -183,12 +192,12 @@ def compare_answers(
     pairs = [
         (position[id], row)
         for row, id in enumerate(after.ids)
-        if id in position and id not in altered and _label(before, position[id]) == _label(after, row)
+        if id in position and id not in altered and before.truth(position[id]) == after.truth(row)
     ]
     confidence = float(settings.get("evaluation.confidence", 0.95))
     totals = (len(before.ids), len(after.ids))
     if not pairs:
-        return AnswerComparison(0, totals, None, confidence, (), ())
+        return AnswerComparison(0, totals, None, confidence, (), (), after.target.problem)
     rows_a, rows_b = np.array(pairs).T
     score_a, score_b = before.score[rows_a], after.score[rows_b]
     accuracy = paired_difference(
@@ -200,16 +209,8 @@ def compare_answers(
     )
     worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_a > score_b)]
     better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_b > score_a)]
-    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better))
+    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better), after.target.problem)
 
 
 def _flip(before: Predictions, after: Predictions, a: int, b: int) -> Flip:
-    return Flip(before.ids[a], _label(before, a), _answer(before, a), _answer(after, b))
-
-
-def _label(predictions: Predictions, row: int) -> str:
-    return str(predictions.classes[predictions.labels[row]])
-
-
-def _answer(predictions: Predictions, row: int) -> str:
-    return str(predictions.classes[predictions.predicted[row]])
+    return Flip(before.ids[a], before.truth(a), before.answer(a), after.answer(b))

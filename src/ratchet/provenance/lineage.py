@@ -10,6 +10,8 @@ from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 
 __all__ = ["Acts", "Link", "data_link", "run_link"]
 
+_HEADLINES = ("accuracy", "mae", "micro_f1", "bits_per_character")  # of each problem
+
 
 @dataclass(frozen=True)
 class Link:
@@ -63,19 +65,23 @@ def _data(run: ArchivedRun) -> tuple[str, ...]:
     value = run.hash_of(PACKED)
     return (
         f"DVC hash {value}" if value else "DVC hash unknown: DVC had not recorded it when the run was made",
-        f"{run.dataset['name']}: {profile['classes']:,} classes, {splits}",
+        f"{run.dataset['name']}: {_target(profile)}, {splits}",
         f"{profile['quarantined']:,} quarantined",
     )
 
 
 def _is_profile(profile: Mapping[str, Any]) -> bool:
     splits = profile.get("rows")
-    counts = [
-        profile.get("classes"),
-        profile.get("quarantined"),
-        *(splits.values() if isinstance(splits, dict) else [None]),
-    ]
-    return all(isinstance(count, int) for count in counts)
+    counts = [profile.get("quarantined"), *(splits.values() if isinstance(splits, dict) else [None])]
+    return bool(_target(profile)) and all(isinstance(count, int) for count in counts)
+
+
+def _target(profile: Mapping[str, Any]) -> str:
+    """Return the target as a text; runs from before there were kinds of data recorded the number of classes."""
+    target, classes = profile.get("target"), profile.get("classes")
+    if isinstance(target, str):
+        return target
+    return f"{classes:,} classes" if isinstance(classes, int) else ""
 
 
 def _run(run: ArchivedRun) -> tuple[str, ...]:
@@ -97,13 +103,14 @@ def _run(run: ArchivedRun) -> tuple[str, ...]:
 
 
 def _evaluation(run: ArchivedRun) -> tuple[str, ...]:
-    value = run.metrics.get("test/accuracy")
-    low, high = (run.metrics.get(f"test interval/accuracy_{end}") for end in ("low", "high"))
-    if value is None:
+    name = next((name for name in _HEADLINES if f"test/{name}" in run.metrics), None)
+    if name is None:
         return ("none: the run was not evaluated, or it ended before the gate judged it",)
+    value, named = run.metrics[f"test/{name}"], name.replace("_", " ")
+    low, high = (run.metrics.get(f"test interval/{name}_{end}") for end in ("low", "high"))
     if low is None or high is None:
-        return (f"test accuracy {value:.4f}, without an interval",)
-    return (f"test accuracy {value:.4f} ({low:.4f} to {high:.4f})",)
+        return (f"test {named} {value:.4f}, without an interval",)
+    return (f"test {named} {value:.4f} ({low:.4f} to {high:.4f})",)
 
 
 def _verdict(run: ArchivedRun) -> tuple[str, ...]:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
+from ratchet.kinds import ImageInput, TableInput, TokensInput
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.versions import Version, Versions
 
 if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
+    from mlflow.types import ParamSchema, Schema
 
     from ratchet.training.models import ModelSpec
 
@@ -50,17 +52,16 @@ class ModelRegistry(Versions):
         A stored model is replaced only if registry.export changed and the model is not a version yet.
         """
         import mlflow.pyfunc
-        import numpy as np
         from mlflow.models import ModelSignature
-        from mlflow.types import Schema, TensorSpec
 
         with reachable(self.uri):
             known = self._logged(run_id)
         if known:
             return known
         signature = ModelSignature(
-            inputs=Schema([TensorSpec(np.dtype(spec.raw_dtype), (-1, spec.height, spec.width, spec.channels))]),
-            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, len(spec.classes)))]),
+            inputs=_input_schema(spec),
+            outputs=_output_schema(spec),
+            **({"params": _generation_params()} if isinstance(spec.input, TokensInput) else {}),
         )
         requirements = _requirements()  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
@@ -128,22 +129,30 @@ class ModelRegistry(Versions):
         Raises:
             RegistryError: its files cannot be read, or are not those that were stored.
         """
-        from ratchet.training.models.checksums import CHECKSUMS
-
         number = self.aliases(name).get("champion")
         if number is None:
             return None
         version = self.find(f"{name}/{number}")
         fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
-        folder = self.download(f"{version.uri}, the champion", into, fix=fix, artifact_uri=version.uri)
+        return Champion(version, self.copy_files(version, into, called=f"{version.uri}, the champion", fix=fix))
+
+    def copy_files(self, version: Version, into: Path, *, called: str = "", fix: str = "restore them") -> Path:
+        """Copy a version's files to `into`; return the folder with model.json. `called` and `fix` are for messages.
+
+        Raises:
+            RegistryError: they cannot be read, or are not those that were stored.
+        """
+        from ratchet.training.models.checksums import CHECKSUMS
+
+        called = called or version.uri
+        folder = self.download(called, into, fix=fix, artifact_uri=version.uri)
         path = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
         if path is None:
             raise RegistryError(
-                f"{version.uri}, the champion, was not made by ratchet (it has no model.json). Fix: "
-                "set registry.model to another name"
+                f"{called}, was not made by ratchet (it has no model.json). Fix: set registry.model to another name"
             )
         self._verify_files(version, path.parent)
-        return Champion(version, path.parent)
+        return path.parent
 
     def _verify_files(self, version: Version, folder: Path) -> None:
         """Compare a version's files with their checksums, and these with their digest in the run's tag."""
@@ -181,6 +190,42 @@ class ModelRegistry(Versions):
             uri = f"{version.uri}/data/{_ARTIFACT}/{CHECKSUMS}"
             digests: dict[str, str] = files.read_json(self.download(uri, Path(folder), artifact_uri=uri))["sha256"]
             return digests
+
+
+def _input_schema(spec: "ModelSpec") -> "Schema":
+    """Return MLflow's description of the raw inputs: a tensor of images, or the columns of a table."""
+    import numpy as np
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
+
+    if isinstance(spec.input, ImageInput):
+        return Schema([TensorSpec(np.dtype(spec.input.raw_dtype), (-1, *spec.input.shape))])
+    if isinstance(spec.input, TableInput):
+        # Of any type, because ingest reads numbers, dates and texts in many forms, and so does `predict`.
+        anything = AnyType()  # type: ignore[no-untyped-call]
+        return Schema([ColSpec(anything, column.name, required=False) for column in spec.input.columns])
+    return Schema([ColSpec("string")])
+
+
+def _output_schema(spec: "ModelSpec") -> "Schema":
+    """Return MLflow's description of the answers: numbers for each output, or a generated text."""
+    import numpy as np
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    if isinstance(spec.input, TokensInput):
+        return Schema([ColSpec("string")])
+    return Schema([TensorSpec(np.dtype(np.float32), (-1, spec.target.outputs))])
+
+
+def _generation_params() -> "ParamSchema":
+    """Return the parameters of `predict` of a language model, with their defaults."""
+    from mlflow.types import ParamSchema, ParamSpec
+
+    from ratchet.training.generate import Sampling
+
+    types = {"max_tokens": "long", "temperature": "double", "top_k": "long", "top_p": "double", "seed": "long"}
+    usual = Sampling()
+    return ParamSchema([ParamSpec(name, kind, getattr(usual, name)) for name, kind in types.items()])
 
 
 def _requirements() -> list[str]:

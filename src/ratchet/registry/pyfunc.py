@@ -3,6 +3,7 @@
 No pickle is used. All files are compared with their checksums before one is read or run.
 """
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +11,56 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.data.depth import eight_bits
 from ratchet.errors import TrainingError
-from ratchet.training.models import Classifier, ModelSpec, load_model, verify
+from ratchet.kinds import TokensInput
+from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
+from ratchet.training.generate import Generator, Sampling
+from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
 from ratchet.training.models.checksums import CHECKSUMS
 
-__all__ = ["ServedClassifier"]
+__all__ = ["ServedModel"]
+
+_BATCH = 512
 
 
-class ServedClassifier:
-    """A classifier behind MLflow's `predict`."""
+class ServedModel:
+    """A model behind MLflow's `predict`."""
 
-    def __init__(self, model: Classifier, spec: ModelSpec) -> None:
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
 
-    def predict(self, images: NDArray[Any], params: dict[str, object] | None = None) -> NDArray[np.float32]:
-        """Return the class probabilities, float32 (n, classes), of raw images (n, height, width, channels).
+    def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
+        """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
 
-        Images have the model's `raw_dtype`. It is uint16 if the training images have more than 8 bits; they are scaled
-        here as ingest scaled those. Integers of another type must be in the range of that type.
+        Answers are probabilities of classes or labels, or numbers in their own units.
+
+        Args:
+            raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a frame; texts;
+                prompts. Images are scaled here as ingest scaled those of more than 8 bits; integers of another type
+                must be in range.
+            params: of a language model, the fields of `Sampling`.
 
         Raises:
-            ValueError: a value is out of range.
+            ValueError: a value is out of range, or a column is missing.
         """
-        values = np.asarray(images)
-        limits = np.iinfo(self.spec.raw_dtype) if self.spec.dtype == "uint8" else None
-        if limits and values.size and not limits.min <= values.min() <= values.max() <= limits.max:
-            raise ValueError(
-                f"values from {values.min()} to {values.max()}; allowed: {limits.min} to {limits.max}, as in the "
-                "training images. Fix: scale 16-bit images to 8 bits, or train on 16-bit images"
-            )
-        if self.spec.depth is not None:
-            values = eight_bits(values, self.spec.depth)
+        if isinstance(self.spec.input, TokensInput):
+            sampling = Sampling(**(params or {}))
+            return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
+        inputs = to_tensors(to_arrays(raw, self.spec.input), self.spec.input)
         with torch.inference_mode():
-            logits = self.model(torch.from_numpy(np.array(values, self.spec.dtype)).permute(0, 3, 1, 2))
-        probabilities: NDArray[np.float32] = torch.softmax(logits, 1).numpy()
-        return probabilities
+            parts = [
+                predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)
+                for start in range(0, max(1, len(inputs[0])), _BATCH)
+            ]
+        answers: NDArray[np.float32] = torch.cat(parts).numpy()
+        return answers
+
+    @cached_property
+    def _generator(self) -> Generator:
+        return Generator(self.model, self.spec.input)
 
 
-def _load_pyfunc(path: str) -> ServedClassifier:
+def _load_pyfunc(path: str) -> ServedModel:
     if verify(Path(path)) is None:
         raise TrainingError(f"{path}: has no {CHECKSUMS}: nothing was loaded. Fix: restore the model's files")
-    return ServedClassifier(*load_model(Path(path)))
+    return ServedModel(*load_model(Path(path)))

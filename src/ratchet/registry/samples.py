@@ -63,7 +63,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
     groups = index["group"].to_list() if "group" in index.columns else [None] * len(index)
     return Samples(
         content=_cut(index["content"].to_list()),
-        pixels=_cut(index["pixels"].to_list()),
+        pixels=_cut(index["pixels" if "pixels" in index.columns else "content"].to_list()),
         groups=_cut([None if group is None else sha256(str(group).encode()).hexdigest() for group in groups]),
     )
 

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from ratchet.evaluation.calibration import Bin
 from ratchet.reports.numbers import percent
 
-__all__ = ["COLOURS", "Line", "heat_map", "line_chart", "reliability_chart"]
+__all__ = ["COLOURS", "Line", "heat_map", "line_chart", "reliability_chart", "scale", "svg", "tick_text", "ticks"]
 
 COLOURS = ("--series-1", "--series-2", "--series-3", "--series-4", "--series-5")
 """CSS variables for the lines of one chart."""
@@ -39,19 +39,19 @@ def line_chart(lines: Sequence[Line], *, name: str, x_label: str, share: bool = 
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup()
-    x_ticks = _ticks([x for x, _ in points], most=6, whole=True)
-    y_ticks = _ticks([y for _, y in points], most=5)
-    x, y = _scale(x_ticks, _LEFT, _WIDTH - _RIGHT), _scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
+    x_ticks = ticks([x for x, _ in points], most=6, whole=True)
+    y_ticks = ticks([y for _, y in points], most=5)
+    x, y = scale(x_ticks, _LEFT, _WIDTH - _RIGHT), scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
     step = y_ticks[1] - y_ticks[0]
     drawn = [
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="var(--line)"/>'
-        f'<text x="{_LEFT - 7}" y="{y(tick) + 4:.1f}" text-anchor="end">{_tick(tick, step, share=share)}</text>'
+        f'<text x="{_LEFT - 7}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick_text(tick, step, share=share)}</text>'
         for tick in y_ticks
     ]
     drawn += [f'<text x="{x(tick):.1f}" y="{_HEIGHT - 21}" text-anchor="middle">{tick:g}</text>' for tick in x_ticks]
     drawn.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 5}" text-anchor="end">{escape(x_label)}</text>')
     drawn += [_polyline(line, x, y) for line in lines]
-    return _svg(name, "".join(drawn), width=_WIDTH, height=_HEIGHT)
+    return svg(name, "".join(drawn), width=_WIDTH, height=_HEIGHT)
 
 
 def reliability_chart(bins: Sequence[Bin]) -> Markup:
@@ -85,7 +85,7 @@ def reliability_chart(bins: Sequence[Bin]) -> Markup:
         f'<text x="{left + side + 8}" y="{bottom + strip - 4}">samples</text>'
         f'<text x="{left + side}" y="{height - 4}" text-anchor="end">confidence</text>'
     )
-    return _svg("Accuracy by confidence", "".join(drawn), width=width, height=height)
+    return svg("Accuracy by confidence", "".join(drawn), width=width, height=height)
 
 
 def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
@@ -109,10 +109,11 @@ def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
     )
     frame = f'<rect width="{size}" height="{size}" fill="var(--card)"/>'
     edge = f'<rect width="{size}" height="{size}" fill="none" stroke="var(--line)" stroke-width="{size / 300:g}"/>'
-    return _svg("Confusion matrix", frame + cells + edge, width=size, height=size)
+    return svg("Confusion matrix", frame + cells + edge, width=size, height=size)
 
 
-def _svg(name: str, content: str, *, width: float, height: float) -> Markup:
+def svg(name: str, content: str, *, width: float, height: float) -> Markup:
+    """Return a drawing with a name for screen readers."""
     # The text of a drawing grows with it, so drawings with text grow by at most a third
     limit = f' style="max-width:{width * 4 / 3:.0f}px"' if "<text" in content else ""
     return Markup(
@@ -131,7 +132,7 @@ def _polyline(line: Line, x: Callable[[float], float], y: Callable[[float], floa
     )
 
 
-def _ticks(values: Sequence[float], *, most: int, whole: bool = False) -> list[float]:
+def ticks(values: Sequence[float], *, most: int, whole: bool = False) -> list[float]:
     """Return round numbers, at least two, that span `values`."""
     low, high = min(values), max(values)
     if high - low < 1e-12 * max(1.0, abs(high)):
@@ -145,7 +146,8 @@ def _ticks(values: Sequence[float], *, most: int, whole: bool = False) -> list[f
     return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
-def _tick(value: float, step: float, *, share: bool) -> str:
+def tick_text(value: float, step: float, *, share: bool) -> str:
+    """Return the text of a tick; `step` is the distance of two ticks."""
     if share:
         return percent(value, max(0, -math.floor(math.log10(step * 100) + 1e-9)))
     if step < 1e-3 or abs(value) >= 1e5:
@@ -153,6 +155,7 @@ def _tick(value: float, step: float, *, share: bool) -> str:
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
-def _scale(ticks: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    low, high = ticks[0], ticks[-1]
+def scale(marks: Sequence[float], start: float, end: float) -> Callable[[float], float]:
+    """Return the function from values to places: the first tick is at `start`, the last at `end`."""
+    low, high = marks[0], marks[-1]
     return lambda value: start + (end - start) * (value - low) / (high - low)

@@ -1,6 +1,7 @@
 """The data card: one offline page about one version of a data set, with the changes since the previous one first."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
+from ratchet.kinds import ImageInput
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
@@ -22,6 +24,7 @@ __all__ = ["card"]
 _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
+_COLUMNS, _VALUES = 60, 12  # of a table that are drawn
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
 
 
@@ -52,7 +55,7 @@ class _PackedSet:
 
     def image(self, split: str, row: int) -> InlineImage | None:
         """Return a packed image; None where images are not packed, or are not 8-bit."""
-        for shard in self.manifest.splits[split].shards:
+        for shard in self.manifest.splits[split].arrays.get("images", ()):
             if row < shard.rows:
                 pixels: NDArray[np.uint8] = np.asarray(np.load(self.folder / shard.file, mmap_mode="r")[row])
                 return inline(pixels) if pixels.dtype == np.uint8 else None
@@ -75,9 +78,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
     """
     data = _PackedSet.open(packed)
     manifest, profile, quarantined = data.manifest, data.profile, pl.read_parquet(quarantine)
-    classes = [(name, *(profile["classes"][split][name] for split in SPLITS)) for name in manifest.classes]
-    near = profile["near_duplicates"]["first"][:_LISTED] if profile["near_duplicates"] else []
-    spread = {"brightness": profile["brightness"], "contrast": profile["contrast"], **profile["sizes"]}
+    classes = [(name, *(profile["classes"][split][name] for split in SPLITS)) for name in profile["classes"]["train"]]
     return render_html(
         "data_card.html.j2",
         manifest=manifest,
@@ -89,18 +90,67 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         quarantined_by_rule=dict(quarantined.group_by("rule").len().sort("rule").rows()),
         first_quarantined=[_with_thumbnail(row) for row in quarantined.head(_LISTED).iter_rows(named=True)],
         released=[(row["source"], row["rule"], row["reason"], row["by"], row["at"]) for row in manifest.released],
-        first_near_duplicates=[{**pair, "images": [data.image_of(id) for id in pair["ids"]]} for pair in near],
         imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
-        images=_images(data),
-        depth=_depth(data),
-        mean=_numbers(manifest.mean),
-        std=_numbers(manifest.std),
-        quantiles=list(spread["brightness"]),
-        spread=[(name, *values.values()) for name, values in spread.items()],
+        **_KINDS[manifest.input.kind](data),
     )
+
+
+def _image_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of images."""
+    images, profile = data.manifest.input, data.profile
+    assert isinstance(images, ImageInput), "the kind chooses the function"
+    near = profile["near_duplicates"]["first"][:_LISTED] if profile["near_duplicates"] else []
+    spread = {"brightness": profile["brightness"], "contrast": profile["contrast"], **profile["sizes"]}
+    return {
+        "first_near_duplicates": [{**pair, "images": [data.image_of(id) for id in pair["ids"]]} for pair in near],
+        "samples": _images(data),
+        "depth": _depth(data),
+        "mean": _numbers(images.mean),
+        "std": _numbers(images.std),
+        "quantiles": list(spread["brightness"]),
+        "spread": [(name, *values.values()) for name, values in spread.items()],
+    }
+
+
+def _table_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of tables: the facts and the distribution of each column."""
+    drift = data.profile["contract"]["drift"]
+    described = [
+        (column["name"], column["type"], column["why"], column.get("missing"), column.get("distinct"))
+        for column in data.profile["columns"]
+    ]
+    drawn = {name: _distribution(drift[name]) for name in list(drift)[:_COLUMNS]}
+    return {
+        "first_near_duplicates": [],
+        "described": described,
+        "distributions": drawn,
+        "targets": data.profile["targets"],
+    }
+
+
+def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of training rows by value, or by range of values."""
+    if "values" in bins:
+        largest = sorted(bins["values"].items(), key=lambda item: -item[1])
+        return dict(largest[:_VALUES])
+    edges = [f"{edge:.6g}" for edge in bins["edges"]]
+    names = (
+        [f"below {edges[0]}", *map(" to ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
+    )
+    return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
+
+
+def _text_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of texts."""
+    return {"first_near_duplicates": [], "facts": data.profile.get("texts", {})}
+
+
+_KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
+    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+}  # fmt: skip
 
 
 def _with_thumbnail(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +168,7 @@ def _imbalance(counts: Mapping[str, int]) -> tuple[str, str] | None:
 def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
     """Return training images of each class, evenly spread."""
     images = []
-    for name in data.manifest.classes[:_CLASSES]:
+    for name in list(data.profile["classes"]["train"])[:_CLASSES]:
         samples = data.index.filter((pl.col("class") == name) & (pl.col("split") == "train"))
         step = max(1, samples.height // _IMAGES)
         chosen = samples[::step].head(_IMAGES).select("split", "row").rows()
@@ -127,9 +177,10 @@ def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
 
 
 def _depth(data: _PackedSet) -> PixelDepth | None:
-    bits = data.manifest.depth
-    if bits is None:
+    images = data.manifest.input
+    if not isinstance(images, ImageInput) or images.depth is None:
         return None
+    bits = images.depth
     by_bits = {int(name): count for name, count in data.profile["depth"]["samples"].items()}
     clipped = sum(count for deepest, count in by_bits.items() if deepest > bits)
     return PixelDepth(bits, largest(bits), sum(by_bits.values()), clipped, by_bits)

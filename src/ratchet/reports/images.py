@@ -54,7 +54,7 @@ class Example:
     id: str
     truth: str
     answer: str
-    confidence: float
+    confidence: float | None  # None: it does not predict classes
     # float32 (height, width), above 0 where a pixel supports the predicted class, below 0 where it supports the true
     # class; None: not explained
     contributions: NDArray[np.float32] | None = None

@@ -11,13 +11,23 @@ from typing import Any
 from ratchet.cost import Cost
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.limits import FEW_IMAGES, find_limits
-from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.metrics import (
+    ClassificationMetrics,
+    LanguageMetrics,
+    Metrics,
+    MultiLabelMetrics,
+    NamedMetric,
+    RegressionMetrics,
+)
 from ratchet.evaluation.robustness import Robustness
+from ratchet.evaluation.wording import SAMPLES, baseline_sentence, metric_text, range_text, value_text
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
+from ratchet.kinds import ImageInput, Input
 from ratchet.reports import templating
 from ratchet.reports.numbers import percent, percent_range, setting
-from ratchet.serving.program import INPUT, PROGRAM
+from ratchet.reports.problem_sections import target_table, worst_slices
+from ratchet.serving.program import INPUTS, PROGRAM
 from ratchet.urls import redacted
 
 __all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
@@ -27,6 +37,13 @@ Rows = Sequence[Sequence[object]]
 _LISTED = 8  # of slices and classes
 _WEAK = 5  # classes or slices that are named as a limit, each with a sentence
 _CLASSES = 12  # named in a sentence
+_FEW_ROWS = 1000  # test samples of numbers, labels or pieces; with fewer the test set counts as small
+_OUTPUTS: Mapping[str, str] = {
+    "classification": "a probability for each class",
+    "regression": "the numbers in their own units",
+    "multi-label": "a probability for each label",
+    "next-token": "logits for the token after each token",
+}
 
 
 @dataclass(frozen=True)
@@ -38,8 +55,7 @@ class CardContent:
     purpose: str  # in the user's words; "": not given
     verdict: Verdict
     metrics: Metrics
-    input: tuple[int, int, int]  # height, width and channels of one image
-    dtype: str  # of its pixels
+    input: Input  # of the model
     data: Mapping[str, Any]  # its name, source and version, and counts
     rows: Mapping[str, int]  # samples of each split
     quarantined: Mapping[str, int]  # samples by rule
@@ -67,28 +83,35 @@ def description(content: CardContent) -> str:
 
 
 def _values(content: CardContent) -> dict[str, object]:
-    metrics, unused, robustness = content.metrics, content.verdict.unused, content.metrics.robustness
+    metrics, unused = content.metrics, content.verdict.unused
+    robustness = metrics.robustness if isinstance(metrics, ClassificationMetrics) else None
     measured = robustness if isinstance(robustness, Robustness) else None
-    rules = [(rule, rule_text(rule)) for rule in content.verdict.rules]
+    rules = [(rule, rule_text(rule, content.verdict.kind)) for rule in content.verdict.rules]
     samples = {f"{split} samples": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
+    target, headline = target_table(metrics), metrics.headline
     return {
         "content": content,
         "metrics": metrics,
-        "classes": ", ".join(metrics.classes[:_CLASSES]),
-        "more_classes": max(0, len(metrics.classes) - _CLASSES),
+        "task": _task(content),
+        "headline_metric": headline.name[:1].upper() + headline.name[1:],
+        "baseline": baseline_sentence(metrics.baseline, metrics.confidence) if metrics.baseline else "",
+        "samples": SAMPLES.get(content.verdict.kind, ("sample", "samples"))[1],
+        "output": _OUTPUTS[metrics.problem],
+        "target_header": list(target.header),
+        "target_rows": target.rows,
         "level": percent(metrics.confidence, 0),
         "verdict": message(content.verdict),
         "warnings": limit_sentences(metrics),
         "headline": _headline(metrics),
         "unused": unused,
-        "unused_accuracy": share_interval(unused.right, unused.rows, confidence=metrics.confidence) if unused else None,
+        "unused_metric": _unused(content),
         "lowest_recall": _lowest_recall(metrics),
         "lowest_slices": _lowest_slices(metrics),
         "corrupted_samples": measured.rows if measured else 0,
         "corruptions": _corruptions(measured) if measured else [],
         "rules": [(rule.name, rule.passed, text.measured, text.limit) for rule, text in rules],
-        "shape": " x ".join(map(str, content.input)),
+        "input": _input(content.input),
         "program": _program(content),
         "data": {**content.data, **samples, "quarantined": quarantined or "none"},
         "model": {
@@ -100,7 +123,63 @@ def _values(content: CardContent) -> dict[str, object]:
     }
 
 
+def _task(content: CardContent) -> str:
+    """Return what the model does, in one sentence."""
+    metrics, samples = content.metrics, SAMPLES.get(content.verdict.kind, ("sample", "samples"))[1]
+    match metrics:
+        case ClassificationMetrics():
+            return f"Classifies {samples} into {len(metrics.classes):,} classes: {_first(metrics.classes)}."
+        case RegressionMetrics():
+            return f"Predicts {_first([number.name for number in metrics.per_number])} of {samples}."
+        case MultiLabelMetrics():
+            names = [label.name for label in metrics.per_label]
+            return f"Gives {samples} any of {len(names):,} labels: {_first(names)}."
+        case LanguageMetrics():
+            return "Predicts the next token of a text."
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _CLASSES:,} more" if len(names) > _CLASSES else ""
+    return ", ".join(names[:_CLASSES]) + more
+
+
+def _unused(content: CardContent) -> NamedMetric | None:
+    """Return the metric on the samples that no comparison used; None: there are none."""
+    unused = content.verdict.unused
+    if unused is None or unused.metric is not None:
+        return unused.metric if unused else None
+    accuracy = share_interval(unused.right, unused.rows, confidence=content.metrics.confidence)
+    return NamedMetric("accuracy", "accuracy", accuracy, share=True)
+
+
+def _input(described: Input) -> str:
+    """Return the sentence part that describes the raw input."""
+    if not isinstance(described, ImageInput):
+        return described.described
+    shape = " x ".join(map(str, described.shape))
+    return f"images of {shape} (height x width x channels), {_dtype(described)}, resized as the ingest stage does it"
+
+
+def _argument(described: Input) -> str:
+    """Return type and shape of the argument of `predict`, for a comment."""
+    if not isinstance(described, ImageInput):
+        return described.described
+    return f"{_dtype(described)} ({', '.join(map(str, ('n', *described.shape)))})"
+
+
+def _feeds(described: Input) -> list[str]:
+    names = INPUTS[described.kind]
+    return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
+
+
+def _dtype(described: ImageInput) -> str:
+    depth = described.depth
+    return described.dtype if depth is None else f"uint16, raw values of up to {depth} bits"
+
+
 def _headline(metrics: Metrics) -> Rows:
+    if not isinstance(metrics, ClassificationMetrics):
+        return [(metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()]
     intervals = {
         "accuracy": metrics.accuracy,
         f"top-{metrics.k} accuracy": metrics.top_k,
@@ -117,6 +196,8 @@ def _headline(metrics: Metrics) -> Rows:
 
 
 def _lowest_recall(metrics: Metrics) -> Rows:
+    if not isinstance(metrics, ClassificationMetrics):
+        return []
     tested = [(row.recall, row.name, row) for row in metrics.per_class if row.recall is not None]
     lowest = sorted(tested, key=lambda item: item[:2])[:_LISTED]
     return [
@@ -126,6 +207,11 @@ def _lowest_recall(metrics: Metrics) -> Rows:
 
 
 def _lowest_slices(metrics: Metrics) -> Rows:
+    if not isinstance(metrics, ClassificationMetrics):
+        return [
+            (f"{part.column}: {part.value}", value_text(mean), range_text(mean), part.rows, part.is_worse)
+            for part, mean in worst_slices(metrics)[:_LISTED]
+        ]
     return [
         (
             f"{slice.column}: {slice.value}",
@@ -148,13 +234,13 @@ def _corruptions(robustness: Robustness) -> Rows:
 def _program(content: CardContent) -> str:
     """Return the lines of Python that load the model and predict."""
     uri = f"models:/{content.name}/{content.number}"
-    shape, classes = ", ".join(map(str, ("n", *content.input))), len(content.metrics.classes)
+    target, width = _answers(content.metrics)
     lines = [
         "import mlflow",
         "",
         f"mlflow.set_tracking_uri({content.address!r})",
         f"model = mlflow.pyfunc.load_model({uri!r})",
-        f"probabilities = model.predict(images)  # {content.dtype} ({shape}) -> float32 (n, {classes})",
+        f"{target} = model.predict(inputs)  # {_argument(content.input)} -> float32 (n, {width})",
     ]
     if PROGRAM in content.checksums:
         lines += [
@@ -164,13 +250,58 @@ def _program(content: CardContent) -> str:
             "",
             f"folder = mlflow.artifacts.download_artifacts({uri!r})",
             f'session = onnxruntime.InferenceSession(f"{{folder}}/data/model/{PROGRAM}")',
-            f"(probabilities,) = session.run(None, {{{INPUT!r}: images}})",
+            f"({target},) = session.run(None, {{{', '.join(_feeds(content.input))}}})",
         ]
     return "\n".join(lines)
 
 
+def _answers(metrics: Metrics) -> tuple[str, object]:
+    """Return a variable for what `predict` returns, and its width."""
+    match metrics:
+        case ClassificationMetrics():
+            return "probabilities", len(metrics.classes)
+        case MultiLabelMetrics():
+            return "probabilities", len(metrics.per_label)
+        case RegressionMetrics():
+            return "numbers", len(metrics.per_number)
+        case LanguageMetrics():
+            return "logits", "context, tokens"
+
+
 def limit_sentences(metrics: Metrics) -> list[str]:
     """Return one sentence for each limit of the model, the most serious first; none where there are no limits."""
+    if not isinstance(metrics, ClassificationMetrics):
+        return _other_limits(metrics)
+    return [*_baseline_limit(metrics), *_class_limits(metrics)]
+
+
+def _baseline_limit(metrics: Metrics) -> list[str]:
+    result = metrics.baseline
+    return [] if result is None or result.network_is_better else [baseline_sentence(result, metrics.confidence)]
+
+
+def _other_limits(metrics: RegressionMetrics | MultiLabelMetrics | LanguageMetrics) -> list[str]:
+    """Return the limits that hold for every problem: the baseline, weak slices, labels without samples, few samples."""
+    sentences = _baseline_limit(metrics)
+    sentences += [
+        f"Where {part.column} is {part.value}, {mean.name} is {value_text(mean)} on {part.rows:,} test samples "
+        f"(CI {range_text(mean)}), significantly worse than on the others."
+        for part, mean in worst_slices(metrics)[:_WEAK]
+        if part.is_worse
+    ]
+    if isinstance(metrics, MultiLabelMetrics):
+        untested = [label.name for label in metrics.per_label if not label.support]
+        if untested:
+            sentences.append(f"Not measured, because no test sample has the label: {_listed(untested)}.")
+    if metrics.rows < _FEW_ROWS:
+        sentences.append(
+            f"Small test set ({metrics.rows:,} samples): {metric_text(metrics.headline, metrics.confidence)}. A "
+            "smaller difference from another model may be chance."
+        )
+    return sentences
+
+
+def _class_limits(metrics: ClassificationMetrics) -> list[str]:
     limits, sentences = find_limits(metrics), []
     for weak in limits.weak_classes[:_WEAK]:
         sentences.append(

@@ -3,17 +3,29 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup
 
-from ratchet.evaluation.metrics import ClassMetrics, Metrics
+from ratchet.evaluation.details import ExplainedText
+from ratchet.evaluation.importance import Importance
+from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics, Metrics
+from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
 from ratchet.reports import images
 from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import Example, error_cards
+from ratchet.reports.problem_sections import (
+    Section,
+    baseline_section,
+    feature_sections,
+    problem_sections,
+    text_sections,
+)
 from ratchet.reports.templating import render_html
 from ratchet.urls import redacted
 
@@ -21,6 +33,15 @@ __all__ = ["Example", "ReportContent", "render"]
 
 _NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
 _LISTED = 30  # longer lists show a part and fold the others away
+
+_CURVES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
+    {
+        "classification": (("Accuracy", "accuracy"),),
+        "regression": (("MAE", "mae"), ("R2", "r2")),
+        "multi-label": (("Right labels", "accuracy"), ("F1", "f1")),
+        "next-token": (("Perplexity", "perplexity"),),
+    }
+)
 
 Epochs = Sequence[Mapping[str, float | None]]
 
@@ -36,6 +57,12 @@ class ReportContent:
     history: Epochs = ()
     examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
     unexplained: str = ""  # why no example has contributions
+    kind: str = "image"  # of the samples
+    predictions: Predictions | None = None  # for the plots of numbers, and the errors of samples without an image
+    importance: Importance | None = None  # of a table's columns
+    distributions: Sequence[Distribution] = ()  # of a table's columns
+    texts: Sequence[ExplainedText] = ()  # the most confident wrong answers to texts, worst first
+    generated: Sequence[tuple[str, str]] = ()  # prompts, and the text that a language model wrote after each
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -62,50 +89,83 @@ class Group:
 
 def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
-    metrics, robustness = content.metrics, content.metrics.robustness
-    many = len(metrics.classes) > _NUMBERED
+    metrics, verdict = content.metrics, content.verdict
     return render_html(
-        "run_report.html.j2",
+        "run_report.html.j2" if isinstance(metrics, ClassificationMetrics) else "problem_report.html.j2",
         title=content.title,
-        verdict=content.verdict,
-        summary=_summary(content.verdict) if content.verdict else "",
-        rules=[(rule, rule_text(rule)) for rule in content.verdict.rules] if content.verdict else [],
+        verdict=verdict,
+        summary=_summary(verdict) if verdict else "",
+        rules=[(rule, rule_text(rule, verdict.kind)) for rule in verdict.rules] if verdict else [],
         metrics=metrics,
-        curves=_curves(content.history),
-        confusions=_confusions(metrics),
-        confusion_map=heat_map(metrics.confusion) if many else None,
-        reliability=reliability_chart(metrics.reliability),
-        slices=sorted(metrics.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
-        robustness=robustness,
-        corruption_chart=None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
-        corruptions={} if isinstance(robustness, NotMeasured) else robustness.corrupted,
-        classes=_classes(metrics),
+        curves=_curves(content.history, metrics.problem),
         listed=_LISTED,
-        wrong=metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
-        errors=error_cards(content.examples),
-        error_colours=images.COLOURS,
-        unexplained=content.unexplained,
         data=_single(content.manifest),
         data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
         settings=_single(content.settings),
         settings_groups={name: _flat(value) for name, value in content.settings.items() if isinstance(value, Mapping)},
         provenance=_flat(content.lineage),
+        sections=_sections(content),
+        features=[
+            *feature_sections(content.importance, content.distributions),
+            *text_sections(content.texts, content.generated),
+        ],
+        **(_of_classes(content, metrics) if isinstance(metrics, ClassificationMetrics) else _of_others(content)),
     )
+
+
+def _sections(content: ReportContent) -> list[Section]:
+    metrics = content.metrics
+    return baseline_section(metrics.baseline, metrics.confidence) + problem_sections(metrics, content.predictions)
+
+
+def _of_classes(content: ReportContent, metrics: ClassificationMetrics) -> dict[str, object]:
+    """Return the values that only the page of a classifier shows."""
+    robustness, many = metrics.robustness, len(metrics.classes) > _NUMBERED
+    is_image = content.kind == "image"
+    return {
+        "confusions": _confusions(metrics),
+        "confusion_map": heat_map(metrics.confusion) if many else None,
+        "reliability": reliability_chart(metrics.reliability),
+        "slices": sorted(metrics.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
+        "robustness": robustness if is_image else None,
+        "corruption_chart": None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
+        "corruptions": {} if isinstance(robustness, NotMeasured) else robustness.corrupted,
+        "classes": _classes(metrics),
+        "wrong": metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
+        "errors": error_cards(content.examples),
+        "error_rows": [] if is_image else _error_rows(content.predictions),
+        "error_colours": images.COLOURS,
+        "unexplained": content.unexplained if is_image else "",
+    }
+
+
+def _error_rows(predictions: Predictions | None) -> list[tuple[str, str, str, float | None]]:
+    """Return the most confident wrong predictions of samples that are not images."""
+    if predictions is None:
+        return []
+    return [
+        (predictions.ids[row], predictions.truth(row), predictions.answer(row), predictions.sureness(row))
+        for row in predictions.worst_errors().tolist()
+    ]
+
+
+def _of_others(content: ReportContent) -> dict[str, object]:
+    return {"cards": list(content.metrics.named().values())}
 
 
 def _summary(verdict: Verdict) -> str:
     """Return the rules that failed, or else the comparison with the champion."""
-    champion = [rule_text(rule).details for rule in verdict.rules if rule.name == "champion"]
+    champion = [rule_text(rule, verdict.kind).details for rule in verdict.rules if rule.name == "champion"]
     return message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
 
 
-def _curves(history: Epochs) -> list[Chart]:
-    """Draw loss, accuracy and learning rate by epoch, as far as the history has them."""
+def _curves(history: Epochs, problem: str) -> list[Chart]:
+    """Draw loss, the problem's metrics and learning rate by epoch, as far as the history has them."""
     both = (("training", "train", COLOURS[1]), ("validation", "validation", COLOURS[0]))
     charts = []
     for title, metric, kinds in (
         ("Loss", "loss", both),
-        ("Accuracy", "accuracy", both),
+        *((title, metric, both) for title, metric in _CURVES[problem]),
         ("Learning rate", "learning_rate", (("learning rate", "train", COLOURS[0]),)),
     ):
         lines = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]
@@ -131,7 +191,7 @@ def _corruption_chart(robustness: Robustness) -> Chart:
     return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
 
 
-def _confusions(metrics: Metrics) -> list[tuple[str, str, int, float]]:
+def _confusions(metrics: ClassificationMetrics) -> list[tuple[str, str, int, float]]:
     """Return the pairs of classes that are confused, the most frequent first: both names, count, share of the first."""
     names = metrics.classes
     confusions = [
@@ -143,7 +203,7 @@ def _confusions(metrics: Metrics) -> list[tuple[str, str, int, float]]:
     return sorted(confusions, key=lambda confusion: -confusion[2])
 
 
-def _classes(metrics: Metrics) -> Sequence[ClassMetrics]:
+def _classes(metrics: ClassificationMetrics) -> Sequence[ClassMetrics]:
     """Return the metrics by class; where there are many classes, those with the lowest F1 first."""
     if len(metrics.per_class) <= _LISTED:
         return metrics.per_class

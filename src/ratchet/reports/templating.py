@@ -12,6 +12,8 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from ratchet.evaluation import wording
+from ratchet.evaluation.metrics import NamedMetric
 from ratchet.reports import numbers
 
 __all__ = ["environment", "escaped", "render_html", "render_markdown"]
@@ -64,6 +66,8 @@ def environment(form: Literal["html", "markdown"]) -> Environment:
         "cells": _cells,
         "fenced": _fenced,
         "one_line": _one_line,
+        "metric_range": _unbroken(_range),
+        "metric_value": _unbroken(wording.value_text),
         **{name: _unbroken(getattr(numbers, name)) for name in _NUMBERS},
     }
     result.globals["stylesheet"] = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
@@ -85,6 +89,11 @@ def _escaped_start(match: re.Match[str]) -> str:
 
 def _markdown(text: str) -> Markup:
     return Markup(escaped(text))  # Markup only so that Jinja does not escape it for HTML too
+
+
+def _range(metric: NamedMetric) -> str:
+    """Return the bounds of a metric's interval with a dash between them; a minus is another character."""
+    return wording.range_text(metric).replace("-", "\N{EN DASH}")
 
 
 def _unbroken(write: Callable[..., str]) -> Callable[..., str]:

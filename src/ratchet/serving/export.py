@@ -15,53 +15,74 @@ from torch import nn
 
 from ratchet import files
 from ratchet.data.depth import largest
-from ratchet.serving.program import ABOUT, INPUT, OUTPUT, PROGRAM, first_paragraph
-from ratchet.training.models import Classifier, ModelSpec
+from ratchet.kinds import ImageInput, Input, TextInput
+from ratchet.serving.program import ABOUT, INPUTS, OUTPUT, PROGRAM, first_paragraph
+from ratchet.training.models import Model, ModelSpec, example_inputs, predictions
 
 __all__ = ["export"]
 
-_TRACED_IMAGES = 2  # their number may vary in the program, but PyTorch would take 0 or 1 for a constant
+_TRACED_SAMPLES = 2  # their number may vary in the program, but PyTorch would take 0 or 1 for a constant
 
 
-def export(model: Classifier, spec: ModelSpec, folder: Path) -> None:
+def export(model: Model, spec: ModelSpec, folder: Path) -> None:
     """Write model.onnx and program.json, which describes its input, or the reason why there is no program.
 
     Input and output are those of MLflow's loader (see `Program.predict`), for any number of images. Weights of more
     than 2 GB are in a second file, because the format allows no more in one.
     """
-    pixels = torch.zeros((_TRACED_IMAGES, spec.height, spec.width, spec.channels), dtype=getattr(torch, spec.raw_dtype))
+    inputs = _traced_inputs(spec.input)
     about: dict[str, object]
     try:
-        opset = _write(_WithProbabilities(model, spec.depth).eval(), pixels, folder / PROGRAM)
-        about = {"program": PROGRAM, "input": INPUT, "output": OUTPUT, "opset": opset}
+        names = INPUTS[spec.input.kind]
+        whole = _WithPredictions(model, spec).eval()
+        opset = _write(whole, inputs, names, folder / PROGRAM, lengths=isinstance(spec.input, TextInput))
+        about = {"program": PROGRAM, "inputs": names, "output": OUTPUT, "opset": opset}
     except Exception as error:  # the exporter may raise anything, and so may the user's code that it traces
         about = {"program": None, "reason": _reason(error)}
     files.write_json(folder / ABOUT, {"format": 1, **about})
 
 
-class _WithProbabilities(nn.Module):
-    """A classifier with the input and output of the program."""
+def _traced_inputs(described: Input) -> tuple[torch.Tensor, ...]:
+    """Return raw inputs of `_TRACED_SAMPLES` samples."""
+    if isinstance(described, ImageInput):
+        return (torch.zeros((_TRACED_SAMPLES, *described.shape), dtype=getattr(torch, described.raw_dtype)),)
+    return example_inputs(described, _TRACED_SAMPLES)
 
-    def __init__(self, model: Classifier, depth: int | None) -> None:
+
+class _WithPredictions(nn.Module):
+    """A model with the input and output of the program."""
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
         super().__init__()
-        self.model, self.depth = model, depth
+        self.model, self.spec = model, spec
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Raw values (n, height, width, channels) -> class probabilities (n, classes)."""
-        if self.depth is not None:  # as ratchet.data.depth.eight_bits
-            limit = largest(self.depth)
-            values = pixels.to(torch.int32).clamp(max=limit) * 255 + limit // 2
-            pixels = torch.div(values, limit, rounding_mode="floor").to(torch.float32)
-        return torch.softmax(self.model(pixels.permute(0, 3, 1, 2)), 1)
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Raw images (n, height, width, channels), or the arrays of other kinds -> predictions (n, outputs)."""
+        if isinstance(self.spec.input, ImageInput):
+            (pixels,) = inputs
+            if self.spec.input.depth is not None:  # as ratchet.data.depth.eight_bits
+                limit = largest(self.spec.input.depth)
+                values = pixels.to(torch.int32).clamp(max=limit) * 255 + limit // 2
+                pixels = torch.div(values, limit, rounding_mode="floor").to(torch.float32)
+            inputs = (pixels.permute(0, 3, 1, 2),)
+        return predictions(self.model(*inputs), self.spec.target)
 
 
-def _write(model: nn.Module, pixels: torch.Tensor, path: Path) -> int:
-    """Export the model and return the version of the ONNX operators that it uses."""
+def _write(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], names: tuple[str, ...], path: Path, *, lengths: bool
+) -> int:
+    """Export the model and return the version of the ONNX operators that it uses.
+
+    `lengths`: the second axis of each input varies too, as with texts.
+    """
+    axes = {0: torch.export.Dim("rows")} | ({1: torch.export.Dim("length")} if lengths else {})
     with _quiet(), torch.no_grad():
         # Given the model itself, `torch.onnx.export` tries a second method and reports only that one's error.
-        exported = torch.export.export(model, (pixels,), dynamic_shapes=({0: torch.export.Dim("rows")},), strict=False)
+        shapes = (tuple(axes for _ in inputs),)  # of the arguments, of which there is one: *inputs
+        exported = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+        named = (tuple({axis: size.__name__ for axis, size in axes.items()} for _ in inputs),)
         program = torch.onnx.export(
-            exported, dynamic_shapes=({0: "rows"},), input_names=[INPUT], output_names=[OUTPUT], verbose=False
+            exported, dynamic_shapes=named, input_names=list(names), output_names=[OUTPUT], verbose=False
         )
     assert program is not None, "it is None only where a file is named"
     program.save(path)

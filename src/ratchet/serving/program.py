@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratchet import files
+from ratchet.kinds import Classes, Numbers, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ABOUT", "INPUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph"]
+    Arrays = tuple[NDArray[Any], ...]
+
+__all__ = [
+    "ABOUT", "INPUTS", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph",
+    "largest_difference",
+]  # fmt: skip
 
 PROGRAM, ABOUT = "model.onnx", "program.json"
-INPUT, OUTPUT = "pixels", "probabilities"
+OUTPUT = "probabilities"
+INPUTS: dict[str, tuple[str, ...]] = {  # names of a program's inputs, by kind
+    "image": ("pixels",), "table": ("numbers", "codes"), "text": ("ids",), "tokens": ("ids",),
+}  # fmt: skip
+_ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
 _LONGEST = 300  # characters of a reason
 
 
@@ -31,7 +41,7 @@ class Parity:
     """Comparison of a program's answers with the model's."""
 
     images: int
-    largest_difference: float  # of a probability
+    largest_difference: float  # see `largest_difference`
     other_class: int  # images that the program puts into another class
 
 
@@ -40,6 +50,7 @@ class Program:
     """An exported model. It runs on the CPU and needs neither PyTorch nor the model's code."""
 
     path: Path
+    inputs: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: Path) -> "Program | NotExported | None":
@@ -47,16 +58,21 @@ class Program:
         if not (folder / ABOUT).exists():
             return None
         about = files.read_json(folder / ABOUT)
-        return cls(folder / about["program"]) if about["program"] else NotExported(about["reason"])
+        if not about["program"]:
+            return NotExported(about["reason"])
+        inputs = about["inputs"] if "inputs" in about else [about["input"]]  # the second of versions of format 1
+        return cls(folder / about["program"], tuple(inputs))
 
-    def predict(self, pixels: "NDArray[Any]") -> "NDArray[np.float32]":
-        """Return class probabilities float32 (n, classes) for pixels of the model's dtype (n, height, width, channels).
+    def predict(self, arrays: "Arrays") -> "NDArray[np.float32]":
+        """Return predictions float32 (n, outputs) for arrays of a packed set; images have the model's raw dtype.
 
         Raises:
             Exception: onnxruntime's own, which have no common base: the program cannot be loaded, or cannot run.
         """
-        probabilities: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: pixels})[0]
-        return probabilities
+        known = {entry.name for entry in self._session.get_inputs()}  # without those that the model does not use
+        feed = {name: array for name, array in zip(self.inputs, arrays, strict=True) if name in known}
+        predictions: NDArray[np.float32] = self._session.run([OUTPUT], feed)[0]
+        return predictions
 
     @cached_property
     def _session(self) -> Any:
@@ -65,15 +81,18 @@ class Program:
         return onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
 
 
-def compare(folder: Path, pixels: "NDArray[Any]", probabilities: "NDArray[np.float32]") -> Parity | NotExported | None:
-    """Run the program of the model in `folder` on images that the model has answered.
+def compare(
+    folder: Path, arrays: "Arrays", answers: "NDArray[np.float32]", target: Target
+) -> Parity | NotExported | None:
+    """Run the program of the model in `folder` on samples that the model has answered.
 
-    The first image runs alone and the others together. This detects a program that accepts only one batch size.
+    The first sample runs alone and the others together. This detects a program that accepts only one batch size.
 
     Args:
         folder: of the stored model.
-        pixels: images as `Program.predict` takes them.
-        probabilities: the model's own answers, (n, classes).
+        arrays: samples as `Program.predict` takes them.
+        answers: the model's own predictions, (n, outputs).
+        target: of the model.
 
     Returns:
         None if the model was stored without a program.
@@ -81,12 +100,27 @@ def compare(folder: Path, pixels: "NDArray[Any]", probabilities: "NDArray[np.flo
     program = Program.of(folder)
     if not isinstance(program, Program):
         return program
+    rows = len(answers)
     try:
-        answers = np.concatenate([program.predict(batch) for batch in (pixels[:1], pixels[1:]) if len(batch)])
+        batches = [tuple(array[part] for array in arrays) for part in (slice(0, 1), slice(1, rows))]
+        computed = np.concatenate([program.predict(batch) for batch in batches if len(batch[0])])
     except Exception as error:
         return NotExported(f"onnxruntime cannot run the program: {first_paragraph(error)}")
-    difference = float(np.abs(answers - probabilities).max())
-    return Parity(len(pixels), difference, int(np.count_nonzero(answers.argmax(1) != probabilities.argmax(1))))
+    other = computed.argmax(1) != answers.argmax(1) if isinstance(target, Classes) else ()
+    return Parity(rows, largest_difference(computed, answers, target), int(np.count_nonzero(other)))
+
+
+def largest_difference(first: "NDArray[np.floating]", second: "NDArray[np.floating]", target: Target) -> float:
+    """Return the largest difference of two models' predictions (n, outputs).
+
+    It is one of probabilities, or of numbers in units of the training targets' standard deviation. Numbers are
+    answered in their own units as float32, so the rounding of that type does not count.
+    """
+    difference = np.abs(first.astype(np.float64) - second)
+    if isinstance(target, Numbers):
+        rounding = _ROUNDINGS * np.spacing(np.abs(second).astype(np.float32)).astype(np.float64)
+        difference = np.maximum(difference - rounding, 0.0) / np.array(target.std)
+    return float(difference.max())
 
 
 def first_paragraph(error: BaseException) -> str:

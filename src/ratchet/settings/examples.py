@@ -90,7 +90,8 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     files.write_text(params, compose(example, kept=kept))
     loaded = settings.load(params)
     source = root / Path(loaded.data.path).expanduser()
-    source.mkdir(parents=True, exist_ok=True)  # DVC requires that the inputs of a stage exist
+    folder = source.parent if source.suffix else source
+    folder.mkdir(parents=True, exist_ok=True)  # for the user's files; DVC requires that the inputs of a stage exist
     after = settings.flatten(loaded)
     return {key: (before[key], value) for key, value in after.items() if before[key] != value}
 

@@ -211,11 +211,15 @@ def flatten(changes: Section) -> dict[str, object]:
     return dotted(changes.model_dump(exclude_none=True))
 
 
-def dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Return nested sections as dotted keys: {"training": {"epochs": 3}} becomes {"training.epochs": 3}."""
+def dotted(content: Mapping[str, Any]) -> dict[str, object]:
+    """Return sections as dotted keys: {"training": {"epochs": 3}} becomes {"training.epochs": 3}.
+
+    A mapping in a section is one value, as that of data.columns.
+    """
     flat: dict[str, object] = {}
     for key, value in content.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        section = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else None
+        flat |= {key: value} if section is None else section
     return flat
 
 
@@ -283,6 +287,12 @@ def _error(path: Path, faults: Iterable[str]) -> SettingsError:
     return SettingsError("\n".join(f"{path.name}: {fault}" for fault in faults))
 
 
+_OF_KINDS = {  # settings that only some kinds of data use
+    "order_by": ("table",), "columns": ("table",), "missing": ("table",), "problem": ("table", "text"),
+    "refuse_personal": ("image", "table", "text"),
+}  # fmt: skip
+
+
 def _contradictions(params: Params) -> Iterator[str]:
     """Yield a message for each combination of settings that is not allowed."""
     data = params.data
@@ -296,6 +306,13 @@ def _contradictions(params: Params) -> Iterator[str]:
         yield "data.folds: found 1. Allowed: 0 (none), or 2 and more"
     elif data.fold >= max(1, data.folds):
         yield f"data.fold: found {data.fold}. Allowed: 0 to {max(0, data.folds - 1)}, for data.folds {data.folds}"
+    for name, kinds in _OF_KINDS.items():
+        value, usual = getattr(data, name), type(data).model_fields[name].default
+        if value != usual and data.kind not in kinds:
+            yield (
+                f"data.{name}: found {value}. Allowed: only with data.kind {' or '.join(kinds)}, and it is "
+                f"{data.kind}. Fix: set it to {usual}"
+            )
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from _passwords(params)

@@ -40,11 +40,13 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
+    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones
 
 
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0.0)]
@@ -71,12 +73,16 @@ class DataSettings(Section):
     captions: ClassVar[dict[str, str]] = {
         "label_level": "Source image-folder",
         "manifest": "Source image-manifest: a table that lists images",
+        "problem": "Tables",
         "image_size": "Packing, and which images are accepted",
         "validation_fraction": "Splits",
         "shard_mib": "Resources",
         "factory": "Source factory: your own Dataset",
     }
 
+    kind: Literal["image", "table", "text", "tokens"] = setting(
+        "image", "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue"
+    )
     source: Text = setting("digits", "digits, image-folder, image-manifest, factory, or a torchvision data set")
     path: Text = setting("data/raw", "folder or URL of the data; downloads are stored there")
     download: bool = setting(True, "download a torchvision data set if it is not in data.path")
@@ -87,7 +93,10 @@ class DataSettings(Section):
 
     manifest: Text = setting("none", "CSV, JSON or Parquet file in data.path")
     path_column: Text = setting("path", "column with the path of each image in data.path")
-    label_column: Text = setting("label", "column with the class")
+    label_column: Text | Names = setting(
+        "label", "column with the class; of tables also a number, or a list of columns"
+    )
+    text_column: Text = setting("text", "column with the text, of kind text")
     split_column: Text = setting("split", "column with train, validation or test; may be absent")
     group_column: Text = setting("group", "column with a group whose samples stay in one split; may be absent")
     classes: Literal["auto"] | Names = setting("auto", "class names in order; auto: the labels found in the data")
@@ -96,6 +105,15 @@ class DataSettings(Section):
     refuse_personal: bool = setting(
         False, "quarantine samples with e-mail addresses, phone or card numbers in the table"
     )
+
+    problem: Literal["auto", "classification", "regression", "multi-label"] = setting(
+        "auto", "auto: by the label column; classification, regression or multi-label"
+    )
+    columns: dict[str, ColumnType] = setting(
+        {}, "type of single columns: numeric, categorical, datetime, text, id or ignored; the others: by their values"
+    )
+    order_by: Text = setting("none", "column by which rows are sorted: train is the oldest, test the latest; or none")
+    missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
 
     image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = setting(
         "auto", "side of the packed square images, pixels; auto: their own size if equal and at most 64, else 64"
@@ -127,11 +145,24 @@ class DataSettings(Section):
         "src/ratchet/training/custom_dataset.py", "file or folder with the code of data.factory, tracked by DVC"
     )
 
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The label columns, even if there is one."""
+        return (self.label_column,) if isinstance(self.label_column, str) else self.label_column
+
 
 class ModelSettings(Section):
     """Model architecture and initial weights."""
 
-    name: Text = setting("convnet", "convnet, resnet, fastnet, or a torchvision.models name")
+    name: Text = setting(
+        "auto",
+        "images: convnet, resnet, fastnet or a torchvision.models name; tables: tabm or mlp; texts: bag or "
+        "transformer; tokens: decoder; each kind: baseline or blend; auto: the first of each",
+    )
+    tokenizer: Literal["auto", "hashed", "words", "characters", "bytes"] = setting(
+        "auto", "texts: hashed or words; tokens: characters, bytes or words; auto: by the model"
+    )
+    context: Count = setting(0, "tokens that a model sees at once; 0: the longest text, and 64 of kind tokens")
     factory: Function = setting("none", "your own model, as package.module:function, or none")
     code: Text = setting("src/ratchet/training/models", "file or folder with the code of model.factory, tracked by DVC")
     pretrained: Text = setting("none", "file of initial weights in data/pretrained, or none")
@@ -163,10 +194,13 @@ class TrainingSettings(Section):
     batch_size: Positive = setting(64, "samples per optimizer step")
     accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
 
-    loss: Literal["cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
-        "cross-entropy", "loss function; all except cross-entropy use one-hot targets"
+    loss: Literal["auto", "cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
+        "auto",
+        "loss function; auto: cross-entropy for classes and tokens, binary-cross-entropy for labels, mse for numbers",
     )
-    label_smoothing: Fraction = setting(0.1, "share of each target that is spread over all classes")
+    label_smoothing: Literal["auto"] | Fraction = setting(
+        "auto", "share of each target that is spread over all classes; auto: 0.1 for classes of images, otherwise 0"
+    )
     class_weights: (
         Literal["none", "balanced"]
         | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
@@ -236,9 +270,12 @@ class TrainingSettings(Section):
     workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process")
     sample_timeout: Amount = setting(300.0, "seconds that data.factory may take for one sample; 0: no limit")
 
-    best: Literal["validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss"] = setting(
-        "validation/accuracy", "metric by which the best epoch is chosen"
-    )
+    best: Literal[
+        "auto", "validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss",
+        "validation/mae", "validation/rmse", "validation/r2", "validation/perplexity",
+    ] = setting(
+        "auto", "metric by which the best epoch is chosen; auto: accuracy for classes, f1 for labels, otherwise loss"
+    )  # fmt: skip
     patience: Count = setting(0, "stop after this many epochs without improvement; 0: never")
     min_delta: Amount = setting(0.0, "smallest change of `best` that counts as an improvement")
     overfit_gap: Annotated[float, Field(gt=0.0)] = setting(
@@ -272,6 +309,15 @@ class EvaluationSettings(Section):
     confidence: Confidence = setting(0.95, "level of every confidence interval")
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = setting(2000, "bootstrap resamples")
     top_k: Annotated[int, Field(ge=2)] = setting(3, "k of top-k accuracy")
+    threshold: Literal["auto"] | InnerShare = setting(
+        "auto", "probability from which a label or the second of two classes is predicted; auto: see docs/evaluation.md"
+    )
+    false_positive_cost: Annotated[float, Field(gt=0.0)] = setting(
+        1.0, "two classes: cost of predicting the second one wrongly"
+    )
+    false_negative_cost: Annotated[float, Field(gt=0.0)] = setting(
+        1.0, "two classes: cost of predicting the first one wrongly"
+    )
     calibration_bins: Annotated[int, Field(ge=2, le=1000)] = setting(15, "bins of the calibration error (ECE)")
     slices: Literal["auto"] | Names = setting(
         "auto", "columns whose values are evaluated separately; auto: brightness, contrast, size and your own"
@@ -288,11 +334,21 @@ class EvaluationSettings(Section):
 class GateSettings(Section):
     """Requirements that a model must meet before it is registered."""
 
-    minimum_accuracy: Share = setting(0.5, "lowest test accuracy")
+    renamed: ClassVar[dict[str, str]] = {"minimum_accuracy": "minimum"}
+
+    minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
+    minimum_metric: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = setting(
+        "auto", "metric of `minimum`: accuracy, r2, mae, micro_f1, ...; none; auto: by data.problem, see docs/gate.md"
+    )
+    baseline: Literal["report", "required"] = setting(
+        "report", "comparison with the baseline: report (never refuses) or required (the model must be better)"
+    )
     champion: Literal["better", "not-worse"] = setting(
         "better", "required result against the champion on the same samples"
     )
-    tolerance: Fraction = setting(0.0, "largest drop in accuracy that not-worse accepts, as a share")
+    tolerance: Fraction = setting(
+        0.0, "largest drop that not-worse accepts: of accuracy as a share, else of the score (see docs/gate.md)"
+    )
     confidence: Confidence = setting(
         0.95, "confidence of all comparisons together, with one champion on the same test samples"
     )
@@ -305,7 +361,7 @@ class GateSettings(Section):
     reserved_fraction: Fraction = setting(
         0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"
     )
-    slice_tolerance: Fraction = setting(0.0, "largest drop in accuracy on a slice against the champion, as a share")
+    slice_tolerance: Fraction = setting(0.0, "the same on a slice against the champion")
     calibration_error: Share = setting(
         0.25, "highest calibration error (ECE); a model fails only if it is significantly above; 1: no rule"
     )

@@ -1,89 +1,172 @@
-"""Batches of packed data: one read from the memory map, one copy to the device, augmented there as a whole."""
+"""Batches of packed data: one read from the memory map, one copy to the device, prepared there as a whole."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.training.augment import augment
+from ratchet.training.augment import augment, resized
 from ratchet.training.plan import Plan
 
-__all__ = ["Batch", "Rows", "Split", "ahead", "run_steps", "step_rows"]
+__all__ = [
+    "Array",
+    "Batch",
+    "ChosenRows",
+    "ImageSplit",
+    "Inputs",
+    "Rows",
+    "ShardedArray",
+    "Split",
+    "TableSplit",
+    "ahead",
+    "run_steps",
+    "step_rows",
+]
 
 Rows = NDArray[np.int64]
-Batch = tuple[torch.Tensor, torch.Tensor]
+Inputs = tuple[torch.Tensor, ...]
+Batch = tuple[Inputs, torch.Tensor]
 Item = TypeVar("Item")
 
 _RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may use to stay there
 
 
+class Array(Protocol):
+    """Rows that are read when they are used."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+
+    def gather(self, rows: Rows) -> NDArray[Any]:
+        """Return a copy of these rows in that order."""
+
+
+@dataclass(frozen=True)
+class ShardedArray:
+    """An array in memory-mapped shards."""
+
+    shards: list[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """First row of each shard, int64 (shards,)."""
+        return np.concatenate([[0], np.cumsum([len(shard) for shard in self.shards])])[:-1].astype(np.int64)
+
+    def gather(self, rows: Rows) -> NDArray[Any]:
+        if len(self.shards) == 1:
+            return np.asarray(self.shards[0][rows])
+        values = np.empty((len(rows), *self.shards[0].shape[1:]), self.shards[0].dtype)
+        owner = np.searchsorted(self.starts, rows, side="right") - 1
+        for shard in np.unique(owner):
+            mine = owner == shard
+            values[mine] = self.shards[shard][rows[mine] - self.starts[shard]]
+        return values
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Some rows of an array."""
+
+    whole: Array
+    rows: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes * len(self) // max(1, len(self.whole))
+
+    def gather(self, rows: Rows) -> NDArray[Any]:
+        return self.whole.gather(self.rows[rows])
+
+
 @dataclass(frozen=True)
 class Split:
-    """One split of a packed set, memory-mapped: images are read when they are used."""
+    """One split of a packed set: the input's arrays, and the targets."""
+
+    array_names: ClassVar[tuple[str, ...]] = ()  # in the manifest, in the order in which the model takes them
 
     name: str
-    shards: list[NDArray[np.uint8]]
-    starts: NDArray[np.int64]  # first row of each shard, int64 (shards,)
-    labels: NDArray[np.int64]  # (rows,)
+    arrays: tuple[Array, ...]
+    targets: NDArray[Any]  # (rows,) or (rows, targets); see `ratchet.kinds.targets`
     keys: NDArray[np.uint64]  # (rows,), stable hashes of the sample ids
-    _resident: dict[torch.device, torch.Tensor | None] = field(default_factory=dict, repr=False, compare=False)
+    _resident: dict[torch.device, Inputs | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> "Split":
+    def open(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> Self:
         """Open split `name` of the set in folder `packed` that `manifest` describes.
 
         Raises:
             OSError, ValueError, KeyError: a file is missing or damaged.
             TrainingError: the files do not match each other.
         """
-        listed = manifest["splits"][name]["shards"]
-        shards = [np.load(packed / shard["file"], mmap_mode="r") for shard in listed]
-        labels = np.load(packed / name / "labels.npy", mmap_mode="r")
+        listed = manifest["splits"][name]["arrays"]
+        stored = {
+            array: ShardedArray([np.load(packed / shard["file"], mmap_mode="r") for shard in shards])
+            for array, shards in listed.items()
+        }
+        targets = np.load(packed / name / "targets.npy", mmap_mode="r")
         keys = np.load(packed / name / "keys.npy", mmap_mode="r")
-        counts = [len(shard) for shard in shards]
-        if not sum(counts) == len(labels) == len(keys):
-            raise TrainingError(
-                f"{packed}: split {name} has {sum(counts)} images, {len(labels)} labels and {len(keys)} keys. "
-                "Fix: `dvc repro --force ingest` packs it again"
-            )
-        starts = np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64)
-        return cls(name, shards, starts, labels, keys)
+        arrays = cls.arrays_of(stored)
+        counts = {
+            **{array: len(values) for array, values in zip(cls.array_names, arrays, strict=True)},
+            "targets": len(targets),
+            "keys": len(keys),
+        }
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{count} {title}" for title, count in counts.items())
+            raise TrainingError(f"{packed}: split {name} has {listed}. Fix: `dvc repro --force ingest` packs it again")
+        return cls(name, arrays, targets, keys)
+
+    @classmethod
+    def arrays_of(cls, stored: Mapping[str, ShardedArray]) -> tuple[Array, ...]:
+        """Return the arrays with a row for each sample, from those in the packed set by name."""
+        return tuple(stored[name] for name in cls.array_names)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
-    def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """Return a copy of the images of `rows` in that order: uint8 (n, height, width, channels)."""
-        if len(self.shards) == 1:
-            return np.asarray(self.shards[0][rows])
-        images = np.empty((len(rows), *self.shards[0].shape[1:]), np.uint8)
-        owner = np.searchsorted(self.starts, rows, side="right") - 1
-        for shard in np.unique(owner):
-            mine = owner == shard
-            images[mine] = self.shards[shard][rows[mine] - self.starts[shard]]
-        return images
+    def host_targets(self, rows: Rows) -> NDArray[Any]:
+        """Return the targets of `rows`, (n,) or (n, targets)."""
+        return np.asarray(self.targets[rows])
+
+    def gather(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        """Return copies of the stored arrays of `rows` in that order."""
+        return tuple(array.gather(rows) for array in self.arrays)
 
     def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
-        """Return images uint8 (n, channels, height, width) and labels int64 (n,) on `device`.
-
-        They are augmented if `plan` is given.
-        """
+        """Return the inputs and the targets of `rows` on `device`; the inputs are augmented if `plan` is given."""
         resident = self._on(device)
         if resident is not None:
-            images = resident[torch.from_numpy(rows).to(device, non_blocking=True)]
+            index = torch.from_numpy(rows).to(device, non_blocking=True)
+            inputs = tuple(stored[index] for stored in resident)
         else:
-            images = _moved(self.gather(rows), device)
-        labels = _moved(np.asarray(self.labels[rows]), device)
-        if plan is not None:
-            images = augment(images, np.asarray(self.keys[rows]), plan, epoch=epoch)
-        return images.permute(0, 3, 1, 2), labels
+            inputs = tuple(_moved(array, device) for array in self.gather(rows))
+        targets = _moved(self.host_targets(rows), device)
+        return self.prepared(inputs, rows, plan, epoch), targets
+
+    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+        """Return the stored arrays of `rows` as the model takes them, augmented if `plan` is given."""
+        return inputs
 
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
@@ -97,11 +180,9 @@ class Split:
         return batches if device.type == "cpu" else ahead(batches)
 
     def only(self, rows: Rows) -> "Split":
-        """Return these rows as a split. Only labels and keys are copied."""
-        return _SplitSubset(
-            self.name, self.shards, self.starts, np.asarray(self.labels)[rows], np.asarray(self.keys)[rows], whole=self,
-            rows=rows,
-        )  # fmt: skip
+        """Return these rows as a split. Only targets and keys are copied."""
+        arrays = tuple(ChosenRows(array, rows) for array in self.arrays)
+        return type(self)(self.name, arrays, np.asarray(self.targets)[rows], np.asarray(self.keys)[rows])
 
     def interrupt_on(self, stop: Callable[[], bool]) -> None:
         """Let `stop` interrupt a read that blocks. Reads of a packed set do not block."""
@@ -114,31 +195,56 @@ class Split:
         for start in range(0, len(self), size):
             yield np.arange(start, min(start + size, len(self)))
 
-    def _on(self, device: torch.device) -> torch.Tensor | None:
-        """Return all images on a GPU, uint8 (rows, height, width, channels), or None if they are too large."""
+    def _on(self, device: torch.device) -> Inputs | None:
+        """Return all stored arrays on a GPU, or None if they are too large."""
         if device.type != "cuda":
             return None
         if device not in self._resident:
-            size = sum(shard.nbytes for shard in self.shards)
+            size = sum(array.nbytes for array in self.arrays)
             fits = size < _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-            whole = torch.from_numpy(self.gather(np.arange(len(self)))).to(device) if fits else None
+            whole = (
+                tuple(torch.from_numpy(array).to(device) for array in self.gather(np.arange(len(self))))
+                if fits
+                else None
+            )
             self._resident[device] = whole
         return self._resident[device]
 
 
 @dataclass(frozen=True)
-class _SplitSubset(Split):
-    """Some rows of a split."""
+class ImageSplit(Split):
+    """Images, stored as uint8 (rows, height, width, channels). The model takes (n, channels, height, width)."""
 
-    whole: Split = field(kw_only=True)
-    rows: Rows = field(kw_only=True)
+    array_names = ("images",)
 
-    def gather(self, rows: Rows) -> NDArray[np.uint8]:
-        """Return the images of `rows`, which are numbered within this subset."""
-        return self.whole.gather(self.rows[rows])
+    @classmethod
+    def of(
+        cls, name: str, shards: list[NDArray[np.uint8]], labels: NDArray[np.int64], keys: NDArray[np.uint64]
+    ) -> "ImageSplit":
+        """Return the split of these images, (rows, height, width, channels) in each shard."""
+        return cls(name, (ShardedArray(shards),), labels, keys)
+
+    def images(self, rows: Rows) -> NDArray[np.uint8]:
+        """Return the images of `rows` for display: uint8 (n, height, width, 1 or 3)."""
+        images: NDArray[np.uint8] = self.gather(rows)[0]
+        return images
+
+    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+        (images,) = inputs
+        if plan is not None:
+            images = augment(images, np.asarray(self.keys[rows]), plan, epoch=epoch)
+        images = images.permute(0, 3, 1, 2)
+        return (images if plan is None else resized(images, plan, epoch=epoch),)
 
 
-def _moved(array: NDArray[np.uint8] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
+@dataclass(frozen=True)
+class TableSplit(Split):
+    """Rows of a table: numbers float32 (rows, columns) with NaN where missing, and codes int64 (rows, columns)."""
+
+    array_names = ("numbers", "codes")
+
+
+def _moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # only a copy from pinned memory does not stop the device

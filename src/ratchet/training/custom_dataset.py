@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.training.augment import augment, sample_bits
-from ratchet.training.batches import Batch, Rows, Split
+from ratchet.kinds import ImageInput, input_from_json
+from ratchet.training.augment import sample_bits
+from ratchet.training.batches import Batch, ImageSplit, Rows
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample
 from ratchet.training.plan import Plan
 from ratchet.training.sample_reader import Reader
@@ -29,7 +30,7 @@ _DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSplit(Split):
+class DatasetSplit(ImageSplit):
     """Split of images that were checked at ingest but not packed. `training.workers` processes read them.
 
     Images are uint8 or float32, as the Dataset returns them. Whole batches are augmented like those of a packed set.
@@ -60,11 +61,12 @@ class DatasetSplit(Split):
         if factory.digest() != recorded["code_digest"]:
             raise TrainingError(f"data.code: {recorded['code']} changed since the data was ingested. Fix: {_INGEST}")
         try:
-            labels, keys, places = (np.load(packed / name / f"{part}.npy") for part in ("labels", "keys", "places"))
+            targets, keys, places = (np.load(packed / name / f"{part}.npy") for part in ("targets", "keys", "places"))
         except (OSError, ValueError) as error:
             raise TrainingError(f"{packed}: split {name} cannot be read ({error}). Fix: {_INGEST}") from error
-        shape = manifest["height"], manifest["width"], manifest["channels"]
-        reader = Reader(factory, _Stack(shape, manifest["dtype"]), workers=workers, timeout=sample_timeout)
+        images = input_from_json(manifest["input"])
+        assert isinstance(images, ImageInput), "ingest refuses samples of other kinds"
+        reader = Reader(factory, _Stack(images.shape, images.dtype), workers=workers, timeout=sample_timeout)
         count, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
         if count != expected:
             raise TrainingError(
@@ -72,16 +74,16 @@ class DatasetSplit(Split):
                 f"ingested. Fix: {_INGEST}"
             )
         low, high = (np.array(recorded[end], np.float32) for end in ("low", "high"))
-        return cls(name, [], np.zeros(0, np.int64), labels, keys, reader=reader, places=places, low=low, high=high)
+        return cls(name, (), targets, keys, reader=reader, places=places, low=low, high=high)
 
-    def gather(self, rows: Rows) -> NDArray[np.uint8]:
+    def images(self, rows: Rows) -> NDArray[np.uint8]:
         """Return the images of `rows` for display: uint8 (n, height, width, 1 or 3).
 
         Floating-point values are scaled by the range of each channel in the training images. Of four or more channels
         the first three are shown, of two the first.
         """
         seen = slice(3 if len(self.low) >= 3 else 1)
-        images = self.batch(rows, torch.device("cpu"))[0].permute(0, 2, 3, 1).numpy()[..., seen]
+        images = self.batch(rows, torch.device("cpu"))[0][0].permute(0, 2, 3, 1).numpy()[..., seen]
         if images.dtype == np.uint8:
             return np.ascontiguousarray(images)
         low, high = self.low[seen], self.high[seen]
@@ -130,17 +132,15 @@ class DatasetSplit(Split):
                 f"{stacked.problem}), but could be used at ingest. Fix: repair it, or quarantine it: {_INGEST}"
             )
         images, labels = stacked
-        wrong = np.flatnonzero(labels.numpy() != self.labels[rows])
+        wrong = np.flatnonzero(labels.numpy() != self.targets[rows])
         if wrong.size:
             row = rows[wrong[0]]
             raise TrainingError(
                 f"data.factory: sample {self.places[row]} of split {self.name} has label {labels[wrong[0]].item()}, "
-                f"but had {self.labels[row]} when it was ingested. Fix: {_INGEST}"
+                f"but had {self.targets[row]} when it was ingested. Fix: {_INGEST}"
             )
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        if plan is not None:
-            images = augment(images, self.keys[rows], plan, epoch=epoch)
-        return images.permute(0, 3, 1, 2), labels
+        return self.prepared((images,), rows, plan, epoch), labels
 
 
 _Stacked = tuple[torch.Tensor, torch.Tensor]

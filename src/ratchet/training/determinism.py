@@ -15,7 +15,7 @@ from ratchet.errors import TrainingError
 from ratchet.training.autograd_graph import graph_nodes, operation
 from ratchet.training.batches import Split
 from ratchet.training.duplicate import duplicate
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 
 __all__ = ["Nondeterministic", "explained", "nondeterministic_layers", "require_deterministic"]
@@ -62,8 +62,8 @@ class Nondeterministic(NamedTuple):
         return f"{place} ({self.operation})"
 
 
-def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nondeterministic]:
-    """Return the operations of a forward pass over `images` that CUDA cannot differentiate deterministically."""
+def nondeterministic_layers(model: nn.Module, *inputs: torch.Tensor) -> list[Nondeterministic]:
+    """Return the operations of a forward pass over `inputs` that CUDA cannot differentiate deterministically."""
     spans: list[tuple[int, int, str]] = []
     begun: list[int] = []
     hooks = []
@@ -72,7 +72,7 @@ def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nond
         hooks.append(module.register_forward_hook(lambda *_, name=name: spans.append((begun.pop(), _sequence(), name))))
     try:
         with torch.enable_grad():
-            output = model(images)
+            output = model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -88,19 +88,19 @@ def nondeterministic_layers(model: nn.Module, images: torch.Tensor) -> list[Nond
     return list(dict.fromkeys(listed))
 
 
-def explained(error: BaseException, model: nn.Module, images: torch.Tensor) -> tuple[str, str] | None:
+def explained(error: BaseException, model: nn.Module, *inputs: torch.Tensor) -> tuple[str, str] | None:
     """Return (problem, fix) for PyTorch's error about a missing deterministic implementation; None for other errors."""
     if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
         return None
     unknown = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
-    layers = nondeterministic_layers(model, images[:_TRIED])
+    layers = nondeterministic_layers(model, *(tensor[:_TRIED] for tensor in inputs))
     where = ", ".join(map(str, layers)) or f"an operation ({unknown})"
     instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
     problem = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
     return problem, f"{instead}{_OFF}"
 
 
-def require_deterministic(model: Classifier, train: Split, plan: Plan, device: torch.device) -> None:
+def require_deterministic(model: Model, train: Split, plan: Plan, device: torch.device) -> None:
     """Try one forward and backward pass if training must be deterministic on CUDA; otherwise do nothing.
 
     Args:
@@ -111,15 +111,15 @@ def require_deterministic(model: Classifier, train: Split, plan: Plan, device: t
     """
     if device.type != "cuda" or not plan.deterministic:
         return
-    images, _ = train.batch(np.arange(min(_TRIED, len(train))), device)
+    inputs, _ = train.batch(np.arange(min(_TRIED, len(train))), device)
     try:
         copy = duplicate(model)
     except TrainingError:
         return  # training may need no copy; the first step reports what is not deterministic
     try:
-        torch.autograd.backward(copy.eval()(images).float().sum())
+        torch.autograd.backward(copy.eval()(*inputs).float().sum())
     except RuntimeError as error:
-        explanation = explained(error, copy, images)
+        explanation = explained(error, copy, *inputs)
         if explanation is None:
             return  # the first step reports it
         raise TrainingError(". Fix: ".join(explanation)) from error

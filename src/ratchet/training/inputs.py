@@ -1,22 +1,40 @@
 """Inputs of a training: the data splits, and the model with its initial weights."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import (
+    Classes,
+    ImageInput,
+    Input,
+    NextToken,
+    TableInput,
+    Target,
+    TextInput,
+    TokensInput,
+    input_from_json,
+)
 from ratchet.training.augment import epoch_order
-from ratchet.training.batches import Split
+from ratchet.training.batches import ImageSplit, Split, TableSplit
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.models import Classifier, ModelSpec, build, load_pretrained
+from ratchet.training.models import Model, ModelSpec, build, load_pretrained
+from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
 from ratchet.training.plan import Plan
+from ratchet.training.streams import StreamSplit
+from ratchet.training.texts import TextSplit, fitted_input
+from ratchet.training.token_ids import tokens
 
-__all__ = ["TrainingInputs", "initial_model", "open_split"]
+__all__ = ["TrainingInputs", "initial_model", "model_input", "model_target", "open_split"]
 
-_INITIAL_IMAGES = 4096  # that a network may use to compute its first weights
+_INITIAL_SAMPLES = 4096  # that a network may use to compute its first weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +61,7 @@ class TrainingInputs:
                     "Fix: change data.validation_fraction or data.test_fraction"
                 )
             ignored = self.plan.ignore_index
-            if bool((np.asarray(split.labels) == ignored).all()):
+            if isinstance(self.spec.target, Classes) and bool((np.asarray(split.targets) == ignored).all()):
                 use = "learn from" if split.name == "train" else "choose the best epoch by"
                 raise TrainingError(
                     f"all {len(split):,} samples of split {split.name} have label {ignored}, which "
@@ -52,40 +70,94 @@ class TrainingInputs:
                 )
 
 
-def open_split(packed: Path, name: str, *, workers: int = 0, sample_timeout: float = 0.0) -> Split:
+def open_split(
+    packed: Path, name: str, described: Input | None = None, *, workers: int = 0, sample_timeout: float = 0.0
+) -> Split:
     """Open split `name` (train, validation or test) of the data set in folder `packed`.
 
     Args:
+        described: a model's input, whose tokenizer texts are read with; other kinds do not need it.
         workers: processes that read the samples of a user's own Dataset; 0: this process.
         sample_timeout: seconds that one sample of such a Dataset may take; 0: no limit.
 
     Raises:
         TrainingError: it cannot be read, or it changed since it was ingested.
     """
-    try:
-        manifest = json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
+    with _readable(packed, name) as manifest:
         if manifest.get("factory"):
             return DatasetSplit.open_rows(packed, name, manifest, workers=workers, sample_timeout=sample_timeout)
-        return Split.open(packed, name, manifest)
+        match described or input_from_json(manifest["input"]):
+            case ImageInput():
+                return ImageSplit.open(packed, name, manifest)
+            case TableInput():
+                return TableSplit.open(packed, name, manifest)
+            case TextInput() as texts:
+                return TextSplit.read(packed, name, manifest, texts)
+            case TokensInput() as stream:
+                return StreamSplit.read(packed, name, manifest, stream)
+
+
+def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int) -> Input:
+    """Return a model's input: that of the packed set, with a tokenizer learned from the training texts.
+
+    Args:
+        packed: folder of the packed set.
+        described: its input.
+        model: name of the model, which decides the tokenizer `auto`.
+        tokenizer: the setting model.tokenizer.
+        context: the setting model.context; 0: the usual one.
+
+    Raises:
+        TrainingError: the packed set cannot be read, or the kind has no such tokenizer.
+    """
+    if isinstance(described, TextInput | TokensInput):
+        with _readable(packed, "train") as manifest:
+            return fitted_input(packed, manifest, described, model=model, tokenizer=tokenizer, context=context)
+    if tokenizer != "auto":
+        raise TrainingError(
+            f"model.tokenizer: found {tokenizer}, and the data are of kind {described.kind}. Allowed: auto. "
+            "Fix: `ratchet set model.tokenizer=auto`"
+        )
+    return described
+
+
+def model_target(described: Input, target: Target) -> Target:
+    """Return a model's target: that of the packed set, with the number of tokens of the model's tokenizer."""
+    return NextToken(tokens(described)) if isinstance(described, TokensInput) else target
+
+
+@contextmanager
+def _readable(packed: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the manifest of a packed set; a missing or damaged file of split `name` is a TrainingError."""
+    try:
+        yield json.loads((packed / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError) as error:
         raise TrainingError(
             f"{packed}: split {name} cannot be read ({error}). Fix: `dvc repro --force ingest` packs it again"
         ) from error
 
 
-def initial_model(inputs: TrainingInputs) -> tuple[Classifier, list[str]]:
+def initial_model(inputs: TrainingInputs) -> tuple[Model, list[str]]:
     """Return the model on the CPU with its initial weights, and messages about pretrained weights.
 
-    The seed decides the weights. Then a network with a method `initialise` computes its own from normalised training
-    images. Pretrained weights are loaded last.
+    The seed decides the weights. Then a network with a method `initialise` computes its own from prepared training
+    samples. Pretrained weights are loaded last.
     """
     plan, train = inputs.plan, inputs.train
     torch.manual_seed(plan.seed)
     model = build(inputs.spec)
     initialise = getattr(model.network, "initialise", None)
     if callable(initialise):
-        rows = epoch_order(len(train), seed=plan.seed, epoch=0)[:_INITIAL_IMAGES]
-        images, _ = train.batch(rows, torch.device("cpu"))
+        rows = epoch_order(len(train), seed=plan.seed, epoch=0)[:_INITIAL_SAMPLES]
+        samples, _ = train.batch(rows, torch.device("cpu"))
         with torch.no_grad():
-            initialise(model.normalised(images))
-    return model, [load_pretrained(model, inputs.pretrained).summary] if inputs.pretrained is not None else []
+            initialise(*model.prepared(*samples))
+    return model, [_load(model, inputs, inputs.pretrained)] if inputs.pretrained is not None else []
+
+
+def _load(model: Model, inputs: TrainingInputs, path: Path) -> str:
+    """Load pretrained weights, or word vectors, and return a summary."""
+    network, described = model.network, inputs.spec.input
+    if path.suffix in VECTOR_FILES and isinstance(described, TextInput) and isinstance(network, Bag | Transformer):
+        return load_vectors(network, described, path).summary
+    return load_pretrained(model, path).summary

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
+from ratchet.kinds import Numbers
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
@@ -86,8 +87,9 @@ class _Training:
         self.device = choose_device(self.plan.device)
         keep_freed_memory(self.device)
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
-        weights = class_weights(self.plan, self.train.labels, len(inputs.spec.classes))
-        self.objective = Objective(self.plan, weights, self.device)
+        target = inputs.spec.target
+        weights = class_weights(self.plan, self.train.targets, target)
+        self.objective = Objective(self.plan, target, self.device, weights=weights)
         self.profiler = StepProfiler(profile_to, self.plan.profile, self.device)
 
         # How long
@@ -376,10 +378,11 @@ class _Training:
 
     def _epoch_metrics(self, order: Rows) -> dict[str, float]:
         state = self.state
-        labels = self.train.labels[order[: self.steps[state.batch - 1][1]]]
-        metrics = {
-            "train/loss": state.sums.loss.item() / (self.objective.weight(labels) or 1.0),
-            "train/accuracy": state.sums.correct.item() / (self.objective.counted(labels) or 1),
+        targets = self.train.host_targets(order[: self.steps[state.batch - 1][1]])
+        metrics = {"train/loss": state.sums.loss.item() / (self.objective.weight(targets) or 1.0)}
+        if not isinstance(self.objective.target, Numbers):
+            metrics["train/accuracy"] = state.sums.correct.item() / (self.objective.answers(targets) or 1)
+        metrics |= {
             "train/gradient_norm": state.sums.norm.item() / state.batch,
             "train/learning_rate": self._learning_rate(
                 state.step - 1
@@ -398,8 +401,7 @@ class _Training:
                 return validate(
                     self.state.validated,
                     self.inputs.validation,
-                    objective=Objective.measuring(self.plan),
-                    classes=len(self.inputs.spec.classes),
+                    objective=Objective.measuring(self.plan, self.inputs.spec.target, self.device),
                     precision=self.precision,
                     device=self.device,
                     batch_size=batch_size,

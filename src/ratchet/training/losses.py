@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training.plan import Plan
 
-__all__ = ["Objective", "class_weights"]
+__all__ = ["Objective", "class_weights", "settled"]
 
 _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "binary-cross-entropy": functional.binary_cross_entropy_with_logits,
@@ -19,35 +21,104 @@ _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "l1": functional.l1_loss,
     "smooth-l1": functional.smooth_l1_loss,
 }
-Labels = NDArray[np.int64]
+_LOSSES: dict[str, tuple[str, ...]] = {  # of each problem; the first is that of training.loss: auto
+    "classification": ("cross-entropy", *_ELEMENTWISE),
+    "multi-label": ("binary-cross-entropy", "mse", "l1", "smooth-l1"),
+    "regression": ("mse", "l1", "smooth-l1"),
+    "next-token": ("cross-entropy",),
+}
+_BEST: dict[str, tuple[str, ...]] = {  # metrics of each problem; the first is that of training.best: auto
+    "classification": ("accuracy", "balanced_accuracy", "f1", "loss"),
+    "multi-label": ("f1", "accuracy", "loss"),
+    "regression": ("loss", "mae", "rmse", "r2"),
+    "next-token": ("loss", "perplexity"),
+}
+_SMOOTHING = 0.1  # of classes of images
+PADDED = -100  # target of the places behind the end of a token stream
+Targets = NDArray[Any]
+
+
+def settled(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
+    """Return the plan with loss, metric and label smoothing chosen by target and kind of samples where they are auto.
+
+    Raises:
+        TrainingError: the problem has no such loss or metric.
+    """
+    problem = target.problem
+    loss = _LOSSES[problem][0] if plan.loss == "auto" else plan.loss
+    best = f"validation/{_BEST[problem][0]}" if plan.best == "auto" else plan.best
+    for key, value, allowed in (
+        ("training.loss", loss, _LOSSES[problem]),
+        ("training.best", best, tuple(f"validation/{name}" for name in _BEST[problem])),
+    ):
+        if value not in allowed:
+            raise TrainingError(
+                f"{key}: found {value}, and the problem of the data is {problem}. Allowed: auto, {', '.join(allowed)}. "
+                f"Fix: `ratchet set {key}=auto`"
+            )
+    if isinstance(target, NextToken):
+        plan = replace(plan, ignore_index=PADDED)
+    if plan.label_smoothing == "auto":
+        smoothed = kind == "image" and isinstance(target, Classes)
+        plan = replace(plan, label_smoothing=_SMOOTHING if smoothed else 0.0)
+    return replace(plan, loss=loss, best=best)
 
 
 class Objective:
     """The loss `plan.loss`.
 
     `loss(batch) / weight(batch)` equals the loss of that name in torch.nn with reduction="mean": a mean over samples by
-    class weight for cross-entropy, over samples and classes for the others.
+    class weight for cross-entropy, over tokens for language models, over samples and outputs for the others. Numbers
+    are compared in units of the training targets' standard deviation. Of an ensemble, outputs (n, members, outputs),
+    it is the mean over the members' losses.
     """
 
-    def __init__(self, plan: Plan, weights: NDArray[np.float32] | None, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, target: Target, device: torch.device, *, weights: NDArray[np.float32] | None = None
+    ) -> None:
+        assert not isinstance(plan.label_smoothing, str), "`settled` replaces auto"
         self.kind, self.smoothing, self.ignored = plan.loss, plan.label_smoothing, plan.ignore_index
+        self.target = target
         self.host_weights = weights
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
+        if isinstance(target, Numbers):
+            self.mean, self.std = (torch.tensor(values, device=device) for values in (target.mean, target.std))
 
-    def counted(self, labels: Labels) -> int:
-        return int((labels != self.ignored).sum())
+    def counted(self, targets: Targets) -> int:
+        """Return the number of samples, or of tokens, that count in the loss. Computed on the CPU."""
+        if self.is_indexed:
+            return int((targets != self.ignored).sum())
+        return len(targets)
 
-    def weight(self, labels: Labels) -> float:
+    @property
+    def is_indexed(self) -> bool:
+        """Whether targets are numbers of classes or tokens."""
+        return isinstance(self.target, Classes | NextToken)
+
+    def weight(self, targets: Targets) -> float:
         """Return the sum of the class weights of the batch's counted samples. Computed on the CPU."""
-        counted = labels[labels != self.ignored]
-        if self.host_weights is None:
-            return float(len(counted))
-        return float(self.host_weights[counted].sum(dtype=np.float64))
+        if self.host_weights is None or not self.is_indexed:
+            return float(self.counted(targets))
+        return float(self.host_weights[targets[targets != self.ignored]].sum(dtype=np.float64))
 
-    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses of the samples, a scalar, from logits (n, classes) and labels int64 (n,)."""
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the losses of the samples, a scalar; see `ratchet.kinds.targets` for the shapes."""
+        if outputs.dtype in (torch.bfloat16, torch.float16):
+            outputs = outputs.float()
+        if isinstance(self.target, NextToken):
+            outputs, targets = outputs.flatten(0, 1), targets.flatten()
+        elif outputs.dim() == 3:
+            members = outputs.shape[1]
+            return self(outputs.flatten(0, 1), targets.repeat_interleave(members, 0)) / members
+        if self.is_indexed:
+            return self._of_classes(outputs, targets)
+        if isinstance(self.target, Numbers):
+            targets = (targets - self.mean) / self.std
+        else:
+            targets = targets * (1.0 - self.smoothing) + self.smoothing / 2
+        return _ELEMENTWISE[self.kind](outputs, targets.to(outputs.dtype), reduction="none").mean(1).sum()
+
+    def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.kind == "cross-entropy":
             return functional.cross_entropy(
                 logits,
@@ -68,24 +139,47 @@ class Objective:
             weights = weights * self.weights.to(logits.dtype)[known]
         return (losses * weights).sum()
 
+    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the number of right answers among those that count: int64 scalar; 0 for numbers.
+
+        A label is right if its logit is on the right side of 0. The members of an ensemble answer together.
+        """
+        if outputs.dim() == 3 and not isinstance(self.target, NextToken):
+            outputs = outputs.float().mean(1)
+        if isinstance(self.target, Numbers):
+            return torch.zeros((), dtype=torch.int64, device=outputs.device)
+        if isinstance(self.target, Labels):
+            return ((outputs > 0) == (targets > 0.5)).sum()
+        return ((outputs.argmax(-1) == targets) & (targets != self.ignored)).sum()
+
+    def answers(self, targets: Targets) -> int:
+        """Return the largest value that the sum of `right` can have."""
+        return self.counted(targets) * (self.target.outputs if isinstance(self.target, Labels) else 1)
+
     @classmethod
-    def measuring(cls, plan: Plan) -> "Objective":
+    def measuring(cls, plan: Plan, target: Target, device: torch.device) -> "Objective":
         """Return the loss for validation: without smoothing and class weights, which are for training only."""
-        return cls(replace(plan, label_smoothing=0.0), None, torch.device("cpu"))
+        return cls(replace(plan, label_smoothing=0.0), target, device)
 
 
-def class_weights(plan: Plan, labels: Labels, classes: int) -> NDArray[np.float32] | None:
+def class_weights(plan: Plan, targets: Targets, target: Target) -> NDArray[np.float32] | None:
     """Return the weight of each class, float32 (classes,), or None if all are equal.
 
     Balanced weights are samples / (classes * samples of the class), as in scikit-learn: their mean over samples is 1.
 
     Raises:
-        TrainingError: the list has another length than the classes.
+        TrainingError: the list has another length than the classes, or there are no classes.
     """
     if plan.class_weights == "none":
         return None
+    if not isinstance(target, Classes):
+        raise TrainingError(
+            f"training.class_weights: found {plan.class_weights}, and the problem of the data is {target.problem}. "
+            "Allowed: none. Fix: `ratchet set training.class_weights=none`"
+        )
+    classes = target.outputs
     if plan.class_weights == "balanced":
-        counted = labels[labels != plan.ignore_index]
+        counted = targets[targets != plan.ignore_index]
         counts = np.bincount(counted, minlength=classes)
         return (len(counted) / (classes * np.maximum(counts, 1))).astype(np.float32)
     if len(plan.class_weights) != classes:

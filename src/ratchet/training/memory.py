@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.transfer import layers_in, stages
 
 __all__ = ["checkpointed"]
 
 
-def checkpointed(model: Classifier) -> None:
+def checkpointed(model: Model) -> None:
     """Let every block of the model drop its activations, and compute them again in the backward pass.
 
     A block is a module inside a stage that is not a Sequential. A Sequential is cut before each layer. Losses,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import CheckpointError
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 from ratchet.training.transfer import rate_shares
 
@@ -34,7 +34,7 @@ _ADAM_RMS = 0.2  # usual root mean square of an Adam step, as a share of its rat
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
-def build_optimizer(model: Classifier, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(model: Model, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
     """Build the optimizer `plan.optimizer` over all parameters, with a fused kernel where torch has one.
 
     A frozen parameter has no gradient, and every optimizer skips it. So one optimizer with one state serves a training
@@ -61,7 +61,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["share"]
 
 
-def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
+def _groups(model: Model, plan: Plan) -> Iterator[dict[str, Any]]:
     """Yield the parameters grouped by rate and weight decay, in the order of the model."""
     shares = rate_shares(model, plan) if plan.layer_decay < 1.0 else {}
     outer = inputs_and_outputs(model) if plan.optimizer == "muon" else frozenset()
@@ -74,17 +74,17 @@ def _groups(model: Classifier, plan: Plan) -> Iterator[dict[str, Any]]:
         yield {"params": parameters, **rate, **({"adamw": True} if is_outer else {})}
 
 
-def inputs_and_outputs(model: Classifier) -> frozenset[str]:
+def inputs_and_outputs(model: Model) -> frozenset[str]:
     """Return the parameter names of embeddings and of the head, for which Muon is not suited (Jordan et al. 2024).
 
-    Muon is for layers between hidden vectors. The head is the last layer with one output per class, or the last layer
-    of all. Embeddings are those of `nn.Embedding`, single rows (class tokens, positions), and parameters with such
-    names.
+    Muon is for layers between hidden vectors. The head is the last layer with as many outputs as the target has, or the
+    last layer of all. Embeddings are those of `nn.Embedding`, single rows (class tokens, positions), and parameters
+    with such names.
     """
     modules = dict(model.named_modules())
     order = [name for name in model.order if name in modules] or list(modules)
     layers = [name for name in order if _outputs(modules[name])]
-    heads = [name for name in layers if _outputs(modules[name]) == model.classes] or layers
+    heads = [name for name in layers if _outputs(modules[name]) == model.outputs] or layers
     outer = {f"{heads[-1]}.{own}" for own, _ in modules[heads[-1]].named_parameters(recurse=False)} if heads else set()
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")

@@ -44,7 +44,7 @@ class Plan(_NeutralSettings):
     accumulation: int
 
     loss: str
-    label_smoothing: float
+    label_smoothing: float | str
     class_weights: str | tuple[float, ...]
     ignore_index: int
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ratchet.training.checkpoint import Snapshot
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.optim import load_optimizer_state, optimizer_state
 
 __all__ = ["EpochSums", "TrainingState"]
@@ -40,10 +40,10 @@ class TrainingState:
     """The weights, and everything that decides the next step."""
 
     # What learns
-    model: Classifier
+    model: Model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    averaged: Classifier | None  # moving average of the model, which is then validated and kept
+    averaged: Model | None  # moving average of the model, which is then validated and kept
 
     # Position: `step` optimizer steps are done, the next is number `batch` of epoch `epoch` (from 0)
     step: int = 0
@@ -80,7 +80,7 @@ class TrainingState:
         return next(self.model.parameters()).device
 
     @property
-    def validated(self) -> Classifier:
+    def validated(self) -> Model:
         """Return the model that is validated and kept: the average, if there is one."""
         return self.model if self.averaged is None else self.averaged
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ratchet.training.augment import resized
 from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.device import seed_step
 from ratchet.training.losses import Objective
@@ -70,7 +69,7 @@ class Stepper:
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
         self._stepped = len(state.optimizer.state)
-        weight = objective.weight(self.train.labels[rows]) or 1.0
+        weight = objective.weight(self.train.host_targets(rows)) or 1.0
         total = torch.zeros((), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
 
@@ -79,14 +78,13 @@ class Stepper:
         seed_step(plan.seed, state.step, self.device)
         state.optimizer.zero_grad(set_to_none=True)
         for _ in micro_batches(rows, state.accumulation, smallest=smallest):
-            images, labels = next(feed)
-            images = resized(images, plan, epoch=state.epoch)
+            inputs, targets = next(feed)
             with self.precision.autocast(self.device):
-                logits = self.network(images)
-            loss = objective(logits, labels)
+                outputs = self.network(*inputs)
+            loss = objective(outputs, targets)
             torch.autograd.backward(state.scaler.scale(loss / weight))
             total += loss.detach()
-            correct += ((logits.detach().argmax(1) == labels) & (labels != objective.ignored)).sum()
+            correct += objective.right(outputs.detach(), targets)
         state.scaler.unscale_(state.optimizer)
         norm = clip_gradients(state.model, plan)
         state.scaler.step(state.optimizer)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 
 __all__ = ["Stage", "freeze", "layers_in", "rate_shares", "stages", "transfer_settings", "without_pretrained"]
@@ -52,7 +52,7 @@ class _Unit:
         return min((order[name] for name in names if name in order), default=len(order))
 
 
-def stages(model: Classifier) -> list[Stage]:
+def stages(model: Model) -> list[Stage]:
     """Return the stages of the model, from the input to the head.
 
     They are the children of the network, in the order they run. Norms and single tensors belong to the stage before
@@ -75,7 +75,7 @@ def stages(model: Classifier) -> list[Stage]:
     return list(_staged(_grouped(parts), model))
 
 
-def rate_shares(model: Classifier, plan: Plan) -> dict[str, float]:
+def rate_shares(model: Model, plan: Plan) -> dict[str, float]:
     """Return each parameter's share of the learning rate: 1 in the head, `layer_decay` times that per stage below."""
     parts = stages(model)
     return {
@@ -85,7 +85,7 @@ def rate_shares(model: Classifier, plan: Plan) -> dict[str, float]:
     }
 
 
-def freeze(model: Classifier, plan: Plan, epoch: int) -> None:
+def freeze(model: Model, plan: Plan, epoch: int) -> None:
     """Freeze the stages that do not learn in `epoch` (from 0), and unfreeze the others. Call it after `model.train()`.
 
     In the first `frozen_epochs` only the head learns. Then the stage below it is unfrozen, and another one every

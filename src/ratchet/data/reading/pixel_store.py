@@ -14,6 +14,7 @@ from ratchet.data.pack import ReadRows
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
+from ratchet.kinds import ImageInput
 
 __all__ = ["PixelStore"]
 
@@ -38,9 +39,9 @@ class PixelStore:
 
     def _open(self, packed: Path) -> None:
         manifest = Manifest.read(packed)
-        if (manifest.height, manifest.width, manifest.channels) != self.shape or manifest.factory:
+        if not isinstance(manifest.input, ImageInput) or manifest.input.shape != self.shape or manifest.factory:
             return
-        files = [shard.file for split in SPLITS for shard in manifest.splits[split].shards]
+        files = [shard.file for split in SPLITS for shard in manifest.splits[split].arrays["images"]]
         self._shards = [np.load(packed / file, mmap_mode="r") for file in files]
         digests = pl.read_parquet(packed / "index.parquet", columns=["pixels"])  # split by split, as the shards
         if digests.height == sum(map(len, self._shards)):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 from ratchet import urls
 from ratchet.errors import DataError, first_line
 
-__all__ = ["Storage", "Tree", "is_storage_error", "is_url", "open_storage", "unreachable"]
+__all__ = ["Storage", "Tree", "expanded", "is_storage_error", "is_url", "open_storage", "read_whole", "unreachable"]
 
 IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: file systems have coarse clocks, so a recent change may not show in a stamp
@@ -82,6 +82,23 @@ class Storage(Protocol):
         """Read the file with this relative path: its content, or a seekable file if it is large. Raises OSError."""
 
 
+def read_whole(storage: Storage, name: str) -> bytes:
+    """Return the content of the file with this relative path. Raises OSError."""
+    content = storage.read(name)
+    if isinstance(content, bytes):
+        return content
+    with content as file:
+        return file.read()
+
+
+def expanded(path: str) -> Path:
+    """Return a local path with the home folder in place of ~. The name of an unknown user stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def is_url(path: str) -> bool:
     """Whether a setting is a URL, not a local path."""
     return "://" in path
@@ -94,7 +111,7 @@ def open_storage(path: str, *, root: Path) -> Storage:
         DataError: there is no such folder, it cannot be reached, or the URL contains a password.
     """
     if not is_url(path):
-        return LocalFolder(root / Path(path).expanduser())
+        return LocalFolder(root / expanded(path))
     if kind := urls.secret_in(path):
         raise DataError(
             f"data.path: found {urls.redacted(path)}, whose {kind} would be committed and recorded with every run. "

@@ -91,7 +91,8 @@ def open_source(settings: DataSettings, *, root: Path) -> Source:
         from ratchet.data.sources.image_manifest import ImageManifest
 
         return ImageManifest(storage, settings)
+    from ratchet.data.reading.storage import expanded
     from ratchet.data.sources.torchvision_set import TorchvisionSet
 
-    path = root / Path(settings.path).expanduser()
+    path = root / expanded(settings.path)
     return TorchvisionSet(settings.source, path=path, download=settings.download)

@@ -41,7 +41,8 @@ class ImageFolder:
             the class folders is ambiguous.
     """
 
-    def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto") -> None:
+    def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto", *, of: str = "images") -> None:
+        self._of = of  # the samples, in messages
         self.name, self.read, self.is_local = storage.name, storage.read, storage.is_local
         self._where, self._storage = storage.where, storage
         self._level = 1 if label_level == "auto" else label_level
@@ -129,7 +130,7 @@ class ImageFolder:
             if unknown:
                 raise DataError(
                     f"{place}: {_some(unknown)} is not a class of {self._place('train')}, "
-                    f"which has {_some(self.classes)}. Fix: rename or remove it, or add training images"
+                    f"which has {_some(self.classes)}. Fix: rename or remove it, or add training {self._of}"
                 )
 
     def _check_forms(self, names: Sequence[str], place: str) -> None:
@@ -220,7 +221,7 @@ class ImageFolder:
             for name in names:
                 if (self._tops[split], name) not in filled:
                     place = self._place(split) + f"/{'*/' * (self._level - 1)}{name}"
-                    raise DataError(f"{place}: the class folder is empty. Fix: add images, or remove it")
+                    raise DataError(f"{place}: the class folder is empty. Fix: add {self._of}, or remove it")
 
     def _place(self, split: SplitName | None) -> str:
         return "/".join(part for part in (self._where, self._tops[split]) if part)

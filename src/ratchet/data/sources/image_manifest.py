@@ -16,7 +16,7 @@ from ratchet.data.checks.label_spelling import look_alikes
 from ratchet.data.image_rules import FACTS
 from ratchet.data.listing_rules import check_table
 from ratchet.data.privacy import without_private
-from ratchet.data.reading.storage import Storage
+from ratchet.data.reading.storage import Storage, read_whole
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, TableFile, read_table
@@ -91,19 +91,15 @@ class ImageManifest:
         name = self._settings.manifest
         try:
             try:
-                content = storage.read(name)
+                content = read_whole(storage, name)
             except FileNotFoundError:
-                name = self._other_form(storage)
-                content = storage.read(name)
-            if not isinstance(content, bytes):
-                with content as file:
-                    content = file.read()
+                content = read_whole(storage, self._other_form(storage))
         except OSError as error:
             raise DataError(
                 f"data.manifest: {self._where}: {error.strerror or error}. Fix: set it to a file in data.path"
             ) from None
-        needed = (self._settings.path_column, self._settings.label_column)
-        return read_table(content, where=self._where, needed=needed)
+        needed = (self._settings.path_column, self._settings.label_columns[0])
+        return read_table(content, where=f"data.manifest: {self._where}", needed=needed)
 
     def _other_form(self, storage: Storage) -> str:
         """Return the file of this name in another Unicode form; the name itself if there is none."""
@@ -140,7 +136,7 @@ class ImageManifest:
             )
         settings = self._settings
         columns = {
-            "path": settings.path_column, "label": settings.label_column,
+            "path": settings.path_column, "label": settings.label_columns[0],
             "split": settings.split_column, "group": settings.group_column,
         }  # fmt: skip
         defaults = {name: type(settings).model_fields[f"{name}_column"].default for name in columns}
@@ -211,7 +207,7 @@ class ImageManifest:
             classes = tuple(self._settings.classes)
             composed = {_composed(name): name for name in classes}
             return classes, {name: composed.get(_composed(name), name) for name in (*counts, *classes)}
-        counts.pop(self._settings.label_column, None)  # a header that is repeated among the rows
+        counts.pop(self._settings.label_columns[0], None)  # a header that is repeated among the rows
         usual = {
             form: max(forms, key=lambda form: (counts[form], form))
             for forms in _by_composed(pl.Series(list(counts), dtype=pl.String)).values()

@@ -4,12 +4,14 @@ Every check works on copies and on a few samples, and leaves random state, model
 training gets no finding.
 """
 
+import math
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import Classes, ImageInput
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.dataset_checks import balanced_rows
@@ -17,7 +19,7 @@ from ratchet.training.doctor.model_checks import ModelProbe
 from ratchet.training.doctor.rules import Finding, describe_finding
 from ratchet.training.doctor.sample_checks import check_samples
 from ratchet.training.doctor.settings_checks import check_disk, check_memory, check_settings
-from ratchet.training.models import Classifier, ModelSpec
+from ratchet.training.models import Model, ModelSpec
 from ratchet.training.plan import Plan
 
 __all__ = ["Finding", "describe_finding", "examine"]
@@ -33,7 +35,7 @@ def examine(
     spec: ModelSpec,
     plan: Plan,
     *,
-    model: Classifier,
+    model: Model,
     device: torch.device,
     precision: str,
     pretrained: Path | None,
@@ -52,8 +54,9 @@ def examine(
     """
     rows = len(train) if rows is None else rows
     with reproducible(plan.seed, deterministic=plan.deterministic):
+        is_image_classifier = isinstance(spec.input, ImageInput) and isinstance(spec.target, Classes)
         findings = [
-            *check_samples(train, validation, spec.classes, plan),
+            *(check_samples(train, validation, spec.classes, plan) if is_image_classifier else ()),
             *check_settings(model, plan, rows=rows, pretrained=pretrained),
             *check_disk(model, plan, checkpoints),
         ]
@@ -62,9 +65,11 @@ def examine(
             return findings
         if without_batch := list(memory(activations=0)):
             return findings + without_batch
-        batch = _batch(train, spec, plan, device)
+        if not is_image_classifier:
+            return findings
+        (images,), labels = _batch(train, spec, plan, device)
         try:
-            probe = ModelProbe(model, *batch, plan, pretrained=pretrained is not None)
+            probe = ModelProbe(model, images, labels, plan, spec.target, pretrained=pretrained is not None)
         except TrainingError as error:  # training itself may need no copy
             reason, _, _ = str(error).partition(". Fix: ")
             return [*findings, Finding.of("model-not-examined", reason=reason)]
@@ -73,6 +78,6 @@ def examine(
 
 def _batch(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
     """Return the batch that the model is tried on, without augmentation."""
-    values = _SAMPLES * spec.channels * spec.height * spec.width
+    values = _SAMPLES * math.prod(spec.image.shape)
     rows = balanced_rows(train, _SAMPLES if values <= _LARGE else _SAMPLES_LARGE, plan)
     return next(train.feed([rows], device))

@@ -56,8 +56,8 @@ def balanced_rows(split: Split, count: int, plan: Plan) -> NDArray[np.int64]:
     """Draw up to `count` rows, about equally many of each class: int64, sorted, dependent on the plan's seed."""
     generator = np.random.Generator(np.random.Philox(plan.seed))
     drawn = generator.choice(len(split), min(len(split), 1000 * count), replace=False)
-    drawn = drawn[split.labels[drawn] != plan.ignore_index]
-    labels = np.asarray(split.labels[drawn])
+    drawn = drawn[split.targets[drawn] != plan.ignore_index]
+    labels = np.asarray(split.targets[drawn])
     turn = np.zeros(len(labels), np.int64)  # number of rows of the same class that were drawn before
     for label in np.unique(labels):
         of_class = labels == label
@@ -94,26 +94,26 @@ def read_samples(split: Split, count: int, plan: Plan) -> ReadSamples:
             dataset = split.reader.open(split.name)
             images += [read_sample(dataset, place, _seed(place)).image for place in split.places[block].tolist()]
         else:
-            images += [*torch.from_numpy(split.gather(block)).permute(0, 3, 1, 2)]
+            images += [*split.batch(block, _CPU)[0][0]]
         read.append(block)
     rows = np.concatenate(read) if read else np.zeros(0, np.int64)
     places = split.places[rows] if isinstance(split, DatasetSplit) else 2 * rows  # packing has shuffled: no neighbours
     valid = [n for n, image in enumerate(images) if image.shape == images[0].shape and bool(image.isfinite().all())]
     stacked = torch.stack([images[number] for number in valid]) if valid else torch.zeros(0, 1, 1, 1)
-    return ReadSamples(split.name, stacked, np.asarray(split.labels[rows])[valid], np.asarray(places)[valid])
+    return ReadSamples(split.name, stacked, np.asarray(split.targets[rows])[valid], np.asarray(places)[valid])
 
 
 def _rows(split: Split, count: int, plan: Plan) -> NDArray[np.int64]:
     size = 1
     if len(split):
-        image = split.batch(np.arange(1), _CPU)[0][0]
+        image = split.batch(np.arange(1), _CPU)[0][0][0]
         size = image.numel() * image.element_size()
     count = max(1, min(count, len(split), _LARGEST_BYTES // size))
     run = -(-count // _RUNS)
     starts = np.linspace(0, max(0, len(split) - run), _RUNS).astype(np.int64)
     rows = np.unique((starts[:, None] + np.arange(run)).ravel())
     rows = rows[(rows < len(split))]
-    return np.asarray(rows[split.labels[rows] != plan.ignore_index])
+    return np.asarray(rows[split.targets[rows] != plan.ignore_index])
 
 
 def _seed(place: int) -> int:

@@ -23,7 +23,7 @@ from ratchet.training.doctor.passes import (
     seeded_generators,
 )
 from ratchet.training.doctor.rules import Finding
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 
 __all__ = ["check_modes", "check_passes"]
 
@@ -37,7 +37,7 @@ _SHIFT = 0.5  # the same, in standard deviations of the normalised images
 _STRAIGHT = 1e-4  # largest share of variance that a linear function may leave unexplained
 
 
-def check_modes(model: Classifier, *, pretrained: bool) -> Iterator[Finding]:
+def check_modes(model: Model, *, pretrained: bool) -> Iterator[Finding]:
     """Check that train() and eval() reach every layer, as an overridden train() may prevent.
 
     Frozen batch norms of pretrained weights are usual and give no finding.
@@ -54,7 +54,7 @@ def check_modes(model: Classifier, *, pretrained: bool) -> Iterator[Finding]:
         yield Finding.of("training-mode-incomplete", *affected, batch_norms=norms)
 
 
-def check_passes(model: Classifier, images: torch.Tensor, seed: int, *, pretrained: bool) -> Iterator[Finding]:
+def check_passes(model: Model, images: torch.Tensor, seed: int, *, pretrained: bool) -> Iterator[Finding]:
     """Compare three passes in training mode, two of them from one seed, and one in eval mode.
 
     Weights are changed a little first, so that a constant that forward() writes into them is noticed.
@@ -79,7 +79,7 @@ def check_passes(model: Classifier, images: torch.Tensor, seed: int, *, pretrain
     yield from _randomness(first, again, other)
     yield from _batch_norms(model, first, pretrained=pretrained)
     yield from _dropouts(model, first)
-    yield from _input(model.normalised(images).float(), {"training": first.input, "eval": evaluated.input})
+    yield from _input(model.prepared(images)[0].float(), {"training": first.input, "eval": evaluated.input})
     changed = next((each for each in (first, evaluated) if each.changed), None)
     if changed is not None:
         yield Finding.of("changed-in-forward", *changed.changed, mode=changed.mode)
@@ -98,7 +98,7 @@ class _Pass:
     unmoved: list[str]  # batch norms in training mode with the same running statistics as before
 
     @classmethod
-    def run(cls, model: Classifier, images: torch.Tensor, mode: str, *, seed: int) -> "_Pass":
+    def run(cls, model: Model, images: torch.Tensor, mode: str, *, seed: int) -> "_Pass":
         model.train(mode == "training")
         norms = {name: norm for name, norm in batch_norms(model).items() if norm.training and tracks(norm)}
         statistics = {name: _statistics(norm) for name, norm in norms.items()}
@@ -122,7 +122,7 @@ def _randomness(first: _Pass, again: _Pass, other: _Pass) -> Iterator[Finding]:
         yield Finding.of("seeding-in-forward", *seeded)
 
 
-def _batch_norms(model: Classifier, observed: _Pass, *, pretrained: bool) -> Iterator[Finding]:
+def _batch_norms(model: Model, observed: _Pass, *, pretrained: bool) -> Iterator[Finding]:
     """Check that running statistics exist, change in training, and average over more than the last batch."""
     norms = batch_norms(model)
     if untracked := tuple(name for name, norm in norms.items() if not tracks(norm)):
@@ -137,7 +137,7 @@ def _batch_norms(model: Classifier, observed: _Pass, *, pretrained: bool) -> Ite
         yield Finding.of("frozen-running-statistics", *still, momentum=momentum)
 
 
-def _dropouts(model: Classifier, observed: _Pass) -> Iterator[Finding]:
+def _dropouts(model: Model, observed: _Pass) -> Iterator[Finding]:
     """Check the probabilities of dropout layers, and of dropout functions called in training mode."""
     layers = {layer_name(path): module.p for path, module in model.named_modules() if isinstance(module, _DropoutNd)}
     high = {name: p for name, p in layers.items() if p >= _HIGH_DROPOUT}

@@ -9,7 +9,7 @@ from ratchet.training.device import seed_step
 from ratchet.training.doctor.layers import batch_norms, tracks
 from ratchet.training.doctor.passes import Steady, largest_difference, nearly_equal
 from ratchet.training.doctor.rules import Finding
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 
 __all__ = ["check_independence"]
 
@@ -23,7 +23,7 @@ _NOISE_FROM_ZERO = 0.02  # added to weights that are all equal
 _UNUSED = 0.5  # share of pixels
 
 
-def check_independence(model: Classifier, images: torch.Tensor, seed: int) -> Iterator[Finding]:
+def check_independence(model: Model, images: torch.Tensor, seed: int) -> Iterator[Finding]:
     """Replace every other sample, run one sample alone, and look at the gradient of the images.
 
     In training mode batch norms use their running statistics for it, and dropouts are off.
@@ -49,7 +49,7 @@ def check_independence(model: Classifier, images: torch.Tensor, seed: int) -> It
     yield from _unused(model, images[:_GRADIENT_SAMPLES])
 
 
-def _add_noise(model: Classifier) -> None:
+def _add_noise(model: Model) -> None:
     """Add noise to weights, so that layers that start from zeros let signal and gradient through."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def _add_noise(model: Classifier) -> None:
                 parameter.add_(noise, alpha=_NOISE * spread or _NOISE_FROM_ZERO)
 
 
-def _mixing(model: Classifier, images: torch.Tensor, seed: int) -> tuple[torch.Tensor, float]:
+def _mixing(model: Model, images: torch.Tensor, seed: int) -> tuple[torch.Tensor, float]:
     """Return logits, and the change of those of unchanged samples when every other sample is replaced.
 
     The change is a share of the largest logit; 0 where it is rounding, or where there is one sample only.
@@ -81,7 +81,7 @@ def _mixing(model: Classifier, images: torch.Tensor, seed: int) -> tuple[torch.T
     return logits[0], share if share > _MIXED else 0.0
 
 
-def _alone(model: Classifier, images: torch.Tensor, logits: torch.Tensor) -> Iterator[Finding]:
+def _alone(model: Model, images: torch.Tensor, logits: torch.Tensor) -> Iterator[Finding]:
     alone, expected, batch = model(images[:1]), logits[:1], len(images)
     if alone.shape != expected.shape:
         yield Finding.of("batch-axis-lost", shape=str(tuple(alone.shape)), expected=str(tuple(expected.shape)))
@@ -95,7 +95,7 @@ def _alone(model: Classifier, images: torch.Tensor, logits: torch.Tensor) -> Ite
         yield Finding.of("batch-size-dependence", batch=batch, difference=largest_difference(alone, expected))
 
 
-def _unused(model: Classifier, images: torch.Tensor) -> Iterator[Finding]:
+def _unused(model: Model, images: torch.Tensor) -> Iterator[Finding]:
     images = images.clone().requires_grad_()
     logits = model(images)
     if not logits.requires_grad:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from ratchet.kinds import Target
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.determinism import explained
 from ratchet.training.doctor.forward_checks import check_modes, check_passes
@@ -27,7 +28,7 @@ from ratchet.training.doctor.rules import Finding
 from ratchet.training.doctor.tensors import kept_tensors, unregistered
 from ratchet.training.duplicate import duplicate
 from ratchet.training.losses import Objective
-from ratchet.training.models import Classifier
+from ratchet.training.models import Model
 from ratchet.training.optim import build_optimizer, without_compile_wrappers
 from ratchet.training.plan import Plan
 
@@ -63,12 +64,12 @@ class ModelProbe:
     """
 
     def __init__(
-        self, model: Classifier, images: torch.Tensor, labels: torch.Tensor, plan: Plan, *, pretrained: bool
+        self, model: Model, images: torch.Tensor, labels: torch.Tensor, plan: Plan, target: Target, *, pretrained: bool
     ) -> None:
         self.model = duplicate(model)
         self.start = copy.deepcopy(model.state_dict())
         self.images, self.labels, self.plan, self.pretrained = images, labels, plan, pretrained
-        self.objective = Objective.measuring(plan)
+        self.objective = Objective.measuring(plan, target, images.device)
         self.takes_logits = plan.loss in _TAKES_LOGITS
         self.classes = 0
         self.activations = 0
@@ -280,7 +281,7 @@ class ModelProbe:
 
 
 @contextlib.contextmanager
-def _saved_bytes(model: Classifier) -> Iterator[dict[int, int]]:
+def _saved_bytes(model: Model) -> Iterator[dict[int, int]]:
     """Record the bytes of each tensor saved for the backward pass inside, without the model's own, by address."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, int] = {}
@@ -295,10 +296,10 @@ def _saved_bytes(model: Classifier) -> Iterator[dict[int, int]]:
         yield saved
 
 
-def _adam(model: Classifier, rate: float) -> torch.optim.Optimizer:
+def _adam(model: Model, rate: float) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return without_compile_wrappers(torch.optim.AdamW)(parameters, lr=rate, weight_decay=0.0, fused=True)
 
 
-def _modes(model: Classifier) -> dict[str, bool]:
+def _modes(model: Model) -> dict[str, bool]:
     return {layer_name(path): module.training for path, module in model.named_modules()}

@@ -50,7 +50,7 @@ def check_samples(train: Split, validation: Split, classes: tuple[str, ...], pla
 
 
 def _labels(split: Split, classes: int, ignored: int) -> Iterator[Finding]:
-    labels = np.asarray(split.labels)
+    labels = np.asarray(split.targets)
     wrong = np.unique(labels[((labels < 0) | (labels >= classes)) & (labels != ignored)])
     if len(wrong):
         count = int(np.isin(labels, wrong).sum())
@@ -73,12 +73,13 @@ def _same_pixels(train: Split, validation: Split) -> Iterator[Finding]:
 
 def _digests(split: Split) -> Iterator[bytes]:
     """Yield a digest of each image; of a large split, of the images in blocks from all over it."""
-    size = int(np.prod(split.shards[0].shape[1:])) if split.shards else 1
+    (images,) = split.arrays
+    size = images.nbytes // max(1, len(images)) or 1
     block = max(1, _BLOCK_BYTES // size)
     starts = np.arange(0, len(split), block)
     most = max(1, _COMPARED_BYTES // (block * size))
     for start in starts if len(starts) <= most else starts[:: -(-len(starts) // most)]:
-        for image in split.gather(np.arange(start, min(start + block, len(split)))):
+        for image in images.gather(np.arange(start, min(start + block, len(split)))):
             yield hashlib.blake2b(image.tobytes(), digest_size=8).digest()
 
 

@@ -13,48 +13,83 @@ from torch import nn
 
 from ratchet import files
 from ratchet.errors import TrainingError
+from ratchet.kinds import ImageInput, NextToken
+from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.checksums import seal, verify
-from ratchet.training.models.classifier import Classifier, ModelSpec
 from ratchet.training.models.convnet import ConvNet
+from ratchet.training.models.decoder import Decoder
 from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
+from ratchet.training.models.model import (
+    ImageModel,
+    Model,
+    ModelSpec,
+    TableModel,
+    example_inputs,
+    image_spec,
+    predictions,
+)
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
+from ratchet.training.models.tabular import TableMLP, TabM
+from ratchet.training.models.text import Bag, Transformer
 from ratchet.training.models.vision import torchvision_model, torchvision_names
 
 __all__ = [
-    "Classifier",
+    "ImageModel",
     "LoadReport",
+    "Model",
     "ModelSpec",
     "build",
     "code_digests",
     "code_files",
+    "default_name",
+    "example_inputs",
     "find_pretrained",
+    "image_spec",
     "keep_code",
     "load_model",
     "load_pretrained",
+    "predictions",
     "require",
     "save_model",
     "seal",
     "verify",
 ]
 
-_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet}
+_MODELS: dict[str, type[Model]] = {"image": ImageModel, "table": TableModel, "text": Model, "tokens": Model}
+_NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {  # by kind; the first is that of `model.name: auto`
+    "image": {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet},
+    "table": {"tabm": TabM, "mlp": TableMLP},
+    "text": {"bag": Bag, "transformer": Transformer},
+    "tokens": {"decoder": Decoder},
+}
+_MEANING = {
+    "classification": "one logit per class",
+    "multi-label": "one logit per label",
+    "regression": "one per predicted number",
+    "next-token": "one logit per token at each place",
+}
 _CODE = "code"  # copy of a factory's code in the folder of a saved model
 
 
-def build(spec: ModelSpec) -> Classifier:
+def build(spec: ModelSpec) -> Model:
     """Build a model with initial weights from the global torch random state.
 
     Raises:
-        TrainingError: there is no such model, it cannot take images of this size, or the user's factory fails.
+        TrainingError: there is no such model, it cannot take inputs of this size, or the user's factory fails.
     """
-    model = Classifier(_network(spec), spec)
+    model = _MODELS[spec.input.kind](_network(spec), spec)
     _check_forward(model, spec)
     return model
 
 
-def require(name: str, *, factory: str = "none", code: str = "none", root: str = ".") -> None:
+def default_name(kind: str) -> str:
+    """Return the model that `model.name: auto` means for a kind of input: the first of its own networks."""
+    return next(iter(_NETWORKS[kind]))
+
+
+def require(name: str, *, kind: str = "image", factory: str = "none", code: str = "none", root: str = ".") -> None:
     """Check that the model or its factory exists.
 
     Raises:
@@ -63,12 +98,14 @@ def require(name: str, *, factory: str = "none", code: str = "none", root: str =
     if factory != "none":
         OwnCode(Path(root), code).load(factory)
         return
-    if name in _OWN or name in (known := torchvision_names()):
+    own = _NETWORKS[kind]
+    if name in own or (kind == "image" and name in torchvision_names()):
         return
-    near = difflib.get_close_matches(name, [*_OWN, *known], n=3, cutoff=0.4) or list(_OWN)
+    others = " and every classifier of torchvision.models" if kind == "image" else ""
+    near = difflib.get_close_matches(name, [*own, *(torchvision_names() if kind == "image" else [])], n=3, cutoff=0.4)
     raise TrainingError(
-        f"model.name: no model is called {name!r}. Allowed: {', '.join(_OWN)} and every classifier of "
-        f"torchvision.models. Nearest: {', '.join(near)}"
+        f"model.name: no model for the data's kind, {kind}, is called {name!r}. Allowed: auto, {', '.join(own)}"
+        f"{others}. Nearest: {', '.join(near or own)}"
     )
 
 
@@ -90,26 +127,35 @@ def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
 
 
 def _network(spec: ModelSpec) -> nn.Module:
-    shape = {"classes": len(spec.classes), "channels": spec.channels, "height": spec.height, "width": spec.width}
+    arguments = _network_arguments(spec)
     if spec.factory != "none":
         make = OwnCode(Path(spec.root), spec.code).load(spec.factory)
         try:
-            network = make(**shape)
+            network = make(**arguments)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            arguments = ", ".join(f"{name}={value}" for name, value in shape.items())
+            given = ", ".join(f"{name}={value}" for name, value in arguments.items())
             raise TrainingError(
-                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; it was called with {arguments}"
+                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; it was called with {given}"
             ) from error
         if not isinstance(network, nn.Module):
             raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")
         return network
-    if spec.name in _OWN:
-        return _OWN[spec.name](**shape)
-    require(spec.name)
-    return torchvision_model(spec.name, classes=len(spec.classes), channels=spec.channels)
+    own = _NETWORKS[spec.input.kind] | BASELINES
+    if (network := own.get(spec.name) or blended(spec.name, own)) is not None:
+        return network(**arguments)
+    require(spec.name, kind=spec.input.kind)
+    return torchvision_model(spec.name, classes=spec.target.outputs, channels=spec.image.channels)
 
 
-def _check_forward(model: Classifier, spec: ModelSpec) -> None:
+def _network_arguments(spec: ModelSpec) -> dict[str, Any]:
+    """Return the arguments of a network's constructor; `classes` is the number of outputs, also for other problems."""
+    if isinstance(spec.input, ImageInput):
+        shape = {"channels": spec.input.channels, "height": spec.input.height, "width": spec.input.width}
+        return {"classes": spec.target.outputs, **shape}
+    return {"input": spec.input, "target": spec.target}
+
+
+def _check_forward(model: Model, spec: ModelSpec) -> None:
     """Make one forward pass, so that a model too deep for small images fails before training, not during it.
 
     It also records the order in which the modules run.
@@ -121,27 +167,34 @@ def _check_forward(model: Classifier, spec: ModelSpec) -> None:
     ]
     built_in = spec.factory == "none"
     key, other_fix = ("model.name", "use convnet or resnet") if built_in else ("model.factory", "correct the model")
+    inputs = example_inputs(spec.input)
     try:
         with torch.no_grad():
-            logits = model.eval().network(torch.zeros(1, spec.channels, spec.height, spec.width))
+            # Zeros as images: the scaling of black pixels does not matter here.
+            outputs = model.eval().network(*(inputs if spec.input.kind == "image" else model.prepared(*inputs)))
     except Exception as error:
         if built_in and not isinstance(error, RuntimeError):
             raise
-        raise TrainingError(
-            f"{key}: {spec.called} cannot take images of {spec.height}x{spec.width} pixels ({error}). "
-            f"Fix: set a larger data.image_size, or {other_fix}"
-        ) from error
+        fix = f"set a larger data.image_size, or {other_fix}" if spec.input.kind == "image" else other_fix
+        raise TrainingError(f"{key}: {spec.called} cannot take {spec.input.described} ({error}). Fix: {fix}") from error
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    if not isinstance(logits, torch.Tensor) or logits.shape != (1, len(spec.classes)):
-        answer = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+    expected = _output_shape(spec, inputs)
+    if not isinstance(outputs, torch.Tensor) or outputs.shape != expected:
+        answer = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         raise TrainingError(
-            f"{key}: {spec.called} returns {answer} for one image. Allowed: logits of shape (1, {len(spec.classes)}), "
-            "one per class"
+            f"{key}: {spec.called} returns {answer} for one sample. Allowed: outputs of shape {expected}, "
+            f"{_MEANING[spec.target.problem]}"
         )
     model.order = tuple(order)
+
+
+def _output_shape(spec: ModelSpec, inputs: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    if isinstance(spec.target, NextToken):
+        return (1, inputs[0].shape[1], spec.target.outputs)
+    return (1, spec.target.outputs)
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:
@@ -152,10 +205,10 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, 
     keep_code(spec, folder)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     files.write_bytes(folder / "model.safetensors", content)
-    files.write_json(folder / "model.json", {"format": 1, "spec": spec.to_json(), **about})
+    files.write_json(folder / "model.json", {"format": 2, "spec": spec.to_json(), **about})
 
 
-def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
+def load_model(folder: Path) -> tuple[Model, ModelSpec]:
     """Load a model that `save_model` wrote, on the CPU and in eval mode. A user's own model runs the saved code.
 
     In a folder with checksums (see `seal`) every file is checked before any is read or run.
@@ -165,11 +218,7 @@ def load_model(folder: Path) -> tuple[Classifier, ModelSpec]:
     """
     verify(folder)
     try:
-        described: dict[str, Any] = files.read_json(folder / "model.json")["spec"]
-        listed: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in described.items()
-        }
-        spec = ModelSpec(**listed)
+        spec = ModelSpec.from_json(files.read_json(folder / "model.json")["spec"])
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(f"{folder}: the model cannot be read ({error})") from error

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ratchet.errors import TrainingError
-from ratchet.training.models.classifier import Classifier
+from ratchet.training.models.model import Model
 
 __all__ = ["LoadReport", "find_pretrained", "load_pretrained"]
 
@@ -58,7 +58,7 @@ def find_pretrained(folder: Path, name: str) -> Path | None:
     )
 
 
-def load_pretrained(model: Classifier, path: Path) -> LoadReport:
+def load_pretrained(model: Model, path: Path) -> LoadReport:
     """Copy into the model's network every tensor of a state dict that matches in name and shape.
 
     Prefixes of names may differ, such as "module." or "state_dict." in the file, or the name of a part in the network.

@@ -1,0 +1,9 @@
+"""Baselines: simple models that are fitted in seconds beside every network, with scikit-learn and NumPy.
+
+A baseline becomes the tensors of a network of `ratchet.training.models.baseline_nets`, so that it is saved, exported,
+judged and served like every other model.
+"""
+
+from ratchet.baselines.fitting import FittedBaseline, fit_baseline
+
+__all__ = ["FittedBaseline", "fit_baseline"]

@@ -1,0 +1,67 @@
+"""The choice of a baseline by the kind of data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratchet.baselines.constant import fit_constant
+from ratchet.baselines.ngrams import fit_ngrams
+from ratchet.baselines.texts import fit_linear_bag, text_ids
+from ratchet.baselines.trees import fit_trees
+from ratchet.kinds import Classes, Input, NextToken, Numbers, TableInput, Target, TextInput, TokensInput
+
+__all__ = ["FittedBaseline", "fit_baseline"]
+
+
+@dataclass(frozen=True)
+class FittedBaseline:
+    """A baseline as a network and its tensors."""
+
+    name: str  # for people
+    network_name: str  # key of `BASELINES`
+    input: Input  # of the network; for texts with the vocabulary that was learned
+    weights: dict[str, torch.Tensor]  # state of the network
+
+
+def fit_baseline(
+    arrays: Mapping[str, NDArray[np.generic]],
+    targets: NDArray[np.generic],
+    described: Input,
+    target: Target,
+    *,
+    seed: int,
+) -> FittedBaseline:
+    """Fit the baseline of this kind of data to the training rows. Equal arguments give equal bits.
+
+    Args:
+        arrays: of the packed training split. Table: numbers and codes. Text: text and starts, or ids (of the
+            tokenizer of `described`) and starts. Tokens: ids, int64 (tokens,), of the whole stream. Others: not read.
+        targets: of the packed training split, in their own units. Not read for the next token.
+        described: the input; a text's may be without tokenizer, and the vocabulary is learned then.
+        target: what is predicted.
+        seed: of the rows that scikit-learn holds back for early stopping.
+    """
+    if isinstance(described, TokensInput):
+        assert isinstance(target, NextToken)
+        name, weights = fit_ngrams(arrays["ids"].astype(np.int64), described, target)
+        return FittedBaseline(name, "ngrams", described, weights)
+    assert not isinstance(target, NextToken)
+    fittable = len(targets) > 1 and (not isinstance(target, Classes) or len(np.unique(targets)) > 1)
+    if isinstance(described, TableInput) and fittable and _has_values(arrays):
+        weights = fit_trees(arrays["numbers"], arrays["codes"], targets, described, target, seed=seed)
+        return FittedBaseline("HistGradientBoosting", "trees", described, weights)
+    if isinstance(described, TextInput) and fittable:
+        described, ids, starts = text_ids(arrays, described)
+        weights = fit_linear_bag(ids, starts, targets, described, target)
+        model = "ridge regression" if isinstance(target, Numbers) else "logistic regression"
+        return FittedBaseline(f"TF-IDF + {model}", "linear-bag", described, weights)
+    name = "mean" if isinstance(target, Numbers) else "majority class"
+    return FittedBaseline(name, "constant", described, fit_constant(targets, target))
+
+
+def _has_values(arrays: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Return whether any number or category of a table is known."""
+    return bool((~np.isnan(arrays["numbers"].astype(np.float32))).any() or (arrays["codes"].astype(np.int64) > 1).any())

@@ -1,0 +1,204 @@
+"""The type of each column of a table, and its values in that type."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet.data.reading import pool
+from ratchet.data.tables.encode import cleaned, plain_values, texts_of
+from ratchet.data.tables.forms import EPOCH, PLAIN, Ambiguous, Form, date_form, number_form, numbers, seconds
+from ratchet.errors import DataError
+
+__all__ = ["CONSTANT", "Type", "TypedColumn", "each", "typed_column"]
+
+CONSTANT = "all values are equal"
+Type = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_NEARLY_ALL = 0.9  # share of the known cells that must be numbers or dates
+_FEWEST_IDS = 20  # different values that a column of ids has at least
+_LONG = 60  # mean characters of a text that is no category
+_DISTINCT = 0.5  # share of different texts from which a column has texts, not categories
+_ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class TypedColumn:
+    """A column with its type.
+
+    Attributes:
+        values: Float64 for numbers and dates (seconds since 1970-01-01 UTC), else String; null: missing.
+        texts: the cells as they were, for messages and the index; empty if they are not needed any more.
+        faults: rows (places in the table) of cells that are not of this type, by rule.
+        form: how the cells write numbers or dates.
+        why: reason for the type.
+        distinct: number of different known values.
+    """
+
+    name: str
+    type: Type
+    values: pl.Series
+    texts: pl.Series
+    why: str
+    distinct: int
+    form: str = ""
+    faults: Mapping[str, pl.Series] = field(default_factory=dict)
+
+    def take(self, places: NDArray[np.int64]) -> "TypedColumn":
+        """Return the column with the rows at these places."""
+        values = self.values[places]
+        texts = values if values.dtype == pl.String else self.texts[places] if self.keeps_texts else self.texts[:0]
+        return replace(self, values=values, texts=texts, faults={})
+
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether the cells are copied to the index."""
+        return self.type in ("categorical", "id") or not self.is_feature
+
+    @property
+    def is_feature(self) -> bool:
+        return self.type in ("numeric", "categorical", "datetime")
+
+
+def each(act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return the result for each item, such as a column; NumPy and polars work on several at once."""
+    return list(pool.in_order(act, items, workers=pool.threads(0)))
+
+
+def typed_column(values: pl.Series, *, wanted: Type | None, missing: tuple[str, ...], where: str) -> TypedColumn:
+    """Return a column with its type: `wanted`, or as its cells suggest.
+
+    Raises:
+        DataError: numbers or dates can be read in two ways, or values are no single values.
+    """
+    name = values.name
+    try:
+        column = _inferred(values, wanted, missing)
+    except Ambiguous as error:
+        raise DataError(
+            f"{where}: column {name!r}: {error}, or set data.columns to {{{name}: categorical}} or {{{name}: ignored}}"
+        ) from None
+    except DataError as error:
+        raise DataError(f"{where}: {error}, or list it in data.drop") from None
+    if wanted is not None:
+        return replace(column, type=wanted, why="data.columns")
+    return column
+
+
+def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) -> TypedColumn:
+    typed = plain_values(values, values.name)
+    if typed is not None and values.dtype != pl.Boolean:
+        is_date = isinstance(values.dtype, pl.Date | pl.Datetime)
+        typed = typed if is_date else _without(typed, missing)
+        if wanted in ("categorical", "text", "id"):
+            return _categorical(values, texts_of(values, values.name), wanted)
+        return _numeric(values, typed, "datetime" if is_date else "numeric", "", f"type {values.dtype} of the file")
+    texts = texts_of(values, values.name)
+    if values.dtype != pl.Boolean:
+        plain = numbers(texts, PLAIN)
+        if plain.null_count() > texts.null_count() or missing or plain.is_nan().any():  # else there is nothing to clean
+            texts = cleaned(texts, missing)
+            plain = numbers(texts, PLAIN).fill_nan(None)
+    else:
+        plain = pl.Series(values.name, [None], dtype=pl.Float64).new_from_index(0, len(values))
+    if wanted in ("categorical", "text", "id", "ignored"):
+        return _categorical(values, texts, wanted)
+    known = len(texts) - texts.null_count()
+    if known and len(plain) - plain.null_count() == known and wanted != "datetime":
+        if wanted is None and _has_codes(texts, plain):
+            return _categorical(values, texts, None, "numbers with leading zeros")
+        return _numeric(values, plain, "numeric", "", "numbers")
+    return _written(values, texts, known, wanted)
+
+
+def _without(values: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+    """Return Float64 values, with nulls for those that data.missing names."""
+    numbers_meant = numbers(pl.Series(values.name, missing, dtype=pl.String), PLAIN).drop_nulls()
+    if not len(numbers_meant):
+        return values
+    is_missing = values.is_in(numbers_meant.implode()).fill_null(False)
+    return pl.select(pl.when(~is_missing).then(values)).to_series().alias(values.name)
+
+
+def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | None) -> TypedColumn:
+    """Return a column of texts: numbers in some form, dates, or neither."""
+    present = texts.drop_nulls()
+    least = 1 if wanted else max(1, int(np.ceil(_NEARLY_ALL * known)))
+    if known and wanted != "datetime" and texts.dtype == pl.String:
+        form = number_form(present)
+        if form.matches >= least or wanted == "numeric":
+            why = "numbers" if form.form == PLAIN else f"numbers written as {form.form}"
+            read = numbers(texts, form.form).fill_nan(None)
+            return _numeric(values, read, "numeric", "" if form.form == PLAIN else form.form, why, texts)
+    if known and wanted in (None, "datetime") and values.dtype != pl.Boolean:
+        form = date_form(present) if wanted or _looks_dated(present) else Form("", 0)
+        if form.matches >= least or wanted == "datetime":
+            written = form.form or ("%Y%m%d" if seconds(present, "%Y%m%d").count() >= 0.5 * known else EPOCH)
+            return _numeric(values, seconds(texts, written), "datetime", written, f"dates as {written}", texts)
+    return _categorical(values, texts, wanted)
+
+
+def _looks_dated(texts: pl.Series) -> bool:
+    return bool(texts.head(1000).str.contains(r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}").mean() >= 0.5)  # type: ignore[operator]
+
+
+def _has_codes(texts: pl.Series, plain: pl.Series) -> bool:
+    """Whether numbers have leading zeros, as postal codes do."""
+    zero = texts.str.starts_with("0")
+    return bool(zero.any()) and bool(texts.filter(zero & ((plain >= 1) | (plain == 0))).str.contains(r"^0\d").any())
+
+
+def _numeric(
+    values: pl.Series, read: pl.Series, kind: Type, form: str, why: str, texts: pl.Series | None = None
+) -> TypedColumn:
+    """Return a column of numbers or dates."""
+    faults = {}
+    if texts is not None:
+        odd = (read.is_null() & texts.is_not_null()).arg_true()
+        if len(odd):
+            faults["not-a-date" if kind == "datetime" else "not-a-number"] = odd
+    if max(read.max() or 0.0, -(read.min() or 0.0)) > _LARGEST:  # type: ignore[operator]
+        infinite = (read.abs() > _LARGEST).fill_null(False)
+        faults["infinite-number"] = infinite.arg_true()
+        read = read.set(infinite, None)
+    distinct = read.drop_nulls().n_unique()
+    column = TypedColumn(values.name, kind, read, values, why, distinct, form, faults)
+    known = len(read) - read.null_count()
+    if not known:
+        return replace(column, type="ignored", why="all values are missing")
+    if distinct == 1 and known == len(read):
+        return replace(column, type="ignored", why=CONSTANT)
+    if kind == "numeric" and distinct == known == len(read) and distinct >= _FEWEST_IDS:
+        if bool((read.diff().drop_nulls() == 1).all()) and read[0] in (0, 1):
+            return replace(column, type="id", why="row numbers")
+        if _ID_NAME.search(values.name) and bool((read == read.floor()).all()):
+            return replace(column, type="id", why="all values are different, and the name is that of an id")
+    return column
+
+
+def _categorical(values: pl.Series, texts: pl.Series, wanted: Type | None, why: str = "texts") -> TypedColumn:
+    """Return a column of texts: categories, ids or long texts."""
+    present = texts.drop_nulls()
+    distinct = present.n_unique()
+    column = TypedColumn(values.name, "categorical", texts, values, why, distinct)
+    if wanted is not None:
+        return column
+    if not len(present):
+        return replace(column, type="ignored", why="all values are missing")
+    if distinct == 1 and len(present) == len(texts):
+        return replace(column, type="ignored", why=CONSTANT)
+    if distinct == len(present) and distinct >= _FEWEST_IDS:
+        return replace(column, type="id", why="all values are different")
+    if float(present.str.len_chars().mean()) > _LONG:  # type: ignore[arg-type]
+        return replace(column, type="text", why="long texts")
+    if distinct > _DISTINCT * len(present) and distinct >= _FEWEST_IDS:
+        return replace(column, type="text", why="most values occur once")
+    return column

@@ -1,0 +1,159 @@
+"""Descriptions of a packed table: the columns of its manifest, and profile.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import polars as pl
+
+from ratchet.data.checks.leakage import determining_columns, revealing_columns
+from ratchet.data.profile import sorted_bins
+from ratchet.data.split import SPLITS
+from ratchet.data.tables.columns import CONSTANT, TypedColumn
+from ratchet.kinds import Column
+
+if TYPE_CHECKING:
+    from ratchet.data.tables.packing import Packing
+
+__all__ = ["MAX_CATEGORIES", "QUANTILES", "Described", "feature", "profile_of"]
+
+QUANTILES = 129
+MAX_CATEGORIES = 1000
+_TOP = 20
+_MAX_LISTED = 100
+_LEAK_ROWS = 20_000  # rows of each split that the search for leaks takes
+_LEAK = 0.95  # share of the errors of the commonest class that a single column removes
+_EXPLAINED = 0.9  # share of a number's variance that a single column explains
+
+
+@dataclass(frozen=True)
+class Described:
+    """A feature as its training rows describe it."""
+
+    column: Column
+    counts: Mapping[str, object]  # of the training rows, in bins, for comparison with later data
+    top: Mapping[str, int] = field(default_factory=dict)  # the most frequent categories
+
+
+def feature(column: TypedColumn, train: slice) -> Described | None:
+    """Describe a feature; None if the value is missing in all training rows."""
+    known = column.values[train].drop_nulls()
+    if not len(known):
+        return None
+    if column.type == "categorical":
+        counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
+        top = dict(counts.head(_TOP).rows())
+        others = {"other": len(known) - sum(top.values())} if counts.height > _TOP else {}
+        names = tuple(counts["value"].head(MAX_CATEGORIES))
+        return Described(Column(column.name, "categorical", categories=names), {"values": top | others}, top)
+    numbers = np.sort(known.to_numpy().astype(np.float32)).astype(np.float64)  # as they are packed
+    std = float(numbers.std())
+    places = np.linspace(0, len(numbers) - 1, QUANTILES)
+    below = places.astype(np.int64)
+    above = np.minimum(below + 1, len(numbers) - 1)
+    quantiles = numbers[below] + (places - below) * (numbers[above] - numbers[below])
+    kind: Literal["datetime", "numeric"] = "datetime" if column.type == "datetime" else "numeric"
+    described = Column(
+        column.name, kind, float(numbers.mean()), std if std > 0 else 1.0, tuple(quantiles.tolist()), form=column.form
+    )
+    return Described(described, sorted_bins(numbers))
+
+
+def _listed(column: TypedColumn, described: Described | None) -> dict[str, object]:
+    """Return a column's entry in profile.json. Statistics are those of the training rows."""
+    lost = column.is_feature and described is None
+    entry: dict[str, object] = {
+        "name": column.name, "type": "ignored" if lost else column.type,
+        "why": "all training values are missing" if lost else column.why,
+        "missing": column.values.null_count(), "distinct": column.distinct,
+    }  # fmt: skip
+    if described is None:
+        return entry
+    known = described.column
+    if known.type == "categorical":
+        return entry | {"categories": len(known.categories), "top": dict(described.top)}
+    form = {"form": known.form} if known.form else {}
+    numbers = {"mean": known.mean, "std": known.std, "min": known.quantiles[0], "max": known.quantiles[-1]}
+    return entry | form | numbers | {"quantiles": list(known.quantiles[:: (QUANTILES - 1) // 8])}
+
+
+def profile_of(
+    packing: "Packing", conflicts: Sequence[Mapping[str, Sequence[str]]], by_rule: Mapping[str, int]
+) -> dict[str, object]:
+    """Return the content of profile.json. `conflicts`: groups of rows with the same features and different labels."""
+    content, labels, index = packing.content, packing.content.labels, packing.index
+    described = {name: feature.column for name, feature in packing.described.items()}
+    within, across = _copies(packing)
+    counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
+    listed = [*content.features, *content.roles.columns]
+    return {
+        "rows": dict(packing.sizes),
+        "problem": {"chosen": labels.problem, "why": labels.why, "notes": list(labels.notes)},
+        "classes": {split: {name: counted.get((split, name), 0) for name in packing.classes} for split in SPLITS},
+        "targets": _targets(packing),
+        "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
+        "copies_within_splits": within,
+        "copies_across_splits": across,
+        "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_MAX_LISTED])},
+        "telling": _leaks(packing),
+        "quarantined_by_rule": dict(by_rule),
+        "contract": {
+            "request": {name: _request(column) for name, column in described.items()},
+            "drift": {name: dict(feature.counts) for name, feature in packing.described.items()},
+        },
+    }
+
+
+def _copies(packing: "Packing") -> tuple[int, int]:
+    """Return how many rows are copies of another row of their split, and how many of one of another split."""
+    rows = packing.index.select("split", digest=pl.Series(packing.digest[:, 0]))
+    rows = rows.filter(pl.col("digest").is_duplicated())
+    per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
+    return rows.height - per_split, per_split - different
+
+
+def _targets(packing: "Packing") -> dict[str, object]:
+    """Return the share of each label, or statistics of each number, in the training rows."""
+    labels = packing.content.labels
+    if packing.classes:
+        return {}
+    values = labels.values[packing.train].astype(np.float64)
+    if labels.problem == "multi-label":
+        return {name: {"share": float(share)} for name, share in zip(labels.names, values.mean(axis=0), strict=True)}
+    low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
+    rows = zip(labels.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
+    keys = ("mean", "std", "min", "median", "max")
+    return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
+
+
+def _request(column: Column) -> list[dict[str, object]]:
+    """Return the rule for a value of a request, as plain data."""
+    return [{"rule": "type", "check": column.type, **({"form": column.form} if column.form else {})}]
+
+
+def _leaks(packing: "Packing") -> dict[str, object]:
+    """Return the constant columns, and the columns that determine the target alone on rows outside train."""
+    content = packing.content
+    features = [column for column in content.features if column.name in packing.described]
+    constant = [column.name for column in content.features if column.why == CONSTANT]
+    places = np.concatenate(
+        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(content.rows)), _ends(packing))]
+    )
+    names = [str(place) for place in range(len(features))]
+    values = content.labels.values[places]
+    frame = pl.DataFrame([column.values[places].alias(name) for name, column in zip(names, features, strict=True)])
+    frame = frame.with_columns(
+        packing.index["split"][places], label=pl.Series(values if values.ndim == 1 else values[:, 0])
+    )
+    if packing.classes:
+        leaks = revealing_columns(frame, extra=names, built_in=(), notable=_LEAK)["class"]
+    else:
+        leaks = determining_columns(frame.cast({"label": pl.Float64}), columns=names, least=_EXPLAINED)
+    assert isinstance(leaks, list)
+    return {"constant": constant, "class": [entry | {"column": features[int(entry["column"])].name} for entry in leaks]}
+
+
+def _ends(packing: "Packing") -> list[int]:
+    """Return the places where validation and test begin."""
+    return [packing.sizes["train"], packing.sizes["train"] + packing.sizes["validation"]]

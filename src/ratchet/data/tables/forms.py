@@ -1,0 +1,179 @@
+"""Forms of numbers and dates: how a column writes them, and how its texts are read.
+
+A form of numbers is an example: "1234.5" is plain, "1.234,5 %" has a point between thousands, a decimal comma and a
+percent sign. A form of dates has formats as of strftime, separated by |.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+__all__ = ["EPOCH", "PLAIN", "Ambiguous", "Form", "date_form", "number_form", "numbers", "seconds"]
+
+PLAIN = "1234.5"
+EPOCH = "seconds"  # form of dates: numbers of seconds since 1970-01-01 UTC
+_SPACED = "1 234"
+_NUMBER_FORMS = ("1234,5", "1,234.5", "1.234,5", f"{_SPACED}.5", f"{_SPACED},5", "1'234.5")
+_PERCENT = tuple(f"{form} %" for form in (PLAIN, *_NUMBER_FORMS))
+_DATES = {
+    "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
+    "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y",),
+    "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y"),
+    "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y"),
+    "9-a-Y": ("%d-%b-%Y",), "9-a-9": ("%d-%b-%y",), "9 a Y": ("%d %b %Y",), "a 9, Y": ("%b %d, %Y",),
+}  # fmt: skip
+"""Formats by shape: Y is a year of four digits, 9 another number, a the name of a month."""
+
+_SHAPE = (
+    (r"(:\d{1,2})\.\d+", "${1}.f"),
+    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|[+-]\d\d:?\d\d)$", "${1}z"),
+    (r"\s?[AaPp]\.?[Mm]\.?$", "p"),
+    (r"[A-Za-z]{3,9}", "a"),
+    (r"\d{4}", "Y"),
+    (r"\d{1,2}", "9"),
+)
+_TIMES = {
+    "9:9": "%H:%M", "9:9:9": "%H:%M:%S", "9:9:9.f": "%H:%M:%S%.f", "9:9z": "%H:%M%#z", "9:9:9z": "%H:%M:%S%#z",
+    "9:9:9.fz": "%H:%M:%S%.f%#z", "9:9p": "%I:%M %p", "9:9:9p": "%I:%M:%S %p",
+}  # fmt: skip
+
+
+class Form(NamedTuple):
+    """A form, and the number of texts that have it."""
+
+    form: str
+    matches: int
+
+
+class Ambiguous(ValueError):
+    """Texts can be read in two ways. The message has an example and the fix."""
+
+
+def numbers(texts: pl.Series, form: str) -> pl.Series:
+    """Return the numbers of texts as Float64; null where a text is none in this form. 12.5 % is .125."""
+    if form == PLAIN:
+        return texts.cast(pl.Float64, strict=False)
+    percent = form.endswith("%")
+    example = form.removesuffix(" %")
+    decimal, between = example[-2], example[1] if example[1] != "2" else ""
+    if percent:
+        plain = texts.str.strip_suffix("%").str.strip_chars_end()
+        texts = pl.select(pl.when(texts.str.ends_with("%")).then(plain)).to_series()
+    valid = texts.str.contains(_pattern(decimal, between))
+    if between:
+        texts = texts.str.replace_all(r"\s" if between == " " else re.escape(between), "")
+    texts = texts.str.replace(decimal, ".", literal=True)
+    values = pl.select(pl.when(valid).then(texts)).to_series().cast(pl.Float64, strict=False)
+    return values / 100 if percent else values
+
+
+def _pattern(decimal: str, between: str) -> str:
+    whole = r"\d+"
+    if between:
+        mark = r"\s" if between == " " else re.escape(between)
+        whole = rf"(?:[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|\d+)"
+    point = re.escape(decimal)
+    return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"
+
+
+def number_form(texts: pl.Series) -> Form:
+    """Return the form of most texts; None of them is null.
+
+    Raises:
+        Ambiguous: "1,234" can be 1234 or 1.234.
+    """
+    plain = numbers(texts, PLAIN)
+    best = Form(PLAIN, len(texts) - plain.null_count())
+    if best.matches == len(texts):
+        return best
+    marked = texts.filter(plain.is_null())
+    if not marked.str.contains(r"^[+-]?[\d.,'\s]+%?$").any():
+        return best
+    for form in (*_NUMBER_FORMS, *_PERCENT):
+        count = len(texts) - numbers(texts, form).null_count()
+        if count > best.matches:
+            best = Form(form, count)
+    return best if "1234,5" not in best.form else _comma_form(texts, best)
+
+
+def _comma_form(texts: pl.Series, best: Form) -> Form:
+    """Decide whether commas are decimal commas or stand between thousands, if all texts can be read both ways."""
+    thousands = best.form.replace("1234,5", "1,234.5")
+    if len(texts) - numbers(texts, thousands).null_count() < best.matches:
+        return best
+    whole = texts.filter(~texts.str.contains(",", literal=True) & numbers(texts, PLAIN).is_not_null())
+    if whole.str.contains(r"\d{4}").any():  # with commas between thousands these had some
+        return best
+    if len(whole):
+        return Form(thousands, best.matches)
+    raise Ambiguous(
+        f"{texts[0]!r} can be {texts[0].replace(',', '')} or {texts[0].replace(',', '.')}. Fix: write the numbers "
+        "without separators between thousands and with a decimal point"
+    )
+
+
+def date_form(texts: pl.Series) -> Form:
+    """Return the form that reads most texts as dates; "" if none does. No text is null.
+
+    Raises:
+        Ambiguous: day and month can be swapped.
+    """
+    distinct = texts.unique(maintain_order=True)
+    shape = distinct
+    for pattern, short in _SHAPE:
+        shape = shape.str.replace_all(pattern, short)
+    chosen: list[str] = []
+    for name in sorted(shape.unique()):
+        formats = _formats(name)
+        if formats:
+            chosen.append(_decide(distinct.filter(shape == name), formats))
+    form = "|".join(dict.fromkeys(chosen))
+    return Form(form, len(texts) - seconds(texts, form).null_count() if form else 0)
+
+
+def _formats(shape: str) -> tuple[str, ...]:
+    day, gap, time = shape, "", ""
+    split = re.fullmatch(r"(.+?)([T ])(9:.*)", shape)
+    if split:
+        day, gap, time = split.groups()
+    if day not in _DATES or (time and time not in _TIMES):
+        return ()
+    return tuple(form + gap + (_TIMES[time] if time else "") for form in _DATES[day])
+
+
+def _decide(texts: pl.Series, formats: Sequence[str]) -> str:
+    """Return the format of texts of one shape: month or day first."""
+    if len(formats) == 1:
+        return formats[0]
+    month, day = (seconds(texts, form) for form in formats)
+    only_month, only_day = (
+        texts.filter(first.is_not_null() & second.is_null()) for first, second in ((month, day), (day, month))
+    )
+    if len(only_month) and len(only_day):
+        raise Ambiguous(
+            f"{only_month[0]!r} has the month first and {only_day[0]!r} the day. Fix: write dates as YYYY-MM-DD"
+        )
+    unequal = texts.filter((month != day).fill_null(False))
+    if not len(only_month) and not len(only_day) and len(unequal):
+        raise Ambiguous(
+            f"{unequal[0]!r} can be month/day or day/month, and no date of the column decides. Fix: write dates as "
+            "YYYY-MM-DD"
+        )
+    return formats[1] if len(only_day) else formats[0]
+
+
+def seconds(texts: pl.Series, form: str) -> pl.Series:
+    """Return dates as seconds since 1970-01-01 UTC, Float64; null where a text is no date in this form.
+
+    A date without time is midnight, a time without zone is UTC.
+    """
+    values = pl.Series([None], dtype=pl.Float64).new_from_index(0, len(texts))
+    for single in form.split("|"):
+        if single == EPOCH:
+            read = texts.cast(pl.Float64, strict=False).fill_nan(None)
+        else:
+            read = texts.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6
+        values = pl.select(pl.coalesce(values, read)).to_series()
+    return values.alias(texts.name)

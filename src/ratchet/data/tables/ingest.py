@@ -1,0 +1,217 @@
+"""Ingest of a table: read, type, check, split, encode and pack its rows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from ratchet.data import quarantine, set_rules
+from ratchet.data.manifest import Manifest
+from ratchet.data.privacy import without_private
+from ratchet.data.sources.image_folder import SPLIT_FOLDERS
+from ratchet.data.tables import rules, splits
+from ratchet.data.tables.columns import TypedColumn, each, typed_column
+from ratchet.data.tables.encode import cleaned, texts_of
+from ratchet.data.tables.packing import Content, Packing, Roles
+from ratchet.data.tables.reading import RawTable, open_table, require
+from ratchet.data.tables.targets import read_labels
+from ratchet.errors import DataError, SettingsError
+from ratchet.settings.model import DataSettings
+
+__all__ = ["ingest_table"]
+
+Report = Callable[[int, int], None]
+_SAMPLE = 2000  # rows of a trial run
+
+
+def ingest_table(
+    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False
+) -> Manifest:
+    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    Raises:
+        SettingsError: a setting names no column of the table, or settings contradict each other.
+        DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
+    """
+    source = open_table(settings, root=root)
+    return _Ingest(settings, source, table, report, sample=sample).fill(draft)
+
+
+class _Ingest:
+    """Ingest of one table."""
+
+    def __init__(
+        self, settings: DataSettings, source: RawTable, table: Path, report: Report, *, sample: bool
+    ) -> None:  # fmt: skip
+        self.settings, self.source, self.table, self.report, self.sample = settings, source, table, report, sample
+        self.total = source.frame.height
+        labels = settings.label_columns
+        if not labels or len(set(labels)) < len(labels) or settings.order_by in labels:
+            raise SettingsError(
+                f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several different "
+                f"columns, not that of data.order_by ({settings.order_by}). "
+                "Fix: run `ratchet set data.label_column=NAME`"
+            )
+        for name in labels:
+            require(source, name, "data.label_column")
+        for name in settings.columns:
+            require(source, name, "data.columns")
+        self.frame = without_private(source.frame, settings, needed=settings.label_columns)
+
+    def fill(self, draft: Path) -> Manifest:
+        """Write the packed set and the quarantine table."""
+        self.report(0, self.total)
+        frame, rows, bad = self._rows()
+        labels = read_labels(frame, self.settings, self.source.where)
+        roles, faults = self._roles(frame)
+        taken = {*self.settings.label_columns, *(column.name for column in roles.columns)}
+        features = each(self._typed, [frame[name] for name in frame.columns if name not in taken])
+        if not any(column.is_feature for column in features):
+            reasons = ", ".join(f"{column.name} ({column.why})" for column in [*features, *roles.columns])
+            raise DataError(
+                f"{self.source.where} has no column to learn from, beside the label: {reasons or 'no other column'}. "
+                "Fix: set the type of a column in data.columns"
+            )
+        if self.settings.refuse_personal:
+            named = [self._role(texts_of(frame[name], name), "label") for name in self.settings.label_columns]
+            faults |= rules.personal([*features, *roles.columns, *named])
+        refused = rules.refused_rows(features, labels, faults, rows=rows, file=self.source.file, texts=frame)
+        bad = pl.concat([bad, refused])
+        good = ~rows.is_in(bad["row"].unique().implode())
+        self._check_bad_fraction(bad)
+        content = Content(rows, features, roles, labels).filter(good)
+        packing = Packing(self.settings, self.source, content, bad)
+        self._check_set(packing)
+        self.report(self.total, self.total)
+        return packing.write(draft)
+
+    def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
+        """Return the good records, their numbers from 1, and the quarantine rows of the others.
+
+        An empty line is no row. A record with too many or too few cells, or that is the header again, is bad.
+        """
+        frame, ragged = self.frame, self.source.ragged
+        rows = pl.Series("row", np.arange(1, frame.height + 1))
+        empty = pl.Series([False]).new_from_index(0, frame.height)
+        likely = frame.to_series(0).is_null().arg_true()
+        empty = empty.scatter(likely, frame[likely].select(pl.all_horizontal(pl.all().is_null())).to_series())
+        headers = _repeated_headers(frame)
+        bad = rules.shared_rows(self.source.file, ragged, rows.filter(headers))
+        if bad.height or empty.any():
+            kept = ~(headers | empty | rows.is_in(ragged["row"].implode()))
+            self.total = int(kept.sum()) + bad.height
+            frame, rows = frame.filter(kept), rows.filter(kept)
+        if self.sample and frame.height > _SAMPLE:
+            by_label = frame[self.settings.label_columns[0]].arg_sort()
+            chosen = by_label.gather_every(frame.height // _SAMPLE + 1).sort()
+            frame, rows = frame[chosen], rows.gather(chosen)
+            self.total = len(rows) + quarantine.samples(bad)
+        if frame.is_empty():
+            self._check_bad_fraction(bad)
+        return frame, rows, bad
+
+    def _typed(self, values: pl.Series) -> TypedColumn:
+        return typed_column(
+            values, wanted=self.settings.columns.get(values.name), missing=self.settings.missing,
+            where=self.source.where,
+        )  # fmt: skip
+
+    def _roles(self, frame: pl.DataFrame) -> tuple[Roles, rules.Faults]:
+        """Return split, group and order of the rows, and the rows where they are missing or wrong."""
+        settings = self.settings
+        columns: list[TypedColumn] = []
+        faults: rules.Faults = {}
+        given = self._texts(frame, "split_column")
+        if given is not None:
+            meant = given.str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
+            is_default = settings.split_column == type(settings).model_fields["split_column"].default
+            if is_default and not meant.count():
+                given = None  # a feature that happens to have this name
+            else:
+                faults["unknown-split", settings.split_column] = (meant.is_null() & given.is_not_null()).arg_true()
+                columns.append(self._role(given, "data.split_column"))
+                given = meant
+        groups = self._texts(frame, "group_column")
+        if groups is not None:
+            columns.append(self._role(groups, "data.group_column"))
+        splits.check_order(settings, given=given is not None, grouped=groups is not None)
+        order = self._order(frame) if settings.order_by != "none" else None
+        if order is not None:
+            faults |= {(rule, order.name): places for rule, places in order.faults.items()}
+            faults["no-order", order.name] = (
+                order.texts.is_null() | (order.values.is_null() & ~_known(order))
+            ).arg_true()
+            if settings.order_by not in settings.columns:
+                columns.append(replace(order, type="ignored", why="data.order_by"))
+        values = None if order is None else order.values
+        return Roles(given, groups, values, tuple(columns)), faults
+
+    def _texts(self, frame: pl.DataFrame, setting: str) -> pl.Series | None:
+        """Return the texts of the column that a setting names; None if there is none and the setting is the default."""
+        name = getattr(self.settings, setting)
+        if name in frame.columns and name not in self.settings.label_columns:
+            return cleaned(texts_of(frame[name], name), self.settings.missing)
+        if name != type(self.settings).model_fields[setting].default:
+            require(self.source, name, f"data.{setting}")
+            raise SettingsError(
+                f"params.yaml: data.{setting}: found {name}, which is dropped or a label. Fix: change it"
+            )
+        return None
+
+    def _role(self, values: pl.Series, setting: str) -> TypedColumn:
+        return TypedColumn(values.name, "ignored", values, values, setting, values.drop_nulls().n_unique())
+
+    def _order(self, frame: pl.DataFrame) -> TypedColumn:
+        name = self.settings.order_by
+        require(self.source, name, "data.order_by")
+        if name not in frame.columns:
+            raise SettingsError(
+                f"params.yaml: data.order_by: found {name}, which data.drop removes. Fix: take it out of data.drop"
+            )
+        column = self._typed(frame[name])
+        if column.values.dtype != pl.Float64:
+            raise DataError(
+                f"{self.source.where}: data.order_by: column {name!r} has {column.why} such as {column.texts[0]!r}, "
+                "and rows are sorted by numbers or dates. Fix: set data.order_by to another column, or write dates as "
+                "YYYY-MM-DD"
+            )
+        return column
+
+    def _check_bad_fraction(self, bad: pl.DataFrame) -> None:
+        quarantine.write(self.table, bad)  # even if too much is bad, because the table has the reasons
+        limit = self.settings.max_bad_fraction
+        set_rules.check_bad_fraction(bad, total=self.total, limit=limit, table=self.table)
+
+    def _check_set(self, packing: Packing) -> None:
+        bad = packing.bad
+        self._check_bad_fraction(bad)
+        empty = [split for split, rows in packing.sizes.items() if not rows]
+        distinct = packing.index.height - packing.copies
+        if empty and packing.copies >= distinct and self.settings.order_by == "none":
+            raise DataError(
+                f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
+                f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
+            )
+        settings = self.settings.model_copy(update={"min_per_class": 1}) if self.sample else self.settings
+        set_rules.check_index(packing.index.drop("id"), settings, classes=packing.classes, table=self.table)
+
+
+def _known(order: TypedColumn) -> pl.Series:
+    """Return whether a missing value of the column has another fault already."""
+    known = pl.Series([False]).new_from_index(0, len(order.values))
+    for places in order.faults.values():
+        known = known.scatter(places, True)
+    return known
+
+
+def _repeated_headers(frame: pl.DataFrame) -> pl.Series:
+    """Return whether each row has the names of the columns as its values."""
+    none = pl.Series([False]).new_from_index(0, frame.height)
+    if any(kind != pl.String for kind in frame.dtypes):
+        return none
+    first = frame.columns[0]
+    likely = frame.select(pl.col(first).str.strip_chars() == first).to_series().fill_null(False).arg_true()
+    same = [pl.col(name).str.strip_chars() == name for name in frame.columns]
+    return none.scatter(likely, frame[likely].select(pl.all_horizontal(same).fill_null(False)).to_series())

@@ -1,0 +1,237 @@
+"""Packing of the good rows of a table: their splits, arrays, index and descriptions."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data import pack, quarantine
+from ratchet.data.checks import exact_duplicates
+from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data.split import SPLITS
+from ratchet.data.tables import describe, digests, splits
+from ratchet.data.tables.columns import TypedColumn, each
+from ratchet.data.tables.describe import Described
+from ratchet.data.tables.digests import hexadecimal, matrix_bits, row_digests
+from ratchet.data.tables.encode import encode
+from ratchet.data.tables.reading import RawTable
+from ratchet.data.tables.targets import Labelling
+from ratchet.errors import DataError
+from ratchet.kinds import TableInput
+from ratchet.settings.model import DataSettings
+
+__all__ = ["Content", "Packing", "Roles"]
+
+_MIB = 1 << 20
+Array = NDArray[np.float32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns with another role than a feature, in all rows.
+
+    Attributes:
+        given: the split of each row in the file; null: none.
+        groups: rows of one group share a split.
+        order: numbers or dates by which rows are sorted.
+        columns: these columns as they are listed in the profile.
+    """
+
+    given: pl.Series | None = None
+    groups: pl.Series | None = None
+    order: pl.Series | None = None
+    columns: tuple[TypedColumn, ...] = ()
+
+    def take(self, places: NDArray[np.int64]) -> "Roles":
+        """Return the rows at these places."""
+        given, groups, order = (
+            values if values is None else values[places] for values in (self.given, self.groups, self.order)
+        )
+        return Roles(given, groups, order, tuple(column.take(places) for column in self.columns))
+
+
+@dataclass(frozen=True)
+class Content:
+    """The good rows: their numbers in the file from 1, features, other columns and targets."""
+
+    rows: pl.Series
+    features: Sequence[TypedColumn]
+    roles: Roles
+    labels: Labelling
+
+    def filter(self, kept: pl.Series) -> "Content":
+        """Return the rows that are kept."""
+        return self if kept.all() else self.take(np.flatnonzero(kept.to_numpy()))
+
+    def take(self, places: NDArray[np.int64]) -> "Content":
+        """Return the rows at these places."""
+        features = each(lambda column: column.take(places), self.features)
+        return Content(self.rows[places], features, self.roles.take(places), self.labels.take(places))
+
+    def digest(self) -> NDArray[np.uint64]:
+        """Return the digest of features and target of each row, uint64 (rows, 2)."""
+        targets = self.labels.values.reshape(len(self.rows), -1)
+        columns = each(digests.column_bits, [column.values for column in self.features if column.is_feature])
+        return row_digests(
+            [*columns, *(digests.column_bits(pl.Series(values)) for values in targets.T)], len(self.rows)
+        )
+
+
+class Packing:
+    """The packed set of a table, before it is written. Rows are in the order of the splits, then of the file.
+
+    Attributes:
+        content: the rows.
+        index: one row for each: row (its number in the file), id, source, split, label and class.
+        digest: of features and target, uint64 (rows, 2).
+        bad: the quarantine table, with the rows that are also in a split of a higher rank.
+        classes: names of the classes; empty if the targets are none.
+    """
+
+    def __init__(self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame) -> None:
+        self.settings, self.source = settings, source
+        self.classes = content.labels.names if content.labels.problem == "classification" else ()
+        digest = content.digest()
+        roles = content.roles
+        split = splits.assigned(settings, digest, given=roles.given, groups=roles.groups, order=roles.order)
+        order = np.argsort(split, kind="stable")
+        self.content, self.digest = content.take(order), digest[order]
+        self.index, self.bad = self._index(split[order]), bad
+        if roles.given is not None:
+            self._refuse_copies()
+
+    def _index(self, split: NDArray[np.int64]) -> pl.DataFrame:
+        rows, labels = self.content.rows, self.content.labels
+        numbers = (
+            pl.Series(labels.values) if self.classes else pl.Series([None], dtype=pl.Int64).new_from_index(0, len(rows))
+        )
+        names = pl.Series(list(SPLITS)).gather(split)
+        index = pl.DataFrame({"row": rows, "split": names, "label": numbers, "class": labels.shown.cast(pl.String)})
+        return index.with_columns(id=pl.format("row {}", pl.col("row").cast(pl.String).str.zfill(7))).with_columns(
+            source="id"
+        )
+
+    def _refuse_copies(self) -> None:
+        """Move rows that are also in a split of a higher rank to the quarantine table."""
+        copies = exact_duplicates.cross_split_duplicates(self._copied(self.digest))
+        kept = ~self.content.rows.is_in(copies["row"].implode())
+        self.bad = pl.concat([self.bad, copies])
+        self.index, self.content, self.digest = self.index.filter(kept), self.content.filter(kept), self.digest[kept]
+
+    def _copied(self, digest: NDArray[np.uint64]) -> pl.DataFrame:
+        """Return the rows of the index whose digest occurs more than once, with it as `packed`."""
+        copied = pl.Series(digest[:, 0]).is_duplicated()
+        texts = pl.Series(pl.from_arrow(hexadecimal(digest[copied.to_numpy()])), dtype=pl.String)
+        return self.index.filter(copied).with_columns(pixels=texts, packed=texts)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        counts = dict(self.index.group_by("split").len().rows())
+        return {split: counts.get(split, 0) for split in SPLITS}
+
+    @property
+    def copies(self) -> int:
+        """Number of rows that are copies of another row."""
+        return len(self.digest) - int(pl.Series(self.digest[:, 0]).n_unique())
+
+    @property
+    def train(self) -> slice:
+        """The training rows."""
+        return slice(0, self.sizes["train"])
+
+    @cached_property
+    def described(self) -> dict[str, Described]:
+        """The features by name."""
+        features = [column for column in self.content.features if column.is_feature]
+        described = each(lambda column: describe.feature(column, self.train), features)
+        return {feature.column.name: feature for feature in described if feature is not None}
+
+    def write(self, draft: Path) -> Manifest:
+        """Write arrays, index, profile and manifest into the folder."""
+        if not self.described:
+            reasons = ", ".join(f"{column.name} ({column.why})" for column in self.content.features)
+            raise DataError(
+                f"{self.source.where} has no column to learn from: {reasons or 'only labels'}. "
+                "Fix: set the type of a column in data.columns"
+            )
+        input = TableInput(tuple(feature.column for feature in self.described.values()), self.settings.missing)
+        frame = pl.DataFrame([column.values for column in self.content.features if column.name in self.described])
+        numbers, codes = encode(frame, input)
+        arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
+        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(frame))
+        with ThreadPoolExecutor(1) as pool:
+            index = pool.submit(self._write_index, draft, packed)
+            written = self._write_arrays(draft, arrays)
+            index.result()
+        by_rule = quarantine.by_rule(self.bad)
+        conflicts = exact_duplicates.label_conflicts(self._copied(packed)) if self.classes else []
+        files.write_json(draft / "profile.json", describe.profile_of(self, conflicts, by_rule))
+        notes = {
+            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule
+        }  # fmt: skip
+        manifest = Manifest.sealed(
+            notes, format=FORMAT, name=self.source.name, input=input, target=self.content.labels.target(self.train),
+            splits=written,
+        )  # fmt: skip
+        manifest.write(draft)
+        return manifest
+
+    def _write_index(self, draft: Path, packed: NDArray[np.uint64]) -> None:
+        """Write index.parquet. Categories, ids and the order are copied from the file."""
+        index, content = self.index.with_columns(row=pl.int_range(pl.len()).over("split")), self.content
+        if content.roles.groups is not None:
+            index = index.with_columns(content.roles.groups.alias("group"))
+        columns = [column for column in content.features if column.type in ("categorical", "id")]
+        columns += [column for column in content.roles.columns if column.why == "data.order_by"]
+        own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed"}
+        extra = {f"{column.name} (column)" if column.name in own else column.name: column.texts for column in columns}
+        index = index.with_columns(texts.alias(name) for name, texts in extra.items())
+        digests = {"content": hexadecimal(self.digest), "packed": hexadecimal(packed)}
+        table = index.to_arrow(compat_level=pl.CompatLevel.oldest())
+        for name, texts in digests.items():
+            table = table.append_column(name, texts)
+        table = table.append_column("pixels", digests["packed"])
+        unlike = {"row", "id", "source", *digests, "pixels"}  # have no value twice
+        pq.write_table(
+            table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
+            use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
+            compression={name: "none" if name in digests else "zstd" for name in table.column_names},
+        )  # fmt: skip
+
+    def _write_arrays(self, draft: Path, arrays: dict[str, Array]) -> dict[str, SplitFiles]:
+        """Write the arrays, targets and keys of each split."""
+        numbers = digests.column_bits(self.content.rows.cast(pl.Float64))
+        keys = row_digests([numbers], len(numbers))[:, 0]
+        written, start = {}, 0
+        for split, rows in self.sizes.items():
+            part = slice(start, start + rows)
+            folder = draft / split
+            folder.mkdir()
+            shards = {name: self._shards(folder, name, values[part]) for name, values in arrays.items()}
+            targets = pack.write_array(folder, "targets", self.content.labels.values[part])
+            written[split] = SplitFiles(rows, shards, targets, pack.write_array(folder, "keys", keys[part]))
+            start += rows
+        return written
+
+    def _shards(self, folder: Path, name: str, values: Array) -> tuple[Shard, ...]:
+        """Write an array in files of at most data.shard_mib MiB, and check what the disk returns."""
+        step = max(1, self.settings.shard_mib * _MIB // max(1, values[:1].nbytes))
+        shards = []
+        for number, start in enumerate(range(0, len(values), step)):
+            part = values[start : start + step]
+            file = pack.write_array(folder, f"{name}-{number:05d}", part)
+            if files.digest_file(folder.parent / file.file) != file.sha256:
+                raise DataError(
+                    f"{file.file}: the disk returns other content than was written. Fix: check the disk, then ingest "
+                    "again"
+                )
+            shards.append(Shard(file.file, len(part), file.sha256))
+        return tuple(shards)

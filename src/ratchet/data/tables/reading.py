@@ -1,0 +1,149 @@
+"""The file of a table as a frame: its header, names and cells, and the rows that are no rows."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole
+from ratchet.data.sources.table_file import TableFile, read_table
+from ratchet.data.tables.encode import MISSING_TEXTS
+from ratchet.errors import DataError
+from ratchet.settings.model import DataSettings
+
+__all__ = ["RawTable", "open_table", "require"]
+
+_HEADER_SAMPLE = 2000  # rows
+_HEAD = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A table as it is in its file.
+
+    Attributes:
+        frame: the columns of the file. Cells of CSV are texts.
+        file: gives the places of rows for messages.
+        ragged: rows with too many or too few cells: `row` and `value`.
+        where: setting and path of the file, for messages.
+        name: name of the file without its extension.
+        has_header: whether the columns have names in the file.
+    """
+
+    frame: pl.DataFrame
+    file: TableFile
+    ragged: pl.DataFrame
+    where: str
+    name: str
+    has_header: bool
+
+
+def open_table(settings: DataSettings, *, root: Path) -> RawTable:
+    """Read the file data.path.
+
+    Raises:
+        DataError: there is no such file, or it is no table.
+    """
+    path = settings.path.rstrip("/")
+    content = _content(path, root)
+    shown = path if is_url(path) else str(root / expanded(path))
+    where, needed = f"data.path: {shown}", settings.label_columns
+    file = read_table(content, where=where, needed=needed)
+    header = [name.strip() for name in file.header]
+    has_header = not _looks_like_data(header, file.table, wanted=needed)
+    if not has_header:
+        names = [f"column_{place}" for place in range(1, len(header) + 1)]
+        file = read_table(content, where=where, needed=(), names=names)
+        header = names
+    names = _names(header, where)
+    if len(names) != file.table.width:
+        raise DataError(
+            f"{where}: the header has {len(names)} names for {file.table.width} columns. Fix: write one name for each"
+        )
+    frame = file.table.rename(dict(zip(file.table.columns, names, strict=True)))
+    if frame.is_empty():
+        raise DataError(f"{where} has a header and no rows. Fix: add rows")
+    name = re.sub(r"(\.\w+)+$", "", path.rpartition("/")[2]) or "table"
+    return RawTable(frame, file, file.ragged, where, name, has_header)
+
+
+def _content(path: str, root: Path) -> bytes:
+    """Return the bytes of a local or remote file."""
+    if not is_url(path):
+        local = root / expanded(path)
+        if not local.is_file():
+            raise DataError(f"data.path: {local} {_why_no_file(local)}")
+        folder, name = str(local.parent), local.name
+    else:
+        folder, _, name = path.rpartition("/")
+    storage = open_storage(folder, root=root)
+    try:
+        content = read_whole(storage, name)
+    except OSError as error:
+        raise DataError(
+            f"data.path: {storage.where}/{name}: {error.strerror or error}. Fix: set it to a CSV or Parquet file"
+        ) from None
+    if not content[:_HEAD].strip():
+        raise DataError(f"data.path: {storage.where}/{name} is empty. Fix: fetch it again")
+    return content
+
+
+def _why_no_file(path: Path) -> str:
+    if path.is_dir():
+        tables = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (".csv", ".tsv", ".parquet"))
+        return f"is a folder. Fix: set it to a file{f', such as {path / tables[0]}' if tables else ''}"
+    near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1)
+    return f"does not exist. Fix: set it to a CSV or Parquet file{f' ({near[0]}?)' if near else ''}"
+
+
+def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[str, ...]) -> bool:
+    """Whether the first line is a row: each cell could be a value of its column, and some certainly are."""
+    if set(wanted) & set(header) or table.is_empty() or not all(kind == pl.String for kind in table.dtypes):
+        return False
+    fits = 0
+    for cell, name in zip(header, table.columns, strict=False):
+        values = table[name].head(_HEADER_SAMPLE).str.strip_chars()
+        values = values.filter(~values.is_in(list(MISSING_TEXTS)))
+        share = float(values.cast(pl.Float64, strict=False).is_not_null().mean() or 0.0)  # type: ignore[arg-type]
+        is_number = pl.Series([cell]).cast(pl.Float64, strict=False).is_not_null()[0]
+        if cell in MISSING_TEXTS:
+            continue
+        if is_number != (share > 0.5):
+            return False
+        if is_number or cell in values:
+            fits += 1
+        elif len(values) and values.n_unique() < len(values) / 2:  # the name is none of few values
+            return False
+    return fits > 0
+
+
+def _names(header: list[str], where: str) -> list[str]:
+    """Return the names of the columns; those without one are numbered."""
+    names = [name or f"column_{place}" for place, name in enumerate(header, start=1)]
+    doubled = [name for place, name in enumerate(names) if name in names[:place]]
+    if doubled:
+        raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
+    return names
+
+
+def require(table: RawTable, column: str, setting: str) -> None:
+    """Check that the table has a column that a setting names.
+
+    Raises:
+        DataError: it has not.
+    """
+    if column in table.frame.columns:
+        return
+    near = difflib.get_close_matches(column, table.frame.columns, n=1)
+    shown = ", ".join(table.frame.columns[:40]) + (", ..." if len(table.frame.columns) > 40 else "")
+    note = ""
+    if not table.has_header:
+        first = ", ".join(repr(str(value).strip()) for value in table.frame.row(0)[:3])
+        note = f" Its first line is no header ({first}, ...), so the columns are numbered."
+        near = [table.frame.columns[-1]]
+    raise DataError(
+        f"{table.where} has no column {column!r}; it has {shown}.{note} Fix: set {setting}"
+        f"{f' (to {near[0]}?)' if near else ''}{'' if table.has_header else ', or add a header line'}"
+    )

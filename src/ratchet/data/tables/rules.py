@@ -1,0 +1,102 @@
+"""Rules about single rows of a table. A row that breaks one is quarantined."""
+
+from collections.abc import Callable, Sequence
+
+import polars as pl
+from pandera import polars as pa
+
+from ratchet.data import quarantine
+from ratchet.data.privacy import looks_personal
+from ratchet.data.refusal_reasons import REASONS
+from ratchet.data.sample_rules import failures, must
+from ratchet.data.sources.table_file import TableFile
+from ratchet.data.tables.columns import TypedColumn
+from ratchet.data.tables.targets import Labelling
+
+__all__ = ["Faults", "personal", "refused_rows", "shared_rows"]
+
+Faults = dict[tuple[str, str], pl.Series]
+"""Places of the rows that break a rule in a column, by rule and column."""
+
+
+def refused_rows(
+    columns: Sequence[TypedColumn], labels: Labelling, further: Faults, *, rows: pl.Series, file: TableFile,
+    texts: pl.DataFrame,
+) -> pl.DataFrame:  # fmt: skip
+    """Return the quarantine rows of the rows that break a rule.
+
+    Args:
+        columns: the features; the schema checks their types too.
+        labels: the targets.
+        further: faults of other columns.
+        rows: number of each row in the file, from 1.
+        file: gives the places of rows.
+        texts: the cells as they are in the file, for the values of broken rules.
+    """
+    faults: Faults = {
+        (rule, column.name): places for column in columns for rule, places in column.faults.items() if len(places)
+    }
+    faults |= {(rule, ""): places for rule, places in labels.faults.items() if len(places)}
+    faults |= {key: places for key, places in further.items() if len(places)}
+    frame = {"row": rows, "label": labels.shown.cast(pl.String)}
+    schema = {"row": pa.Column(pl.Int64), "label": pa.Column(pl.String, nullable=True)}
+    for place, column in enumerate(columns):
+        frame[f"feature {place}"] = column.values
+        schema[f"feature {place}"] = pa.Column(column.values.dtype, nullable=True)
+    good = pl.Series([True]).new_from_index(0, len(rows))
+    keys = {f"{rule} {place}": key for place, (key, rule) in enumerate((key, key[0]) for key in faults)}
+    for name, key in keys.items():
+        frame[name] = good.clone().scatter(faults[key], False)
+        schema[name] = pa.Column(pl.Boolean, must(key[0]))
+    frame["source"] = _places(faults, rows, file)
+    cells = {f"cell {column}": texts[column].cast(pl.String) for _, column in keys.values() if column}
+    return failures(pl.DataFrame(frame | cells), schema, _values(keys), source="source")
+
+
+def _places(faults: Faults, rows: pl.Series, file: TableFile) -> pl.Series:
+    """Return "line 7" for each row with a fault; null for the others."""
+    names = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
+    if not faults:
+        return names
+    bad = pl.concat([places.cast(pl.UInt32) for places in faults.values()]).unique().sort()
+    return names.scatter(bad, pl.Series(file.places(rows.gather(bad).to_list())))
+
+
+def _values(keys: dict[str, tuple[str, str]]) -> Callable[[str, str], pl.Expr | None]:
+    def value(rule: str, name: str) -> pl.Expr | None:
+        column = keys[name][1]
+        if rule == "personal-data":
+            return pl.lit(REASONS[rule].value.format(column=column))
+        if not column:
+            return None
+        return pl.format("{} {}", pl.lit(column), pl.col(f"cell {column}").fill_null(""))
+
+    return value
+
+
+def personal(columns: Sequence[TypedColumn]) -> Faults:
+    """Return the faults of texts that look like an address or a number of a person."""
+    faults: Faults = {}
+    for column in columns:
+        if column.values.dtype != pl.String:
+            continue
+        distinct = column.values.unique().drop_nulls()
+        named = distinct.filter(looks_personal(distinct))
+        if len(named):
+            faults["personal-data", column.name] = column.values.is_in(named.implode()).fill_null(False).arg_true()
+    return faults
+
+
+def shared_rows(table: TableFile, ragged: pl.DataFrame, headers: pl.Series) -> pl.DataFrame:
+    """Return the quarantine rows of lines that are no rows: ragged ones and repeated headers."""
+    lines = pl.DataFrame(
+        {"row": headers, "source": table.places(headers.to_list())}, schema={"row": pl.Int64, "source": pl.String}
+    )
+    repeated = lines.with_columns(value=pl.lit(REASONS["repeated-header"].value))
+    source = pl.Series(table.places(ragged["row"].to_list()), dtype=pl.String)
+    return pl.concat(
+        [
+            quarantine.table(ragged.with_columns(source=source).select("source", "row", "value"), "ragged-row"),
+            quarantine.table(repeated.select("source", "row", "value"), "repeated-header"),
+        ]
+    )

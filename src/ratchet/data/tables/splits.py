@@ -1,0 +1,95 @@
+"""The split of each row: as given, by order, by group, or by the digest of the row."""
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet.data import split
+from ratchet.data.tables.digests import uniform
+from ratchet.errors import DataError, SettingsError
+from ratchet.settings.model import DataSettings
+
+__all__ = ["assigned", "check_order"]
+
+
+def check_order(settings: DataSettings, *, given: bool, grouped: bool) -> None:
+    """Check that data.order_by is the only rule about splits.
+
+    Raises:
+        SettingsError: splits are also given, by group, or by folds.
+    """
+    if settings.order_by == "none":
+        return
+    others = {
+        f"column {settings.split_column!r} has the splits": given,
+        f"column {settings.group_column!r} has groups": grouped,
+        f"data.folds is {settings.folds}": settings.folds > 0,
+    }
+    for other, there in others.items():
+        if there:
+            raise SettingsError(
+                f"params.yaml: data.order_by: found {settings.order_by}, but {other}; only one of them decides the "
+                "splits. Fix: set data.order_by to none, or list the column in data.drop, or set data.folds to 0"
+            )
+
+
+def assigned(
+    settings: DataSettings, digests: NDArray[np.uint64], *, given: pl.Series | None, groups: pl.Series | None,
+    order: pl.Series | None,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Return the split of each row, its place in SPLITS.
+
+    Args:
+        settings: fractions and folds.
+        digests: of the rows, uint64 (n, 2).
+        given: the split of each row in the file; null: none.
+        groups: rows of one group share a split; null: none.
+        order: rows are sorted by it, and equal values share a split.
+    """
+    if order is not None:
+        return _ordered(order, settings)
+    u = uniform(digests)
+    if groups is not None:
+        distinct = groups.unique().drop_nulls().sort()
+        places = np.array([split.position(f"group {group}") for group in distinct])
+        codes = groups.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+        u = np.where(codes >= 0, places[codes], u) if len(places) else u
+    if given is not None and groups is not None:
+        given = _of_groups(given, groups, settings)
+    declared = set(given.unique().drop_nulls()) if given is not None else set()
+    drawn = split.drawn(
+        u, declared=declared, validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
+        folds=settings.folds, fold=settings.fold,
+    )  # fmt: skip
+    if given is None:
+        return drawn
+    kept = given.replace_strict({"train": None, "validation": 1, "test": 2}, return_dtype=pl.Int64)
+    return kept.fill_null(pl.Series(drawn)).to_numpy()
+
+
+def _of_groups(given: pl.Series, groups: pl.Series, settings: DataSettings) -> pl.Series:
+    """Return the given splits; a row without one gets that of its group.
+
+    Raises:
+        DataError: a group has several splits.
+    """
+    rows = pl.DataFrame({"group": groups, "split": given})
+    named = rows.drop_nulls().group_by("group").agg(pl.col("split").unique().sort()).sort("group")
+    several = named.filter(pl.col("split").list.len() > 1)
+    if several.height:
+        group, places = several.row(0)
+        raise DataError(
+            f"data.group_column: group {group!r} of column {settings.group_column!r} is in the splits "
+            f"{' and '.join(places)}. Fix: correct data.split_column {settings.split_column!r}, or list one of the two "
+            "columns in data.drop"
+        )
+    known = named.with_columns(own=pl.col("split").list.first()).select("group", "own")
+    joined = rows.join(known, on="group", how="left", maintain_order="left")
+    return joined.select(pl.coalesce("split", "own")).to_series().alias(given.name)
+
+
+def _ordered(order: pl.Series, settings: DataSettings) -> NDArray[np.int64]:
+    """Return the splits of sorted rows: the oldest are train, the latest are test."""
+    share = (order.rank("min").cast(pl.Float64).to_numpy() - 1) / len(order)
+    train = 1 - settings.validation_fraction - settings.test_fraction
+    return np.where(share < train, 0, np.where(share < 1 - settings.test_fraction, 1, 2))

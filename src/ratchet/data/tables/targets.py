@@ -1,0 +1,277 @@
+"""The problem of a table, and the target of each row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet.data.checks.label_spelling import look_alikes
+from ratchet.data.tables.encode import cleaned, plain_values, texts_of
+from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
+from ratchet.errors import DataError
+from ratchet.kinds import Classes, Labels, Numbers, Target
+from ratchet.settings.model import DataSettings
+
+__all__ = ["Labelling", "Problem", "read_labels"]
+
+Problem = Literal["classification", "regression", "multi-label"]
+
+_MAX_INTEGER_CLASSES = 20
+_LEAST_OF_INTEGER = 5  # rows of each integer that is a class
+_ID_SHARE = 0.5  # share of different labels from which they are no classes
+_TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The targets of all rows.
+
+    Attributes:
+        problem: the problem, and why it is this one.
+        names: classes, labels or target columns.
+        values: int64 (n,) of classes, float32 (n, names) of the others; undefined in rows with faults.
+        shown: the target of each row as a text.
+        faults: rows without a valid target, by rule.
+        notes: what was changed to read the labels.
+    """
+
+    problem: Problem
+    why: str
+    names: tuple[str, ...]
+    values: NDArray[np.int64] | NDArray[np.float32]
+    shown: pl.Series
+    faults: Mapping[str, pl.Series]
+    notes: tuple[str, ...] = field(default=())
+
+    def take(self, places: NDArray[np.int64]) -> "Labelling":
+        """Return the targets of the rows at these places."""
+        return replace(self, values=self.values[places], shown=self.shown[places], faults={})
+
+    def target(self, train: slice) -> Target:
+        """Return the description of the target; statistics are those of the training rows."""
+        if self.problem == "classification":
+            return Classes(self.names)
+        if self.problem == "multi-label":
+            return Labels(self.names)
+        known = self.values[train].astype(np.float64)
+        std = known.std(axis=0)
+        return Numbers(self.names, tuple(known.mean(axis=0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))
+
+
+def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labelling:
+    """Return the targets of all rows.
+
+    Raises:
+        DataError: the label columns do not fit data.problem, or allow none.
+    """
+    columns = [_Label(frame[name], settings.missing, where) for name in settings.label_columns]
+    problem, why = _problem(columns, settings, where)
+    if problem == "classification":
+        return _classes(columns[0], settings, where, why)
+    if problem == "regression":
+        return _numbers(columns, where, why)
+    return _several(columns, where, why)
+
+
+class _Label:
+    """A label column: its texts, and its numbers where a text is one."""
+
+    def __init__(self, values: pl.Series, missing: tuple[str, ...], where: str) -> None:
+        self.name, self.where = values.name, where
+        try:
+            typed = plain_values(values, values.name)
+            self.is_boolean = values.dtype == pl.Boolean
+            self.texts = cleaned(texts_of(values, values.name), missing).alias("value")
+            self.present = self.texts.drop_nulls()
+            if typed is None:
+                form = number_form(self.present) if len(self.present) else None
+                typed = numbers(self.texts, form.form if form else PLAIN).fill_nan(None)
+        except Ambiguous as error:
+            raise DataError(f"{where}: column {values.name!r}: {error}") from None
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        if not len(self.present):
+            raise DataError(f"{where}: label column {values.name!r} is empty. Fix: set data.label_column")
+        self.numbers = typed.alias("value")
+        self.counts: dict[str, int] = dict(self.present.value_counts().rows())
+
+    @property
+    def numeric_share(self) -> float:
+        return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
+
+    def binary(self) -> pl.Series:
+        """Return 0 or 1 for each text that means one, Float64; null for others."""
+        known = {text: _TRUE[text.lower()] for text in self.counts if text.lower() in _TRUE}
+        known |= {text: float(text) for text in self.counts if text in ("1.0", "0.0")}
+        return self.texts.replace_strict(known, default=None, return_dtype=pl.Float64)
+
+
+def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> tuple[Problem, str]:
+    if settings.problem != "auto":
+        if settings.problem == "classification" and len(columns) > 1:
+            raise DataError(
+                f"{where}: data.problem is classification with {len(columns)} label columns. "
+                "Fix: name one column in data.label_column, or set data.problem to multi-label"
+            )
+        return settings.problem, "data.problem"
+    if len(columns) > 1:
+        if all(column.binary().null_count() <= column.texts.null_count() for column in columns):
+            return "multi-label", f"{len(columns)} label columns with 0 and 1"
+        if all(column.numeric_share > 0.5 for column in columns):
+            return "regression", f"{len(columns)} label columns with numbers"
+        odd = next(column for column in columns if column.numeric_share <= 0.5)
+        raise DataError(
+            f"{where}: label column {odd.name!r} has texts such as {odd.present[0]!r}, and several label columns need "
+            "numbers, or 0 and 1. Fix: set data.label_column to one column"
+        )
+    (column,) = columns
+    if column.is_boolean or column.numeric_share < 0.9:
+        return "classification", f"texts in {column.name!r}"
+    known = column.numbers.drop_nulls()
+    counts = known.value_counts()["count"]
+    whole = bool((known == known.floor()).all())
+    least = int(counts.min())  # type: ignore[arg-type]
+    if whole and len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER:
+        return "classification", f"{len(counts)} different whole numbers in {column.name!r}"
+    return "regression", f"{len(counts):,} different numbers in {column.name!r}"
+
+
+def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
+    """Check that a number to predict has at least two values."""
+    known = values[np.isfinite(values)]
+    if len(known) and (known == known[0]).all():
+        raise DataError(
+            f"{where}: label column {name!r} has only the value {known[0]:g}, so there is nothing to predict. "
+            "Fix: set data.label_column"
+        )
+
+
+def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> Labelling:
+    texts, notes = _plain_classes(column)
+    counts: dict[str, int] = dict(texts.drop_nulls().value_counts().rows())
+    if settings.classes != "auto":
+        classes = tuple(settings.classes)
+    else:
+        if len(counts) > max(_FEW, _ID_SHARE * len(column.present)):
+            raise DataError(
+                f"{where}: label column {column.name!r} has {len(counts):,} different values in "
+                f"{len(column.present):,} rows, so they are no classes. Fix: set data.label_column to another column"
+                + (", or data.problem to regression" if column.numeric_share > 0.5 else "")
+            )
+        classes = tuple(sorted(set(counts) - set(look_alikes(counts)), key=_in_order))
+    if len(classes) < 2:
+        raise DataError(
+            f"{where}: label column {column.name!r} has only one class ({classes[0]!r}), but at least two are needed. "
+            "Fix: set data.label_column"
+        )
+    places = {name: place for place, name in enumerate(classes)}
+    labels = texts.replace_strict(places, default=None, return_dtype=pl.Int64)
+    faults = {
+        "no-label": texts.is_null().arg_true(),
+        "unknown-label": (labels.is_null() & texts.is_not_null()).arg_true(),
+    }
+    values = labels.fill_null(0).to_numpy()
+    return Labelling("classification", why, classes, values, texts, faults, notes)
+
+
+_FEW = 20
+
+
+def _in_order(name: str) -> tuple[int, float, str]:
+    """Sort classes that are numbers by size, before texts."""
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
+def _plain_classes(column: _Label) -> tuple[pl.Series, tuple[str, ...]]:
+    """Return labels without the final point that all have, or that another spelling lacks, and without ".0"."""
+    texts, notes = column.texts, []
+    if (
+        column.numeric_share == 1.0
+        and not column.is_boolean
+        and not column.texts.drop_nulls().str.contains(r"^0\d").any()
+    ):
+        plain = texts_of(column.numbers, column.name)
+        if any(name not in column.counts for name in plain.drop_nulls().unique()):
+            notes.append(f"{column.name}: whole numbers are classes without decimal point")
+        return plain, tuple(notes)
+    pointed = {name: name[:-1].rstrip() for name in column.counts if name.endswith(".") and len(name) > 1}
+    all_pointed = len(pointed) == len(column.counts)
+    changed = {name: plain for name, plain in pointed.items() if all_pointed or plain in column.counts}
+    if changed:
+        first = min(changed)
+        notes.append(f"{column.name}: the final point is removed, as in {first!r}")
+        texts = texts.replace(changed)
+    return texts, tuple(notes)
+
+
+def _numbers(columns: Sequence[_Label], where: str, why: str) -> Labelling:
+    for column in columns:
+        if column.numeric_share <= 0.5:
+            raise DataError(
+                f"{where}: label column {column.name!r} has texts such as {column.present[0]!r}, and regression needs "
+                "numbers. Fix: set data.problem to classification, or data.label_column to another column"
+            )
+        _check_varied(column.name, column.numbers.drop_nulls().to_numpy(), where)
+    missing, odd, infinite = (pl.Series([False]).new_from_index(0, len(columns[0].texts)) for _ in range(3))
+    for column in columns:
+        too_large = (column.numbers.abs() > _LARGEST).fill_null(False)
+        missing |= column.texts.is_null()
+        odd |= column.numbers.is_null() & column.texts.is_not_null()
+        infinite |= too_large
+    bad = (missing | odd | infinite).to_numpy()
+    values = np.stack([column.numbers.fill_null(0.0).to_numpy() for column in columns], axis=1)
+    values = np.where(bad[:, None], 0.0, values).astype(np.float32)
+    faults = {"no-label": missing.arg_true(), "label-not-a-number": (odd & ~missing).arg_true()}
+    faults["infinite-label"] = (infinite & ~missing & ~odd).arg_true()
+    names = tuple(column.name for column in columns)
+    return Labelling("regression", why, names, values, _joined(columns), faults)
+
+
+def _several(columns: Sequence[_Label], where: str, why: str) -> Labelling:
+    if len(columns) == 1:
+        return _listed(columns[0], where, why)
+    binary = [column.binary() for column in columns]
+    for column, flags in zip(columns, binary, strict=True):
+        if flags.null_count() > 0.5 * len(flags):
+            raise DataError(
+                f"{where}: label column {column.name!r} has values such as {column.present[0]!r}, and multi-label "
+                "needs 0 and 1. Fix: set data.label_column to other columns"
+            )
+    missing, odd = (pl.Series([False]).new_from_index(0, len(columns[0].texts)) for _ in range(2))
+    for column, flags in zip(columns, binary, strict=True):
+        missing |= column.texts.is_null()
+        odd |= flags.is_null() & column.texts.is_not_null()
+    values = np.stack([flags.fill_null(0.0).to_numpy() for flags in binary], axis=1).astype(np.float32)
+    faults = {"no-label": missing.arg_true(), "unknown-label": (odd & ~missing).arg_true()}
+    names = tuple(column.name for column in columns)
+    return Labelling("multi-label", why, names, values, _joined(columns), faults)
+
+
+def _listed(column: _Label, where: str, why: str) -> Labelling:
+    """Return the labels of a column with texts such as "red|round"; an empty cell has no label."""
+    lists = column.texts.fill_null("").str.split("|").list.eval(pl.element().str.strip_chars())
+    names = tuple(sorted(name for name in lists.explode().unique() if name))
+    if len(names) < 2:
+        raise DataError(
+            f"{where}: label column {column.name!r} has {len(names)} different labels, but at least two are needed. "
+            "Fix: separate the labels of a row by |"
+        )
+    if len(names) > max(_FEW, _ID_SHARE * len(column.present)):
+        raise DataError(
+            f"{where}: label column {column.name!r} has {len(names):,} different labels in {len(column.present):,} "
+            "rows. Fix: separate the labels of a row by |, or set data.label_column to another column"
+        )
+    values = np.stack([lists.list.contains(name).to_numpy() for name in names], axis=1).astype(np.float32)
+    return Labelling("multi-label", why, names, values, column.texts.fill_null(""), {})
+
+
+def _joined(columns: Sequence[_Label]) -> pl.Series:
+    frame = pl.DataFrame([column.texts.alias(str(place)) for place, column in enumerate(columns)])
+    return frame.select(pl.concat_str(pl.all().fill_null(""), separator="|")).to_series()

@@ -1,0 +1,170 @@
+"""Sources of texts: a table, a folder of classes with one text per file, or files of texts, one class per file."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ratchet.data import quarantine
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage
+from ratchet.data.reading.subset import subset
+from ratchet.data.sources.image_folder import ImageFolder
+from ratchet.data.tables.targets import Labelling
+from ratchet.data.texts.decoding import Decoded, decode, encoding_of
+from ratchet.data.texts.table import SAMPLE, TABLES, TextSamples, read_table_of_texts
+from ratchet.errors import DataError
+from ratchet.settings.model import DataSettings
+
+__all__ = ["read_samples"]
+
+Report = Callable[[int, int], None]
+
+_NOT_SAMPLES = re.compile(r"(read.?me|licen[sc]e|copying|changelog)", re.IGNORECASE)
+_LAYOUT = (
+    "set it to a CSV or Parquet file with a text and a label in each row, a folder with one folder of texts per "
+    "class, or a folder with one file per class and one text per line"
+)
+
+
+def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> TextSamples:
+    """Read all texts of the source that data.path names.
+
+    Args:
+        settings: the `data` section; a relative path is relative to `root`.
+        root: the project folder.
+        report: called with (done, total) samples.
+        sample: read only a few texts of each class.
+
+    Raises:
+        SettingsError, DataError: the source is not found, has no layout of texts, or cannot be read.
+    """
+    if _is_file(settings.path, root):
+        return read_table_of_texts(settings, root=root, report=report)
+    storage = open_storage(settings.path, root=root)
+    tree = storage.tree()
+    if tree.folders:
+        return _read_folder(storage, settings, report, sample=sample)
+    tables = [file for file in tree.names if file.casefold().endswith(TABLES)]
+    if tables:
+        raise DataError(
+            f"data.path: {storage.where} is a folder with the table {tables[0]!r}. Fix: set "
+            f"data.path={storage.where}/{tables[0]}"
+        )
+    return _read_lines(storage, sorted(tree.names), report)
+
+
+def _is_file(path: str, root: Path) -> bool:
+    """Whether a setting names a file with a table, not a folder."""
+    if is_url(path):
+        return path.partition("?")[0].casefold().endswith(TABLES)
+    local = root / expanded(path)
+    if not local.exists():
+        raise DataError(f"data.path: {local} does not exist. Fix: {_LAYOUT}")
+    if local.is_file() and local.suffix.casefold() == ".txt":
+        raise DataError(
+            f"data.path: {local} is one text file without labels. Fix: {_LAYOUT}; for a language model set "
+            "data.kind=tokens"
+        )
+    return local.is_file()
+
+
+def _content(storage: Storage, name: str) -> bytes:
+    content = storage.read(name)
+    if isinstance(content, bytes):
+        return content
+    with content as file:
+        return file.read()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _frame(rows: Sequence[Sequence[Any]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=SAMPLE, orient="row")
+
+
+def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> TextSamples:
+    """Read a folder of classes, or train, validation and test folders of classes: each file is a text."""
+    source = ImageFolder(storage, settings.label_level, of="texts")
+    listed = subset(source.listing, classes=len(source.classes)) if sample else source.listing
+    extra = [name for name in listed.columns if name.startswith("level_")]
+    rows = []
+    for done, (row, name, split) in enumerate(listed.select("row", "id", "split").iter_rows(), 1):
+        try:
+            content = _content(storage, name)
+            decoded = decode(content)
+        except OSError as error:
+            content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
+        rows.append((row, name, *decoded, _digest(content), split, None))
+        report(done, listed.height)
+    refused = quarantine.table(source.refused.select("source", "row", "value"), "unreadable-text")
+    table = _frame(rows).with_columns(listed[name] for name in extra)
+    labels = _labelling(listed["label"], source.classes, "the folders are the classes")
+    return TextSamples(source.name, storage.where, table, labels, refused, tuple(extra))
+
+
+def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> TextSamples:
+    """Read files of texts, one per line. The part of a file's name that the others do not share is the class."""
+    files = [name for name in names if not _NOT_SAMPLES.search(name)]
+    if len(files) < 2:
+        raise DataError(f"data.path: {storage.where} has {len(files)} files and no folders. Fix: {_LAYOUT}")
+    labels = _distinct_parts(files)
+    classes = tuple(sorted(set(labels)))
+    targets: list[int] = []
+    rows: list[tuple[Any, ...]] = []
+    for done, (name, label) in enumerate(zip(files, labels, strict=True), 1):
+        try:
+            content = _content(storage, name)
+        except OSError as error:
+            raise DataError(
+                f"{storage.where}/{name}: cannot be read ({error.strerror or error}). Fix: {_LAYOUT}"
+            ) from None
+        for line, (raw, decoded) in enumerate(_lines(content, f"{storage.where}/{name}"), 1):
+            rows.append((len(rows), f"{name}:{line}", *decoded, _digest(raw), None, None))
+            targets.append(classes.index(label))
+        report(done, len(files))
+    others = [(name, at) for at, name in enumerate((name for name in names if name not in files), len(rows))]
+    beside = pl.DataFrame(others, schema={"source": pl.String, "row": pl.Int64}, orient="row")
+    refused = quarantine.table(beside.with_columns(value=pl.lit("a description of the data")), "unreadable-text")
+    targeted = _labelling(pl.Series(targets, dtype=pl.Int64), classes, "the names of the files are the classes")
+    return TextSamples(storage.name, storage.where, _frame(rows), targeted, refused)
+
+
+def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> Labelling:
+    names = pl.Series(classes, dtype=pl.String).gather(labels)
+    return Labelling("classification", why, classes, labels.to_numpy().astype(np.int64), names, {})
+
+
+def _lines(content: bytes, where: str) -> Iterator[tuple[bytes, Decoded]]:
+    """Yield the bytes and the text of each line. Only a line feed ends a line; a carriage return before it is dropped.
+
+    In UTF-8 one wrong byte refuses one line.
+    """
+    encoding, mark = encoding_of(content)
+    whole = decode(content)
+    if whole.rule == "not-text":
+        raise DataError(f"{where} is {whole.problem}, not lines of text. Fix: {_LAYOUT}")
+    if encoding != "utf-8":
+        if whole.text is None:
+            raise DataError(f"{where}: {whole.problem}. Fix: save it as UTF-8")
+        content, mark = whole.text.encode("utf-8", "surrogatepass"), 0
+    lines = content[mark:].split(b"\n")
+    at = mark
+    for raw in lines[:-1] if not lines[-1] else lines:
+        yield raw, decode(raw.removesuffix(b"\r"), offset=at, marked=False)
+        at += len(raw) + 1
+
+
+def _distinct_parts(names: Sequence[str]) -> list[str]:
+    """Return the part of each name that is left without the parts that all share: rt.neg, rt.pos -> neg, pos."""
+    parts = [re.findall(r"[^._-]+[._-]*", name) for name in names]
+    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]
+    while all(len(each) > 1 for each in parts) and len({each[0] for each in parts}) == 1:
+        parts = [each[1:] for each in parts]
+    return ["".join(each).strip("._-") for each in parts]

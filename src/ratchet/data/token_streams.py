@@ -1,0 +1,271 @@
+"""Ingest of text for language models: check the files, cut or assign them to splits, and pack each split's text.
+
+A file that is not UTF-8 is quarantined. One file, or fewer than ten, are cut at line ends: the first part of each is
+for training, then validation, then test, so that the model is tested on text that follows. Ten files and more are
+assigned whole, by the hash of their content. Folders train, validation (or val) and test keep their splits. A split is
+the text of its files in the order of their names; each file ends with a line end.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import polars as pl
+
+from ratchet import files
+from ratchet.data import pack, quarantine, set_rules
+from ratchet.data.checks import exact_duplicates
+from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data.reading.plain_text import read_text
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
+from ratchet.data.split import SPLITS, SplitName, assign
+from ratchet.errors import DataError, first_line
+from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds.pieces import piece_bounds
+from ratchet.settings.model import DataSettings
+
+__all__ = ["ingest_tokens"]
+
+Report = Callable[[int, int], None]
+
+_FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
+_SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
+_FOLDERS: dict[str, SplitName] = {
+    "train": "train", "training": "train", "validation": "validation", "val": "validation", "valid": "validation",
+    "dev": "validation", "test": "test",
+}  # fmt: skip
+_LINE_END = b"\n"
+_MOST_FREQUENT = 20  # characters that the profile lists
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the source, or a part of one."""
+
+    row: int  # among all files, by name
+    id: str
+    content: bytes
+    digest: str  # SHA-256 (hex) of the file's bytes
+    split: SplitName | None = None
+
+    @property
+    def packed(self) -> str:
+        """SHA-256 (hex) of the text, without its last line ends: they are alike in every packed file."""
+        return hashlib.sha256(self.content.rstrip(_LINE_END)).hexdigest()
+
+
+def ingest_tokens(
+    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False
+) -> Manifest:
+    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    Raises:
+        DataError: the source cannot be read, too many files are bad, or a split has no text.
+    """
+    storage, names = _source(settings, root)
+    if sample:
+        names = names[:: -(-len(names) // _SAMPLE_FILES)]
+    good, bad = _read(storage, names, report, sample=sample)
+    whole = [file if file.split else replace(file, split="train") for file in good]
+    copies = exact_duplicates.cross_split_duplicates(_index(whole))  # before one of them is cut
+    bad, refused = pl.concat([bad, copies]), set(copies["source"].to_list())
+    parts = _split([file for file in good if file.id not in refused], settings)
+    duplicates = exact_duplicates.cross_split_duplicates(_index(parts))
+    bad = pl.concat([bad, duplicates])
+    refused = set(duplicates["source"].to_list())
+    parts = [part for part in parts if part.id not in refused]
+    quarantine.write(table, bad)
+    set_rules.check_bad_fraction(bad, total=len(names), limit=settings.max_bad_fraction, table=table)
+    _require_text(parts, storage)
+    by_rule = quarantine.by_rule(bad)
+    pack.write_index(draft, _piece_index(parts))
+    files.write_json(draft / "profile.json", _profile(parts, by_rule))
+    notes = {"source": settings.path, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
+    manifest = Manifest.sealed(
+        notes, format=FORMAT,
+        name=PurePosixPath(settings.path.rstrip("/")).stem, input=TokensInput(), target=NextToken(0),
+        splits={split: _write_split(draft / split, parts, settings.shard_mib) for split in SPLITS},
+    )  # fmt: skip
+    manifest.write(draft)
+    return manifest
+
+
+def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str]]:
+    """Return the folder of the files, and their names, sorted."""
+    path = settings.path
+    is_file = bool(PurePosixPath(path).suffix) if is_url(path) else (root / expanded(path)).is_file()
+    if is_file:
+        folder, _, name = path.rpartition("/")
+        return open_storage(folder or ".", root=root), [name]
+    storage = open_storage(path, root=root)
+    if not storage.can_list:
+        raise DataError(f"data.path: found {path}. A web server lists no files. Fix: name the address of a text file")
+    names = sorted(storage.tree().names)
+    if not names:
+        raise DataError(f"data.path: {storage.where} has no files. Fix: put text files (UTF-8) into it")
+    return storage, names
+
+
+def _read(
+    storage: Storage, names: Sequence[str], report: Report, *, sample: bool
+) -> tuple[list[_File], pl.DataFrame]:  # fmt: skip
+    """Return the good files, and the quarantine table of the others."""
+    good: list[_File] = []
+    failures: list[tuple[str, int, str, str]] = []
+    for row, name in enumerate(names):
+        try:
+            raw = read_whole(storage, name)
+        except PermissionError as error:
+            failures.append((name, row, "permission", first_line(error)))
+        except OSError as error:
+            failures.append((name, row, "unreadable", first_line(error)))
+        else:
+            text = read_text(raw)
+            if text.rule is not None:
+                failures.append((name, row, text.rule, text.value))
+            else:
+                content = text.content[: _boundary(text.content, _SAMPLE_BYTES)] if sample else text.content
+                good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), _given(name)))
+        report(row + 1, len(names))
+    return good, quarantine.rows(failures)
+
+
+def _given(name: str) -> SplitName | None:
+    """Return the split that the file's top folder names."""
+    top, inside, _ = name.partition("/")
+    return _FOLDERS.get(top.casefold()) if inside else None
+
+
+def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:
+    """Return the files, or parts of them, with their splits, in the order of their names."""
+    declared = {file.split for file in whole if file.split is not None}
+    complete = {"validation", "test"} <= declared
+    free = [file for file in whole if file.split in (None, "train")]
+    if not complete and len(free) < _FEWEST_WHOLE:
+        cut = [part for file in free for part in _cut(file, settings, declared)]
+        return sorted([*cut, *(file for file in whole if file.split not in (None, "train"))], key=lambda part: part.row)
+    splits = assign(
+        [file.packed for file in whole], [file.split for file in whole],
+        declared=declared,
+        validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction, folds=settings.folds,
+        fold=settings.fold,
+    )  # fmt: skip
+    return [replace(file, split=split) for file, split in zip(whole, splits, strict=True)]
+
+
+def _cut(file: _File, settings: DataSettings, declared: set[SplitName]) -> Iterator[_File]:
+    """Yield the parts of a file in order: train, validation, train again with folds, test. Empty parts are left out."""
+    end = 1.0 - (0.0 if "test" in declared else settings.test_fraction)
+    start, stop = end - settings.validation_fraction, end
+    if settings.folds:
+        start, stop = (place / settings.folds * end for place in (settings.fold, settings.fold + 1))
+    if "validation" in declared:
+        start = stop = end
+    size = len(file.content)
+    places = [0, *(_line_start(file.content, round(share * size)) for share in (start, stop, end)), size]
+    names: tuple[SplitName, ...] = ("train", "validation", "train", "test")
+    for split, first, last in zip(names, places, places[1:], strict=False):
+        if first < last:
+            yield replace(file, id=f"{file.id}[{first}:{last}]", content=file.content[first:last], split=split)
+
+
+def _line_start(content: bytes, place: int) -> int:
+    """Return the last start of a line at or before `place`; in a very long line, the start of a character."""
+    if place >= len(content):
+        return len(content)
+    start = content.rfind(_LINE_END, 0, place) + 1
+    return start if start > place * 0.95 else _boundary(content, place)
+
+
+def _boundary(content: bytes, place: int) -> int:
+    """Return the start of the character at `place`."""
+    place = min(place, len(content))
+    while 0 < place < len(content) and content[place] & 0xC0 == 0x80:  # inside a character
+        place -= 1
+    return place
+
+
+def _require_text(parts: Sequence[_File], storage: Storage) -> None:
+    """Check that every split has text.
+
+    Raises:
+        DataError: a split has none.
+    """
+    for split in SPLITS:
+        if not any(part.split == split for part in parts):
+            fraction = "" if split == "train" else f", or raise data.{split}_fraction"
+            raise DataError(f"split {split} of {storage.where} has no text. Fix: add text{fraction}")
+
+
+def _index(parts: Sequence[_File]) -> pl.DataFrame:
+    """Return a row for each file or part: its split, its name and place, and the digests of its bytes and text."""
+    digests = [part.packed for part in parts]
+    columns = {
+        "row": [part.row for part in parts], "split": [part.split for part in parts],
+        "id": [part.id for part in parts], "source": [part.id for part in parts],
+        "content": [part.digest for part in parts], "pixels": digests, "packed": digests,
+        "bytes": [len(part.content) for part in parts],
+    }  # fmt: skip
+    numbers = ("row", "bytes")
+    return pl.DataFrame(columns, schema={name: pl.Int64 if name in numbers else pl.String for name in columns})
+
+
+def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
+    """Return the rows of index.parquet: a row for each piece, on which models are compared."""
+    rows = []
+    for split in SPLITS:
+        text = b"".join(_texts(parts, split))
+        for number, (start, end) in enumerate(piece_bounds(np.frombuffer(text, np.uint8))):
+            digest = hashlib.sha256(text[start:end]).hexdigest()
+            rows.append((split, number, f"{split} {number}", "", digest))
+    texts = ("id", "class", "content")
+    schema = {"split": pl.String, "row": pl.Int64, **dict.fromkeys(texts, pl.String)}
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(source=pl.col("id"))
+
+
+def _write_split(folder: Path, parts: Sequence[_File], shard_mib: int) -> SplitFiles:
+    folder.mkdir()
+    text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
+    size = shard_mib * pack.MIB
+    shards = []
+    for number, start in enumerate(range(0, len(text), size)):
+        piece = text[start : start + size]
+        stored = pack.write_array(folder, f"text-{number:05d}", piece)
+        shards.append(Shard(stored.file, len(piece), stored.sha256))
+    targets = pack.write_array(folder, "targets", np.zeros(0, np.int64))
+    keys = pack.write_array(folder, "keys", np.zeros(0, np.uint64))
+    return SplitFiles(len(text), {"text": tuple(shards)}, targets, keys)
+
+
+def _texts(parts: Sequence[_File], split: str) -> Iterator[bytes]:
+    for part in parts:
+        if part.split == split:
+            yield part.content if part.content.endswith(_LINE_END) else part.content + _LINE_END
+
+
+def _profile(parts: Sequence[_File], by_rule: dict[str, int]) -> dict[str, object]:
+    """Return the content of profile.json. Characters are Unicode code points."""
+    counts = {split: Counter[str]() for split in SPLITS}
+    for split in SPLITS:
+        for content in _texts(parts, split):
+            counts[split].update(content.decode())
+    train, index = counts["train"], _index(parts)
+    return {
+        "rows": {split: sum(len(content) for content in _texts(parts, split)) for split in SPLITS},
+        "classes": {split: {} for split in SPLITS},
+        "characters": {split: number.total() for split, number in counts.items()},
+        "lines": {split: number["\n"] for split, number in counts.items()},
+        "files": {split: sum(part.split == split for part in parts) for split in SPLITS},
+        "distinct_characters": len(train),
+        "most_frequent": [[text, number / train.total()] for text, number in train.most_common(_MOST_FREQUENT)],
+        "unseen_characters": {split: sorted(counts[split].keys() - train.keys()) for split in SPLITS[1:]},
+        "copies_within_splits": index.height - index.select("split", "packed").n_unique(),
+        "label_conflicts": {"groups": 0, "first": []},
+        "near_duplicates": None,
+        "telling": {"constant": [], "class": []},
+        "quarantined_by_rule": by_rule,
+        "contract": {"request": {}, "drift": {}},
+    }  # fmt: skip

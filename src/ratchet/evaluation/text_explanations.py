@@ -1,0 +1,66 @@
+"""Words of a text that speak for and against a prediction, by leaving out one word at a time.
+
+The method is occlusion (Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", 2014; for texts
+Li, Monroe and Jurafsky 2016, arXiv:1612.08220). It needs no gradient and works for every model and tokenizer. The
+contributions of two words that mean the same are small, because each can be left out without loss.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.kinds import Classes, Numbers, TextInput
+
+if TYPE_CHECKING:
+    from ratchet.training.models import Model, ModelSpec
+
+__all__ = ["word_contributions"]
+
+_AT_ONCE = 64  # texts in a batch
+_MOST = 512  # words: later ones have no contribution here
+
+
+def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int) -> list[tuple[str, float]]:
+    """Return the words of a text in order, each with its contribution to an output.
+
+    The contribution is the output for the text minus the output without the word. Of a class the output is its logit
+    minus the mean logit of the other classes, of a number its value in its own unit, of a label its logit. Words that
+    the model does not use, because the text is too long, have no entry.
+
+    Args:
+        model: a model for texts, in eval mode. It is used where it is.
+        spec: its description.
+        text: the text, as it was packed.
+        output: index of the class, label or number.
+    """
+    from ratchet.training.tokenizers import words_of
+
+    assert isinstance(spec.input, TextInput), "callers check the kind first"
+    split = words_of(text)[: min(spec.input.longest or _MOST, _MOST)]
+    shortened = [" ".join(split[:at] + split[at + 1 :]) for at in range(len(split))]
+    outputs = _outputs(model, spec, [" ".join(split), *shortened])
+    if isinstance(spec.target, Classes):
+        others = np.delete(outputs, output, axis=1).mean(axis=1) if outputs.shape[1] > 1 else 0.0
+        values = outputs[:, output] - others
+    else:
+        values = outputs[:, output] * (spec.target.std[output] if isinstance(spec.target, Numbers) else 1.0)
+    return list(zip(split, (values[0] - values[1:]).tolist(), strict=True))
+
+
+def _outputs(model: "Model", spec: "ModelSpec", texts: list[str]) -> NDArray[np.float64]:
+    """Return the model's outputs for texts, float64 (texts, outputs)."""
+    import torch
+
+    from ratchet.training.tokenizers import encode
+
+    assert isinstance(spec.input, TextInput)
+    rows = encode(texts, spec.input)
+    device = model.temperature.device
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(rows), _AT_ONCE):
+            ids = rows.gather(np.arange(start, min(start + _AT_ONCE, len(rows))))
+            parts.append(model(torch.from_numpy(ids).to(device)).double().cpu().numpy())
+    outputs: NDArray[np.float64] = np.concatenate(parts)
+    return outputs

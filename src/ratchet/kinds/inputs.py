@@ -1,0 +1,136 @@
+"""Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """Images of one size. One array: uint8 or float32 (n, height, width, channels)."""
+
+    height: int
+    width: int
+    channels: int
+    mean: tuple[float, ...]  # per channel, of the training pixels
+    std: tuple[float, ...]  # never 0
+    dtype: str = "uint8"  # of the pixels; float32 is possible for a user's own Dataset
+    depth: int | None = None  # bits of the raw value that became 255; None: images have 8 bits
+    kind: Literal["image"] = "image"
+
+    @property
+    def raw_dtype(self) -> str:
+        """Type of the values that a served model takes."""
+        return self.dtype if self.depth is None else "uint16"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return self.height, self.width, self.channels
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "image"
+
+    @property
+    def described(self) -> str:
+        """Text for people: "8 x 8 x 1 pixels"."""
+        return " x ".join(map(str, self.shape)) + " pixels"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature of a table.
+
+    A date becomes a number: seconds since 1970-01-01 in UTC.
+    """
+
+    name: str
+    type: Literal["numeric", "datetime", "categorical"]
+    mean: float = 0.0  # of the known training values
+    std: float = 1.0  # of the known training values; never 0
+    quantiles: tuple[float, ...] = ()  # of the known training values, at equal steps from the smallest to the largest
+    categories: tuple[str, ...] = ()  # values of the training rows, in the order of their codes (the first has code 2)
+    form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
+
+
+@dataclass(frozen=True)
+class TableInput:
+    """Rows of a table. Two arrays, in the order of `numeric` and of `categorical`.
+
+    numbers: float32 (n, numeric columns); NaN: missing.
+    codes: int64 (n, categorical columns); 0: missing, 1: not among the training rows, 2 and up: `Column.categories`.
+    """
+
+    columns: tuple[Column, ...]  # in the order of the file
+    missing: tuple[str, ...] = ()  # further texts that mean a missing value
+    kind: Literal["table"] = "table"
+
+    @property
+    def numeric(self) -> tuple[Column, ...]:
+        """Numbers and dates."""
+        return tuple(column for column in self.columns if column.type != "categorical")
+
+    @property
+    def categorical(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.type == "categorical")
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "row"
+
+    @property
+    def described(self) -> str:
+        """Text for people: "14 columns"."""
+        return f"{len(self.columns)} columns"
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Texts. One array: token ids, int64 (n, longest text of the batch); 0: padding.
+
+    A packed set holds the texts as UTF-8. `tokenizer` and what follows it belong to a model and are empty there.
+    """
+
+    tokenizer: str = "none"  # hashed: words and pairs of words by hash; words: `vocabulary`
+    buckets: int = 0  # ids of the tokenizer hashed
+    vocabulary: tuple[str, ...] = ()  # words of the training texts; the first has id 2, id 1 is any other word
+    longest: int = 0  # tokens of a text that are used; the rest is cut off; 0: all
+    kind: Literal["text"] = "text"
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "text"
+
+    @property
+    def described(self) -> str:
+        return "texts"
+
+
+@dataclass(frozen=True)
+class TokensInput:
+    """Pieces of a token stream. One array: token ids, int64 (n, context).
+
+    A packed set holds each split as UTF-8. The other fields belong to a model and are empty there.
+    """
+
+    tokenizer: str = "none"  # bytes, characters or words
+    vocabulary: tuple[str, ...] = ()  # characters or words of the training text, in the order of their ids
+    context: int = 0  # tokens that the model sees at once
+    kind: Literal["tokens"] = "tokens"
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "piece of text"
+
+    @property
+    def described(self) -> str:
+        return "a stream of text"
+
+
+Input = ImageInput | TableInput | TextInput | TokensInput

@@ -1,0 +1,280 @@
+"""Sections of the report that depend on the problem, as titles, tables and charts that one template renders.
+
+Classification of images has a template of its own; here are regression, multi-label and next token, the baseline of
+every problem, and the features of a table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from markupsafe import Markup
+
+from ratchet.evaluation.answers import NumberAnswers
+from ratchet.evaluation.details import ExplainedText
+from ratchet.evaluation.importance import Importance
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.metrics import (
+    BaselineResult,
+    LanguageMetrics,
+    Metrics,
+    MultiLabelMetrics,
+    NamedMetric,
+    NumberMetrics,
+    RegressionMetrics,
+)
+from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.slices import ScoreSlice
+from ratchet.evaluation.wording import baseline_sentence, number, range_text, signed_range, value_text
+from ratchet.reports.charts import COLOURS, Line
+from ratchet.reports.distributions import Distribution
+from ratchet.reports.numbers import decimal, shown
+from ratchet.reports.point_charts import bar_chart, histogram, scatter_chart
+
+__all__ = [
+    "Drawing",
+    "Section",
+    "Table",
+    "baseline_section",
+    "feature_sections",
+    "problem_sections",
+    "target_table",
+    "worst_slices",
+]
+
+_PLOTTED = 4  # numbers with their own plots
+_LISTED = 24  # rows of a table
+_IMPORTANT = 25  # features of the chart
+
+Cells = Sequence[object]
+_Others = RegressionMetrics | MultiLabelMetrics | LanguageMetrics
+_WORDS, _WORDS_SHOWN = 5, 60  # of a text: with the largest contributions, and shown
+_ROW_METRICS: Mapping[str, str] = MappingProxyType(
+    {"regression": "MAE", "multi-label": "right labels", "next-token": "bits per character"}
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain values; the first column names the row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Cells]
+    style: Literal["narrow", "text"] = "narrow"  # text: long texts are wrapped
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart with its title."""
+
+    title: str
+    drawing: Markup
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the page: sentences, then charts, then tables."""
+
+    title: str
+    note: str = ""
+    sentences: Sequence[str] = ()
+    charts: Sequence[Drawing] = ()
+    legend: Sequence[Line] = ()  # of the charts
+    tables: Sequence[Table] = field(default_factory=tuple)
+
+
+def problem_sections(metrics: Metrics, predictions: Predictions | None) -> list[Section]:
+    """Return the sections of metrics, plots, slices and largest errors; none for classification."""
+    sections: list[Section] = []
+    match metrics:
+        case RegressionMetrics():
+            sections += _regression(metrics, predictions)
+        case MultiLabelMetrics():
+            sections.append(Section("Metrics by label", _THRESHOLDS, tables=[target_table(metrics)]))
+        case LanguageMetrics():
+            sections.append(
+                Section(
+                    "Text", f"{metrics.characters:,} characters, {metrics.tokens:,} tokens, {metrics.rows:,} pieces."
+                )
+            )
+        case _:
+            return []
+    sections += _slices(metrics)
+    if predictions is not None and not isinstance(metrics, LanguageMetrics):
+        sections.append(_errors(predictions))
+    return sections
+
+
+_THRESHOLDS = "A label is predicted from its threshold on. Thresholds are fitted on the validation samples or set."
+
+
+def baseline_section(result: BaselineResult | None, confidence: float) -> list[Section]:
+    """Return the comparison with the baseline; nothing where there was none."""
+    if result is None:
+        return []
+    ci = f"{100 * confidence:g} % CI"
+    rows = [
+        (label, value_text(metric), range_text(metric))
+        for label, metric in (("this model", result.network), (result.name, result.headline))
+    ]
+    table = Table("On the same test samples", ["model", result.network.name, ci], rows)
+    return [Section("Baseline", sentences=[baseline_sentence(result, confidence)], tables=[table])]
+
+
+def target_table(metrics: Metrics) -> Table:
+    """Return the metrics of each number or label; an empty table for other problems."""
+    match metrics:
+        case RegressionMetrics():
+            header = ["number", "MAE", "RMSE", "R2", "median error", "bias", "MAE of the mean"]
+            return Table("", header, [_number_row(each) for each in metrics.per_number])
+        case MultiLabelMetrics():
+            header = ["label", "samples", "threshold", "precision", "recall", "F1", "CI of F1", "ROC-AUC"]
+            rows = [
+                (
+                    each.name, each.support, f"{each.threshold:.3f}", decimal(each.precision), decimal(each.recall),
+                    decimal(each.f1.value if each.f1 else None), _bounds(each.f1), decimal(each.roc_auc),
+                )
+                for each in metrics.per_label
+            ]  # fmt: skip
+            return Table("", header, rows)
+        case _:
+            return Table("", [], [])
+
+
+def _number_row(each: NumberMetrics) -> Cells:
+    named = each.named()
+    texts = [value_text(named[key]) if key in named else shown(None) for key in ("mae", "rmse", "r2", "median_error")]
+    return each.name, *texts, signed_range(each.bias), number(each.mean_mae)
+
+
+def _bounds(interval: Interval | None) -> str:
+    return shown(None) if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
+
+
+def _regression(metrics: RegressionMetrics, predictions: Predictions | None) -> list[Section]:
+    note = (
+        "Bias: mean of predicted minus true value. MAE of the mean: error of always predicting the mean of the "
+        "training targets. Each number is in its own unit."
+    )
+    sections = [Section("Metrics by number", note, tables=[target_table(metrics)])]
+    answers = predictions.answers if predictions is not None else None
+    if not isinstance(answers, NumberAnswers):
+        return sections
+    charts = []
+    for at, name in enumerate(answers.target.names[:_PLOTTED]):
+        true, predicted = answers.truth[:, at].tolist(), answers.predicted[:, at].tolist()
+        residuals = answers.error[:, at].tolist()
+        pairs, errors = list(zip(true, predicted, strict=True)), list(zip(predicted, residuals, strict=True))
+        title = f"Predicted against true {name}"
+        drawing = scatter_chart(pairs, name=title, x_label=f"true {name}", y_label="predicted", diagonal=True)
+        charts.append(Drawing(title, drawing))
+        title = f"Residuals of {name}"
+        drawing = scatter_chart(errors, name=title, x_label=f"predicted {name}", y_label="predicted minus true")
+        charts.append(Drawing(title, drawing))
+    note = "On the dashed lines a prediction is right. At most 1,500 evenly spaced test samples are drawn."
+    return [*sections, Section("Predicted and true values", note, charts=charts)]
+
+
+def worst_slices(metrics: _Others) -> list[tuple[ScoreSlice, NamedMetric]]:
+    """Return the slices with their metric: those that are significantly worse first, then by their gap."""
+    larger, name = isinstance(metrics, MultiLabelMetrics), _ROW_METRICS[metrics.problem]
+    sign = 1 if larger else -1
+    ordered = sorted(metrics.slices, key=lambda part: (not part.is_worse, sign * part.gap.value))
+    return [(part, NamedMetric("slice", name, part.mean, larger_is_better=larger, share=larger)) for part in ordered]
+
+
+def _slices(metrics: _Others) -> list[Section]:
+    if not metrics.slices:
+        return []
+    ordered, name = worst_slices(metrics), _ROW_METRICS[metrics.problem]
+    rows = [
+        (
+            f"{part.column}: {part.value}", part.rows, value_text(mean), range_text(mean),
+            signed_range(part.gap, share=mean.share), part.is_worse,
+        )
+        for part, mean in ordered
+    ]  # fmt: skip
+    ci = f"{100 * metrics.confidence:g} % CI"
+    worse = [
+        f"{part.column}: {part.value} is significantly worse than the rest." for part, _ in ordered if part.is_worse
+    ]
+    note = (
+        f"{name} on {len(rows)} slices of the test samples. Gap: {name} on the slice minus {name} on all other "
+        "samples, with an interval that is corrected for the number of slices."
+    )
+    table = Table("", ["slice", "samples", name, ci, "gap", "significantly worse"], rows)
+    return [Section("Slices", note, worse[:5] or ["No slice is significantly worse than the rest."], tables=[table])]
+
+
+def _errors(predictions: Predictions) -> Section:
+    rows = [
+        (predictions.ids[at], predictions.truth(at), predictions.answer(at)) for at in predictions.worst_errors(_LISTED)
+    ]
+    note = "The target itself may be wrong: check it before you blame the model."
+    if not rows:
+        return Section("Largest errors", sentences=["None: all predictions are right."])
+    return Section("Largest errors", note, tables=[Table("", ["sample", "true", "predicted"], rows)])
+
+
+def text_sections(texts: Sequence[ExplainedText], generated: Sequence[tuple[str, str]]) -> list[Section]:
+    """Return the sections of texts: the words of wrong answers, and generated text."""
+    sections = []
+    if texts:
+        rows = []
+        for text in texts:
+            ordered = sorted(text.contributions, key=lambda word: -word[1])
+            speaks = [", ".join(f"{word} {value:+.2f}" for word, value in part if value) for part in _ends(ordered)]
+            rows.append((text.id, " ".join(word for word, _ in text.contributions[:_WORDS_SHOWN]), *speaks))
+        note = (
+            "The most confident wrong answers. A word speaks for the answer by as much as the answer's logit falls "
+            "without it."
+        )
+        table = Table("", ["sample", "text", "words for the answer", "words against it"], rows, "text")
+        sections.append(Section("Words of the largest errors", note, tables=[table]))
+    if generated:
+        note = "Text that the model wrote after prompts from the test part, at temperature 0.8."
+        table = Table("", ["prompt", "continuation"], list(generated), "text")
+        sections.append(Section("Generated text", note, tables=[table]))
+    return sections
+
+
+def _ends(ordered: Sequence[tuple[str, float]]) -> tuple[Sequence[tuple[str, float]], Sequence[tuple[str, float]]]:
+    """Return the words with the largest positive contributions, and those with the largest negative ones."""
+    positive = [word for word in ordered if word[1] > 0]
+    negative = [word for word in reversed(ordered) if word[1] < 0]
+    return positive[:_WORDS], negative[:_WORDS]
+
+
+def feature_sections(importance: Importance | None, distributions: Sequence[Distribution]) -> list[Section]:
+    """Return the sections of a table's features: their importance and their distributions."""
+    sections = []
+    if importance is not None:
+        ordered = sorted(importance.columns, key=lambda column: -column.drop.value)
+        bars = [(column.name, column.drop) for column in ordered[:_IMPORTANT]]
+        label = f"change of {importance.metric} for the worse"
+        chart = Drawing("Importance", bar_chart(bars, name="Feature importance", x_label=label))
+        rows = [(column.name, signed_range(column.drop)) for column in ordered]
+        note = (
+            f"How much worse {importance.metric} becomes when the values of one column are shuffled among "
+            f"{importance.rows:,} test samples ({importance.repeats} times). Columns that say the same hide each other."
+        )
+        table = Table("All columns", ["column", f"change ({100 * importance.confidence:g} % CI)"], rows)
+        sections.append(Section("Feature importance", note, charts=[chart], tables=[table]))
+    if distributions:
+        charts = [
+            Drawing(
+                f"{each.name} ({100 * each.missing:.1f} % missing)" if each.missing else each.name,
+                histogram(
+                    each.labels,
+                    list(zip(COLOURS, (each.train, each.test), strict=False)),
+                    name=f"Values of {each.name}",
+                ),
+            )
+            for each in distributions
+        ]
+        note = "Share of the known values in the training samples and in the test samples."
+        legend = [Line(split, colour, ()) for split, colour in zip(("training", "test"), COLOURS, strict=False)]
+        sections.append(Section("Features", note, charts=charts, legend=legend))
+    return sections

@@ -1,0 +1,148 @@
+"""Raw inputs: the values that a client of a model sends, and the arrays that the model takes."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.data.depth import eight_bits, raw_values
+from ratchet.kinds import ImageInput, Input, TableInput, TextInput
+
+if TYPE_CHECKING:
+    import polars
+    import torch
+
+    from ratchet.training import Split
+
+__all__ = ["converted", "from_tensors", "raw_samples", "texts_of", "to_arrays", "to_tensors"]
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+def to_arrays(raw: Any, described: Input) -> Arrays:
+    """Return the arrays of a packed set for raw values.
+
+    Args:
+        raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a pandas or polars
+            frame, a mapping of columns, or a list of mappings; texts as a list, or a frame with one column.
+        described: the model's input.
+
+    Raises:
+        ValueError: a value is out of range, or a column is missing.
+    """
+    match described:
+        case ImageInput():
+            return (_pixels(np.asarray(raw), described),)
+        case TableInput():
+            from ratchet.data.tables.encode import encode
+
+            arrays: Arrays = encode(_frame(raw), described)
+            return arrays
+        case TextInput():
+            from ratchet.training.tokenizers import encode as ids_of
+
+            texts = texts_of(raw)
+            return (ids_of(texts, described).gather(np.arange(len(texts))),)
+        case _:
+            raise ValueError(f"inputs of kind {described.kind} cannot be served")
+
+
+def raw_samples(split: "Split", rows: NDArray[np.int64], described: Input) -> Any:
+    """Return samples of a packed split as a client would send them: `to_arrays` converts them to the stored arrays.
+
+    `described` is the input of the packed set.
+    """
+    import torch
+
+    from ratchet.training.texts import TextSplit
+
+    if isinstance(split, TextSplit):
+        return split.texts(rows)
+    inputs, _ = split.batch(rows, torch.device("cpu"))
+    return _from_arrays(from_tensors(inputs, described), described)
+
+
+def converted(inputs: "tuple[torch.Tensor, ...]", described: Input, other: Input) -> "tuple[torch.Tensor, ...]":
+    """Return a batch of rows of a table for a model with other columns or categories."""
+    return to_tensors(to_arrays(_from_arrays(from_tensors(inputs, described), described), other), other)
+
+
+def _from_arrays(arrays: Arrays, described: Input) -> Any:
+    match described:
+        case ImageInput():
+            return arrays[0] if described.depth is None else raw_values(arrays[0], described.depth)
+        case TableInput():
+            return _table_rows(arrays, described)
+        case _:
+            raise ValueError(f"inputs of kind {described.kind} cannot be served")
+
+
+def to_tensors(arrays: Arrays, described: Input) -> "tuple[torch.Tensor, ...]":
+    """Return arrays of a packed set as the model takes them."""
+    import torch
+
+    tensors = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+    return tuple(tensor.permute(0, 3, 1, 2) for tensor in tensors) if isinstance(described, ImageInput) else tensors
+
+
+def from_tensors(inputs: "tuple[torch.Tensor, ...]", described: Input) -> Arrays:
+    """Return a batch as arrays of a packed set: the inverse of `to_tensors`."""
+    tensors = tuple(tensor.permute(0, 2, 3, 1) for tensor in inputs) if isinstance(described, ImageInput) else inputs
+    return tuple(tensor.numpy() for tensor in tensors)
+
+
+def _pixels(values: NDArray[Any], described: ImageInput) -> NDArray[Any]:
+    """Return raw images as the training images were packed. Integers of another type must be in range."""
+    limits = np.iinfo(described.raw_dtype) if described.dtype == "uint8" else None
+    if limits and values.size and not limits.min <= values.min() <= values.max() <= limits.max:
+        raise ValueError(
+            f"values from {values.min()} to {values.max()}; allowed: {limits.min} to {limits.max}, as in the "
+            "training images. Fix: scale 16-bit images to 8 bits, or train on 16-bit images"
+        )
+    if described.depth is not None:
+        values = eight_bits(values, described.depth)
+    return np.array(values, described.dtype)
+
+
+def _table_rows(arrays: Arrays, described: TableInput) -> Any:
+    """Return the rows as a pandas frame. A value that the training rows do not have becomes a text of its own."""
+    import pandas  # type: ignore[import-untyped]
+
+    numbers, codes = arrays
+    values: dict[str, Any] = {
+        column.name: numbers[:, place].astype(np.float64) for place, column in enumerate(described.numeric)
+    }
+    for place, column in enumerate(described.categorical):
+        unseen = max(column.categories, key=len, default="") + "?"
+        names = np.array([None, unseen, *column.categories], dtype=object)
+        values[column.name] = names[codes[:, place]]
+    return pandas.DataFrame({column.name: values[column.name] for column in described.columns})
+
+
+def texts_of(raw: Any) -> list[str]:
+    """Return texts from a list, an array, or the only column of a frame.
+
+    Raises:
+        ValueError: a value is no text.
+    """
+    if hasattr(raw, "columns"):  # a frame
+        if len(raw.columns) != 1:
+            raise ValueError(
+                f"found the columns {', '.join(map(str, raw.columns))}; allowed: one column with the texts"
+            )
+        raw = raw[raw.columns[0]].to_list()
+    texts = list(np.atleast_1d(np.asarray(raw, dtype=object)))
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"row {place}: found {text!r}; allowed: a text")
+    return texts
+
+
+def _frame(raw: Any) -> "polars.DataFrame":
+    import polars
+
+    if isinstance(raw, polars.DataFrame):
+        return raw
+    if hasattr(raw, "iloc"):  # a pandas frame
+        return polars.from_pandas(raw)
+    return polars.DataFrame(raw)

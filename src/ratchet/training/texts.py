@@ -1,0 +1,89 @@
+"""A split of texts, with the token ids of a model's tokenizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratchet.errors import TrainingError
+from ratchet.kinds import Input, TextInput, TokensInput
+from ratchet.training.batches import ChosenRows, Inputs, Rows, Split
+from ratchet.training.streams import read_text
+from ratchet.training.token_ids import fit
+from ratchet.training.tokenizers import encode, fit_tokenizer, stored_texts
+
+__all__ = ["TextSplit", "fitted_input"]
+
+_TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
+_CONTEXT = 64  # tokens of a language model where model.context is 0
+
+
+@dataclass(frozen=True)
+class TextSplit(Split):
+    """A split of texts. The model takes token ids int64 (n, longest of the batch), filled up with 0."""
+
+    content: NDArray[np.uint8] = field(kw_only=True)  # UTF-8 of all texts, one after the other
+    starts: NDArray[np.int64] = field(kw_only=True)  # (texts + 1,)
+    rows: Rows = field(kw_only=True)  # texts of this split
+
+    @classmethod
+    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], described: TextInput) -> "TextSplit":
+        """Read split `name` of the set in folder `packed` with a model's tokenizer.
+
+        Raises:
+            OSError, ValueError, KeyError: a file is missing or damaged.
+            TrainingError: the files do not match each other.
+        """
+        content, starts = _stored(packed, name, manifest)
+        targets, keys = (np.load(packed / name / f"{part}.npy", mmap_mode="r") for part in ("targets", "keys"))
+        if not len(starts) - 1 == len(targets) == len(keys):
+            raise TrainingError(
+                f"{packed}: split {name} has {len(starts) - 1} texts, {len(targets)} targets and {len(keys)} keys. "
+                "Fix: `dvc repro --force ingest` packs it again"
+            )
+        ids = encode(stored_texts(content, starts), described)
+        return cls(name, (ids,), targets, keys, content=content, starts=starts, rows=np.arange(len(ids)))
+
+    def only(self, rows: Rows) -> "TextSplit":
+        """Return these rows as a split. Only targets and keys are copied."""
+        arrays = tuple(ChosenRows(array, rows) for array in self.arrays)
+        return TextSplit(
+            self.name, arrays, np.asarray(self.targets)[rows], np.asarray(self.keys)[rows],
+            content=self.content, starts=self.starts, rows=self.rows[rows],
+        )  # fmt: skip
+
+    def _on(self, device: torch.device) -> Inputs | None:
+        """Return None: a batch is as wide as its own longest text, so the ids of a whole split cannot stay on a GPU."""
+        return None
+
+    def texts(self, rows: Rows) -> list[str]:
+        """Return the texts of `rows`."""
+        places = self.rows[rows].tolist()
+        return [self.content[self.starts[place] : self.starts[place + 1]].tobytes().decode() for place in places]
+
+
+def fitted_input(
+    packed: Path,
+    manifest: Mapping[str, Any],
+    described: TextInput | TokensInput,
+    *,
+    model: str,
+    tokenizer: str,
+    context: int,
+) -> Input:
+    """Return the input with a tokenizer learned from the training texts; see `ratchet.training.inputs.model_input`."""
+    if isinstance(described, TextInput):
+        kind = _TOKENIZERS.get(model, "hashed") if tokenizer == "auto" else tokenizer
+        return fit_tokenizer(stored_texts(*_stored(packed, "train", manifest)), kind, longest=context)
+    kind = "characters" if tokenizer == "auto" else tokenizer
+    return fit(read_text(packed, "train", manifest), kind, context=context or _CONTEXT)
+
+
+def _stored(packed: Path, name: str, manifest: Mapping[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the UTF-8 of all texts of a split, and where each begins."""
+    (shard,) = manifest["splits"][name]["arrays"]["starts"]
+    return read_text(packed, name, manifest), np.load(packed / shard["file"], mmap_mode="r")

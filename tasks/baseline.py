@@ -1,0 +1,149 @@
+"""The baseline of a training: a simple model that is fitted in seconds to the same samples.
+
+It is stored in data/baseline. It can also be the model (model.name: baseline), or be averaged with the network
+(model.name: blend).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.kinds import Input, TextInput
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from ratchet import training
+    from tasks.training_job import TrainingJob
+
+__all__ = ["Baseline", "validated"]
+
+_MOST_ROWS = 1_000_000  # that a baseline learns from
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A fitted baseline: `model` is on the CPU in eval mode."""
+
+    name: str  # for people: "HistGradientBoosting"
+    spec: "training.ModelSpec"
+    model: "training.Model"
+
+    @classmethod
+    def fit(cls, job: "TrainingJob", train: "training.Split") -> "Baseline":
+        """Fit the baseline to the training samples that count in the loss, or to a part of very many."""
+        from ratchet import training
+        from ratchet.baselines import fit_baseline
+
+        rows = _rows(job, train)
+        arrays, described = _samples(job, train, rows)
+        targets = np.asarray(train.targets)[rows]
+        fitted = fit_baseline(arrays, targets, described, job.spec.target, seed=job.plan.seed)
+        spec = training.ModelSpec(fitted.network_name, fitted.input, job.spec.target)
+        model = training.build(spec).eval()
+        model.network.load_state_dict(fitted.weights)
+        return cls(fitted.name, spec, model)
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> "Baseline":
+        """Load the one of the last training, from data/baseline."""
+        from ratchet import training
+
+        model, spec = training.load_model(workspace.baseline)
+        return cls(files.read_json(workspace.baseline / "model.json")["baseline"]["name"], spec, model)
+
+    def write(self, workspace: Workspace) -> None:
+        """Write data/baseline."""
+        from ratchet import training
+
+        with files.draft_directory(workspace.baseline) as draft:
+            training.save_model(draft, self.model.state_dict(), self.spec, about={"baseline": {"name": self.name}})
+
+    def blended(
+        self, spec: "training.ModelSpec", weights: "Mapping[str, torch.Tensor]"
+    ) -> "tuple[training.ModelSpec, training.Model]":
+        """Return the average of the network `spec` with these weights and of the baseline."""
+        from ratchet import training
+        from ratchet.training.models.baseline_nets import blend_weights
+
+        network = {
+            name.removeprefix("network."): value for name, value in weights.items() if name.startswith("network.")
+        }
+        both = replace(spec, name=f"blend:{spec.name}+{self.spec.name}")
+        model = training.build(both).eval()
+        model.network.load_state_dict(blend_weights(network, self.model.network.state_dict()))
+        return both, model
+
+    def events(self, job: "TrainingJob", inputs: "training.TrainingInputs") -> "Iterator[training.Event]":
+        """Yield the events of a training without steps whose result is the baseline."""
+        from ratchet import training
+
+        metrics = validated(self.model, inputs.validation, job)
+        sizes = sum(tensor.numel() for tensor in self.model.state_dict().values())
+        yield training.Started(
+            device="cpu", described=f"baseline {self.name}", precision="fp32", parameters=sizes, step=0, total_steps=0,
+            steps_per_epoch=0, resumed_from=None,
+        )  # fmt: skip
+        yield training.Epoch(1, 0, metrics, {}, best=True, attempt=0)
+        history = [{"epoch": 1.0, "step": 0.0, **metrics}]
+        yield training.Finished(
+            step=0, best_epoch=1, best_value=metrics[job.plan.best], weights=dict(self.model.state_dict()),
+            history=history,
+        )  # fmt: skip
+
+
+def validated(model: "training.Model", split: "training.Split", job: "TrainingJob") -> dict[str, float]:
+    """Return the validation metrics of a model that no training measured."""
+    import torch
+
+    from ratchet.training.losses import Objective
+    from ratchet.training.precision import choose_precision
+    from ratchet.training.validation import validate
+
+    cpu = torch.device("cpu")
+    objective = Objective.measuring(job.plan, job.spec.target, cpu)
+    precision = choose_precision("fp32", cpu, channels_last=False)
+    return validate(model, split, objective=objective, precision=precision, device=cpu, batch_size=job.plan.batch_size)
+
+
+def _rows(job: "TrainingJob", train: "training.Split") -> NDArray[np.int64]:
+    """Return the rows that the baseline learns from. Of a token stream all; it has its own limit."""
+    targets = np.asarray(train.targets)
+    counts = np.flatnonzero(targets != job.plan.ignore_index) if targets.dtype == np.int64 else np.arange(len(targets))
+    chosen = min(len(counts), _MOST_ROWS)
+    return counts[np.arange(chosen) * len(counts) // max(1, chosen)]
+
+
+def _samples(
+    job: "TrainingJob", train: "training.Split", rows: NDArray[np.int64]
+) -> "tuple[dict[str, NDArray[Any]], Input]":
+    """Return the training samples as `fit_baseline` takes them, and their input.
+
+    A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
+    """
+    from ratchet import training
+    from ratchet.training.streams import StreamSplit
+    from ratchet.training.texts import TextSplit
+    from ratchet.training.tokenizers import encode
+
+    described = job.spec.input
+    match train:
+        case TextSplit() if job.variant == "blend":
+            assert isinstance(described, TextInput), "a split of texts has this input"
+            ids = encode(train.texts(rows), described)
+            return {"ids": ids.values, "starts": ids.starts}, described
+        case TextSplit():
+            texts = [text.encode() for text in train.texts(rows)]
+            starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+            return {"text": np.frombuffer(b"".join(texts), np.uint8), "starts": starts}, TextInput()
+        case StreamSplit():
+            return {"ids": np.asarray(train.windows.ids)}, described
+        case training.TableSplit():
+            return dict(zip(train.array_names, train.gather(rows), strict=True)), described
+        case _:
+            return {}, described

@@ -1,0 +1,124 @@
+"""Raw rows to arrays: what a served model takes gives the arrays that ingest packed."""
+
+import csv
+import datetime
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.data.tables.encode import encode
+from ratchet.errors import DataError
+from ratchet.kinds import Column, TableInput
+
+INPUT = TableInput(
+    (
+        Column("age", "numeric"),
+        Column("price", "numeric", form="1.234,5"),
+        Column("day", "datetime", form="%m/%d/%y"),
+        Column("colour", "categorical", categories=("red", "green")),
+        Column("open", "categorical", categories=("False", "True")),
+        Column("code", "categorical", categories=("1", "2", "007")),
+    ),
+    missing=("unknown",),
+)
+DAY = datetime.datetime(2011, 12, 31, tzinfo=datetime.UTC).timestamp()
+
+
+def row(**changes: object) -> pl.DataFrame:
+    """Return one row of texts, as in a CSV file, with these changes."""
+    plain = {"age": "41", "price": "1.234,5", "day": "12/31/11", "colour": "green", "open": "True", "code": "007"}
+    return pl.DataFrame({**plain, **changes}, strict=False)
+
+
+def test_texts_are_read_as_the_file_writes_them() -> None:
+    numbers, codes = encode(row(), INPUT)
+    assert numbers.dtype == np.float32
+    assert codes.dtype == np.int64
+    np.testing.assert_array_equal(numbers, np.array([[41.0, 1234.5, DAY]], np.float32))
+    assert codes.tolist() == [[3, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("age", 41, 41.0),
+        ("age", 41.5, 41.5),
+        ("age", True, 1.0),
+        ("age", " 41 ", 41.0),
+        ("age", None, np.nan),
+        ("age", "", np.nan),
+        ("age", "?", np.nan),
+        ("age", "unknown", np.nan),
+        ("age", float("nan"), np.nan),
+        ("price", 12.5, 12.5),
+        ("price", "12.345,5", 12345.5),
+        ("day", "2011-12-31", DAY),
+        ("day", "2011-12-31T00:00:00Z", DAY),
+        ("day", "2011-12-31T02:00:00+02:00", DAY),
+        ("day", datetime.date(2011, 12, 31), DAY),
+        ("day", datetime.datetime(2011, 12, 31), DAY),
+        ("day", DAY, DAY),
+        ("day", None, np.nan),
+    ],
+)
+def test_numbers_and_dates_may_be_texts_or_typed(name: str, value: object, expected: float) -> None:
+    numbers, _ = encode(row(**{name: value}), INPUT)
+    place = [column.name for column in INPUT.numeric].index(name)
+    np.testing.assert_array_equal(numbers[0, place], np.float32(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("colour", "red", 2), ("colour", " red", 2), ("colour", "violet", 1), ("colour", None, 0), ("colour", "?", 0),
+        ("colour", "", 0), ("open", True, 3), ("open", False, 2), ("code", 1, 2), ("code", 2.0, 3), ("code", 7, 1),
+        ("code", float("nan"), 0),
+    ],
+)  # fmt: skip
+def test_unseen_categories_are_one_and_missing_ones_zero(name: str, value: object, expected: int) -> None:
+    _, codes = encode(row(**{name: value}), INPUT)
+    place = [column.name for column in INPUT.categorical].index(name)
+    assert codes[0, place] == expected
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (row().drop("age", "day"), r"the rows have no column 'age', 'day'\. The model needs age, price, .*Fix: add"),
+        (row(age="old"), r"column 'age': 'old' is no number\. Fix: correct it"),
+        (row(price="1,234.5"), r"column 'price': '1,234.5' is no number"),
+        (row(day="31/12/11"), r"column 'day': '31/12/11' is no date"),
+        (row(age="inf"), r"column 'age' has an infinite number"),
+        (row(age=1e300), r"column 'age' has an infinite number"),
+        (row(colour=[["red"]]), r"column 'colour' has List values"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_by_name(frame: pl.DataFrame, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        encode(frame, INPUT)
+
+
+def test_no_rows_and_no_columns_give_empty_arrays() -> None:
+    assert [values.shape for values in encode(row().clear(), INPUT)] == [(0, 3), (0, 3)]
+    assert [values.shape for values in encode(row(), TableInput(()))] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("titanic.csv", "survived"), ("penguins.csv", "species"), ("bike-sharing/hour.csv", "cnt")]
+)
+def test_the_texts_of_a_file_give_the_packed_arrays(table, tabular, name: str, label: str) -> None:
+    manifest = table.ingest(tabular(name), label_column=label)
+    rows = list(csv.DictReader(tabular(name).read_text().splitlines()))
+    order = [int(text.removeprefix("row ")) - 1 for text in table.index()["id"]]
+    frame = pl.DataFrame([rows[at] for at in order], infer_schema_length=None)
+    numbers, codes = encode(frame, manifest.input)
+    np.testing.assert_array_equal(numbers, table.array("numbers"))
+    np.testing.assert_array_equal(codes, table.array("codes"))
+
+
+def test_encoding_imports_no_torch() -> None:
+    code = "import sys, ratchet.data.tables.encode; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,390 @@
+"""Ingest of texts: layouts, hostile files, duplicates and the packed arrays.
+
+Expected values are written out, or come from Python's own codecs and string functions.
+"""
+
+import hashlib
+import json
+import random
+import unicodedata
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.data import split
+from ratchet.data.manifest import Manifest
+from ratchet.data.texts import ingest_texts
+from ratchet.errors import DataError, RatchetError, SettingsError
+from ratchet.settings.model import DataSettings
+
+GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
+TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))
+
+
+@dataclass
+class Place:
+    """A folder with a source, and the packed set made of it."""
+
+    root: Path
+
+    @property
+    def packed(self) -> Path:
+        return self.root / "packed"
+
+    def write(self, name: str, content: str | bytes) -> str:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return name
+
+    def ingest(self, path: str, **changes: object) -> Manifest:
+        self.packed.mkdir()
+        settings = DataSettings.model_validate({"path": path, "max_bad_fraction": 1.0, **changes})
+        table = self.root / "quarantine.parquet"
+        return ingest_texts(
+            settings,
+            draft=self.packed,
+            packed=self.packed,
+            table=table,
+            root=self.root,
+            report=lambda done, total: None,
+        )
+
+    def quarantined(self) -> dict[str, list[str]]:
+        """Return the values of each broken rule."""
+        table = pl.read_parquet(self.root / "quarantine.parquet").sort("row")
+        assert table["hint"].null_count() == 0
+        return {rule: table.filter(pl.col("rule") == rule)["value"].to_list() for rule in table["rule"].unique()}
+
+    def index(self) -> pl.DataFrame:
+        return pl.read_parquet(self.packed / "index.parquet")
+
+    def profile(self) -> dict:
+        return json.loads((self.packed / "profile.json").read_text())
+
+    def texts(self, name: str) -> list[str]:
+        """Return the packed texts of a split."""
+        values, starts = (np.load(self.packed / name / f"{array}.npy") for array in ("text", "starts"))
+        assert values.dtype == np.uint8
+        assert starts.dtype == np.int64
+        return [bytes(values[start:end]).decode() for start, end in pairwise(starts.tolist())]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def folder(place: Place, *, start: str = "", texts: int = 40) -> None:
+    for label, text in (("good", GOOD), ("bad", BAD)):
+        for number in range(texts):
+            place.write(f"data/{start}{label}/{number:03}.txt", text.format(f"{start}{number}"))
+
+
+def test_packed_arrays_have_the_texts_in_order(place: Place) -> None:
+    manifest = place.ingest(place.write("reviews.csv", TABLE))
+    assert manifest.name == "reviews"
+    assert manifest.target.names == ("bad", "good")
+    assert sum(files.rows for files in manifest.splits.values()) == 80
+    for name in split.SPLITS:
+        rows = place.index().filter(pl.col("split") == name).sort("row")
+        texts = place.texts(name)
+        assert [hashlib.sha256(text.encode()).hexdigest() for text in texts] == rows["packed"].to_list()
+        targets, keys = (np.load(place.packed / name / f"{array}.npy") for array in ("targets", "keys"))
+        assert targets.tolist() == [int("wonderful" in text) for text in texts] == rows["label"].to_list()
+        assert (keys == split.keys(rows["id"])).all()
+        for shards in manifest.splits[name].arrays.values():
+            content = (place.packed / shards[0].file).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == shards[0].sha256
+    assert place.profile()["lengths"]["words"]["1.0"] == 5
+
+
+def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "other"):
+        place = Place(tmp_path / name)
+        place.root.mkdir()
+        place.ingest(place.write("reviews.csv", TABLE))
+        digests.add(
+            tuple(path.read_bytes() for path in sorted(place.packed.rglob("*.*")) if path.name != "manifest.json")
+        )
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "parquet", "jsonl"])
+def test_each_table_format_gives_the_same_texts(place: Place, suffix: str) -> None:
+    table = pl.read_csv(TABLE.encode())
+    path = place.root / f"reviews.{suffix}"
+    match suffix:
+        case "tsv":
+            table.write_csv(path, separator="\t")
+        case "parquet":
+            table.write_parquet(path)
+        case _:
+            table.write_ndjson(path)
+    place.ingest(path.name)
+    texts = [text for name in split.SPLITS for text in place.texts(name)]
+    assert sorted(texts) == sorted(table["text"])
+
+
+def test_folder_of_classes_and_given_splits(place: Place) -> None:
+    folder(place, start="train/")
+    folder(place, start="test/", texts=10)
+    manifest = place.ingest("data")
+    assert manifest.splits["test"].rows == 20
+    assert manifest.splits["train"].rows + manifest.splits["validation"].rows == 80
+    assert manifest.splits["validation"].rows > 0
+
+
+def test_class_is_the_part_of_the_name_that_differs(place: Place) -> None:
+    for name, text in (("movie.pos.txt", GOOD), ("movie.neg.txt", BAD)):
+        place.write(f"data/{name}", "".join(f"{text.format(n)}\r\n" for n in range(40)))
+    place.write("data/README", "about")
+    manifest = place.ingest("data")
+    assert manifest.target.names == ("neg", "pos")
+    assert place.quarantined() == {"unreadable-text": ["a description of the data"]}
+    assert not any(text.endswith("\r") for text in place.texts("train"))
+    assert "movie.neg.txt:1" in place.index()["id"].to_list()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_byte_order_marks_name_the_encoding(place: Place, encoding: str) -> None:
+    folder(place)
+    place.write("data/good/marked.txt", "très bon été".encode(encoding))
+    place.ingest("data")
+    assert any("très bon été" in place.texts(name) for name in split.SPLITS)
+    assert place.quarantined() == {}
+
+
+def test_each_bad_file_has_its_true_reason(place: Place) -> None:
+    folder(place)
+    bad = {
+        "latin.txt": "très bon".encode("latin-1"),
+        "cut.txt": "bon été".encode()[:-1],
+        "half.txt": "text".encode("utf-16")[:-1],
+        "empty.txt": b"",
+        "blank.txt": b" \n\t\xe2\x80\x8b",
+        "nul.txt": b"good\0film",
+        "wide.txt": "good film".encode("utf-16-le"),
+        "image.txt": b"\x89PNG\r\n\x1a\n" + bytes(20),
+        "zeros.txt": bytes(64),
+    }
+    for name, content in bad.items():
+        place.write(f"data/good/{name}", content)
+    place.write("data/loose.txt", "beside the classes")
+    place.ingest("data")
+    broken = place.quarantined()
+    assert set(broken.pop("not-utf-8")) == {
+        "byte 0xe8 at position 2 is not UTF-8",
+        "byte 0xc3 at position 7 is not UTF-8",
+        "byte 0x74 at position 8 is not UTF-16",
+    }
+    assert broken.pop("nul-character") == ["U+0000 as character 5", "U+0000 as character 2"]
+    assert set(broken.pop("empty-text")) == {"no text", "4 characters, none visible"}
+    assert set(broken.pop("not-text")) == {"a PNG image", "only zero bytes"}
+    assert broken == {"unreadable-text": ["not in a class folder"]}
+
+
+def test_wrong_byte_refuses_one_line_and_names_its_position(place: Place) -> None:
+    for label, text in (("pos", GOOD), ("neg", BAD)):
+        lines = [text.format(n).encode() for n in range(40)]
+        place.write(f"data/{label}.txt", b"\n".join([*lines[:2], b"caf\xe9", *lines[2:], b"\xc2\x85ok"]))
+    place.ingest("data")
+    table = pl.read_parquet(place.root / "quarantine.parquet")
+    assert sorted(table["source"]) == ["neg.txt:3", "pos.txt:3"]
+    content = (place.root / "data" / "pos.txt").read_bytes()
+    assert f"byte 0xe9 at position {content.index(0xE9)} is not UTF-8" in table["value"].to_list()
+    assert place.index().height == 82
+
+
+def test_latin_table_is_refused_with_line_and_byte(place: Place) -> None:
+    path = place.write("reviews.csv", TABLE.encode() + "très bon,good\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"data\.path: .*reviews\.csv.*line 82 is not UTF-8 \(byte 0xe8\)"):
+        place.ingest(path)
+
+
+def test_rows_of_a_table_have_their_reasons(place: Place) -> None:
+    rows = ',good\n"  ",bad\nfine,\nfine too,maybe\ntext,label\ntoo,many,cells\nwrite to ann@example.org,good\n'
+    rows += "typo film,GOOD\n"
+    changes = {"classes": ["bad", "good"], "refuse_personal": True}
+    place.ingest(place.write("reviews.csv", TABLE + rows), **changes)
+    broken = place.quarantined()
+    assert sorted(broken.pop("empty-text")) == ["2 characters, none visible", "no text"]
+    assert sorted(broken.pop("unknown-label")) == ["GOOD", "maybe"]
+    assert broken.pop("no-label") == [""]
+    assert broken.pop("ragged-row") == ["line 87 has 3 fields, the header has 2"]
+    assert broken.pop("personal-data") == ["text looks like a personal address or number"]
+    assert broken == {"repeated-header": ["the header again"]}
+
+
+def test_duplicates_share_a_split_and_are_counted(place: Place) -> None:
+    copies = "".join(f'"  A  WONDERFUL film,\u00a0number {n} ",good\n' for n in range(40))
+    copies += '"a wonderful \ufb01lm, number 3",bad\n'
+    place.ingest(place.write("reviews.csv", TABLE + copies))
+    index = place.index()
+    splits: dict[str, set[str]] = {}
+    for name in split.SPLITS:
+        for text in place.texts(name):
+            splits.setdefault(" ".join(unicodedata.normalize("NFKC", text).lower().split()), set()).add(name)
+    assert len(splits) == 80
+    assert all(len(names) == 1 for names in splits.values())
+    assert place.profile()["copies_within_splits"] == 41
+    conflicts = place.profile()["label_conflicts"]
+    assert conflicts["groups"] == 1
+    assert len(conflicts["first"][0]["ids"]) == 3
+    assert index.height == 121
+
+
+def test_duplicate_in_a_given_test_split_leaves_train(place: Place) -> None:
+    folder(place, start="train/")
+    folder(place, start="test/", texts=10)
+    place.write("data/train/good/copy.txt", GOOD.format("TEST/3").replace(" ", "  "))
+    place.ingest("data")
+    assert place.quarantined() == {"duplicate-across-splits": ["in validation, as test/good/003.txt in test"]}
+
+
+def test_adding_texts_moves_no_other(tmp_path: Path) -> None:
+    splits = []
+    for name, table in (("small", TABLE), ("large", TABLE.replace("label\n", 'label\n"another, first",good\n'))):
+        place = Place(tmp_path / name)
+        place.root.mkdir()
+        place.ingest(place.write("reviews.csv", table))
+        splits.append({text: part for part in split.SPLITS for text in place.texts(part)})
+    assert splits[0].items() <= splits[1].items()
+
+
+def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
+    lines = TABLE.splitlines()
+    rows = [
+        f"{line},{number % 7},s{number},{'test' if number % 4 == 0 else ''}" for number, line in enumerate(lines[1:])
+    ]
+    manifest = place.ingest(place.write("r.csv", "\n".join(["text,label,stars,group,split", *rows])))
+    index = place.index()
+    assert index["stars"].dtype == pl.Int64
+    assert index["group"].n_unique() == 80
+    assert manifest.splits["test"].rows == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (
+            "review,label\na,b\n",
+            {},
+            "has no column 'text'; it has review, label. Fix: set data.text_column",
+        ),
+        ("text,lable\na,b\n", {}, r"has no column 'label'.*data.label_column \(to lable\?\)"),
+        ("text,label\na,b\nc,b\n", {}, "has only one class"),
+        ("text,label\n", {}, "has a header and no rows"),
+        ("text,text,label\na,b,c\n", {}, "in the header twice"),
+        ("text,label,packed\na,b,c\n", {}, "'packed' has a reserved name"),
+        ("text,label\n" + "".join(f"t{n},c{n}\n" for n in range(30)), {}, "30 different values"),
+        ("", {}, "is empty"),
+    ],
+)
+def test_mistakes_are_named(place: Place, content: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        place.ingest(place.write("reviews.csv", content), **changes)
+
+
+def test_paths_that_are_no_source_are_refused(place: Place) -> None:
+    for path, message in {"nothing": "does not exist", "plain.txt": "data.kind=tokens", "single": "1 files"}.items():
+        place.write("plain.txt", "some text")
+        place.write("single/only.txt", "some text")
+        with pytest.raises(RatchetError, match=message):
+            Place(place.root).ingest(path)
+        place.packed.exists() and place.packed.rmdir()
+
+
+def test_folder_with_a_table_names_the_file(place: Place) -> None:
+    place.write("data/reviews.csv", TABLE)
+    with pytest.raises(DataError, match=r"Fix: set data\.path=.*data/reviews\.csv"):
+        place.ingest("data")
+
+
+def test_private_text_column_cannot_be_dropped(place: Place) -> None:
+    with pytest.raises(SettingsError, match=r"data\.drop"):
+        place.ingest(place.write("reviews.csv", TABLE), drop=["text"])
+
+
+def mutated(content: bytes, generator: random.Random) -> bytes:
+    """Return the content with one to five random changes."""
+    changed = bytearray(content)
+    for _ in range(generator.randint(1, 5)):
+        at = generator.randrange(len(changed))
+        match generator.randrange(6):
+            case 0:
+                changed[at] = generator.randrange(256)
+            case 1:
+                del changed[at : at + generator.randrange(1, 40)]
+            case 2:
+                changed[at:at] = generator.choice(
+                    [b'"', b",", b"\n", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf", b"\t", b"'"]
+                )
+            case 3:
+                changed[at:at] = changed[:at][-80:]
+            case 4:
+                changed = changed[: max(at, 200)]
+            case _:
+                changed[at:at] = generator.randbytes(3)
+    return bytes(changed)
+
+
+def outcome(place: Place, source: str) -> tuple[Manifest | None, str]:
+    """Return the manifest, or the message that the user gets instead."""
+    try:
+        return place.ingest(source), ""
+    except RatchetError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_files_give_a_message_or_account_for_all(tmp_path: Path, seed: int) -> None:
+    generator = random.Random(seed)
+    for number in range(10):
+        place = Place(tmp_path / str(number))
+        place.root.mkdir()
+        path = place.write("reviews.csv", mutated(TABLE.encode(), generator))
+        lines = [place.write(f"lines/{label}.txt", mutated(TABLE.encode(), generator)) for label in ("pos", "neg")]
+        for source in (path, "lines"):
+            manifest, message = outcome(place, source)
+            assert manifest or "Fix:" in message, message
+            if manifest:
+                rows = sum(files.rows for files in manifest.splits.values())
+                assert rows == place.index().height
+                if source == "lines":
+                    contents = [(place.root / name).read_bytes() for name in lines]
+                    total = sum(len(content.rstrip(b"\n").split(b"\n")) for content in contents)
+                    assert rows + manifest.quarantined >= total
+            for file in sorted(place.packed.rglob("*"), reverse=True):
+                file.unlink() if file.is_file() else file.rmdir()
+            place.packed.rmdir()
+
+
+def test_numbers_and_several_labels_are_targets_too(tmp_path: Path) -> None:
+    lines = TABLE.splitlines()[1:]
+    for name, header, cells, changes in (
+        ("numbers", "stars", lambda number: f"{number / 7}", {"label_column": "stars"}),
+        ("labels", "long,funny", lambda number: f"{number % 2},{number % 3 % 2}", {"label_column": ["long", "funny"]}),
+    ):
+        place = Place(tmp_path / name)
+        place.root.mkdir()
+        rows = "".join(f"{line.rpartition(',')[0]},{cells(number)}\n" for number, line in enumerate(lines))
+        manifest = place.ingest(place.write("r.csv", f"text,{header}\n{rows}"), **changes)
+        targets = np.load(place.packed / "train" / "targets.npy")
+        assert targets.dtype == np.float32
+        assert targets.shape == (manifest.splits["train"].rows, len(manifest.target.names))
+        assert tuple(place.profile()["targets"]) == manifest.target.names == tuple(header.split(","))
+
+
+def test_rt_polarity_is_packed_whole(place: Place, shared) -> None:
+    manifest = place.ingest(str(shared("text/rt-polarity") / "text" / "rt-polarity"))
+    assert sum(files.rows for files in manifest.splits.values()) == 10_662
+    assert manifest.target.names == ("neg", "pos")
+    assert manifest.quarantined == 0
+    content = (shared("text/rt-polarity") / "text" / "rt-polarity" / "rt-polarity.neg").read_bytes().decode()
+    assert content.split("\n")[0] in {text for name in split.SPLITS for text in place.texts(name)}

@@ -1,0 +1,218 @@
+"""Ingest of text for language models. Expected texts are cut with Python's own string functions."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.data.manifest import Manifest
+from ratchet.data.reading.plain_text import read_text
+from ratchet.data.token_streams import ingest_tokens
+from ratchet.errors import DataError
+from ratchet.kinds import NextToken, TokensInput
+from ratchet.settings.model import DataSettings
+
+SPLITS = ("train", "validation", "test")
+LINES = "".join(f"line {number}: ärgerlich, 日本語, 🎭\n" for number in range(400))
+
+
+class Place:
+    """A project folder with a source of text."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.packed, self.table = root, root / "packed", root / "quarantine.parquet"
+
+    def write(self, name: str, content: str | bytes) -> None:
+        path = self.root / "text" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def ingest(self, path: str = "text", *, sample: bool = False, **changes: object) -> Manifest:
+        self.packed = self.root / f"packed {len(list(self.root.iterdir()))}"
+        self.packed.mkdir()
+        settings = DataSettings(**{"path": path, **changes})
+        return ingest_tokens(
+            settings, draft=self.packed, packed=self.packed, table=self.table, root=self.root, sample=sample,
+            report=lambda done, total: None,
+        )  # fmt: skip
+
+    def text(self, split: str) -> str:
+        manifest = Manifest.read(self.packed)
+        shards = [np.load(self.packed / shard.file, mmap_mode="r") for shard in manifest.splits[split].arrays["text"]]
+        assert all(shard.dtype == np.uint8 for shard in shards)
+        return np.concatenate(shards).tobytes().decode()
+
+    def profile(self) -> dict[str, object]:
+        return json.loads((self.packed / "profile.json").read_text())
+
+    def refused(self) -> list[tuple[str, str, str]]:
+        return pl.read_parquet(self.table).select("source", "rule", "value").rows()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_file_is_cut_in_order_at_line_ends(place: Place) -> None:
+    place.write("all.txt", LINES)
+    manifest = place.ingest("text/all.txt", validation_fraction=0.1, test_fraction=0.2)
+    texts = [place.text(split) for split in SPLITS]
+    assert "".join(texts) == LINES
+    assert all(text.endswith("\n") for text in texts)
+    shares = [len(text.encode()) / len(LINES.encode()) for text in texts]
+    assert shares == pytest.approx([0.7, 0.1, 0.2], abs=0.003)
+    assert (manifest.input, manifest.target, manifest.name) == (TokensInput(), NextToken(0), "all")
+    assert [manifest.splits[split].rows for split in SPLITS] == [len(text.encode()) for text in texts]
+
+
+def test_a_very_long_line_is_cut_between_characters(place: Place) -> None:
+    text = "title\n" + "日本語" * 1000
+    place.write("all.txt", text)
+    place.ingest("text/all.txt")
+    texts = [place.text(split).removesuffix("\n") for split in SPLITS]
+    assert "".join(texts) == text
+    assert all(len(part) > 300 for part in texts)
+
+
+def test_folds_take_turns_as_validation(place: Place) -> None:
+    place.write("all.txt", LINES)
+    held_out = ""
+    for fold in range(4):
+        place.ingest("text/all.txt", test_fraction=0.2, folds=4, fold=fold)
+        held_out += place.text("validation")
+        assert place.text("train").replace(place.text("validation"), "") == place.text("train")
+    assert held_out + place.text("test") == LINES
+
+
+def test_many_files_keep_their_splits_when_others_come(place: Place) -> None:
+    for number in range(60):
+        place.write(f"{number:02}.txt", f"text number {number}\n")
+    place.ingest()
+    before = {line: split for split in SPLITS for line in place.text(split).splitlines()}
+    assert len(before) == 60
+    for number in range(60, 80):
+        place.write(f"{number}.txt", f"text number {number}\n")
+    (place.root / "text" / "00.txt").rename(place.root / "text" / "zero.txt")
+    place.ingest()
+    after = {line: split for split in SPLITS for line in place.text(split).splitlines()}
+    assert len(after) == 80
+    assert {line: after[line] for line in before} == before
+
+
+def test_folders_keep_their_splits(place: Place) -> None:
+    for folder, split in (("train", "a"), ("val", "b"), ("test", "c")):
+        for number in range(3):
+            place.write(f"{folder}/{number}.txt", f"{split} {number}")  # without a line end
+    place.ingest()
+    assert [place.text(split) for split in SPLITS] == ["".join(f"{name} {n}\n" for n in range(3)) for name in "abc"]
+    assert place.profile()["files"] == {"train": 3, "validation": 3, "test": 3}
+
+
+def test_text_of_the_test_split_is_not_in_train(place: Place) -> None:
+    for folder in ("train", "val", "test"):
+        for number in range(20):
+            place.write(f"{folder}/{number}.txt", f"{folder} {number}\n")
+    place.write("train/copy.txt", "test 7\n")
+    place.ingest()
+    assert "test 7" not in place.text("train")
+    assert [(source, rule) for source, rule, _ in place.refused()] == [("train/copy.txt", "duplicate-across-splits")]
+
+
+BROKEN = {
+    "utf-16": (LINES.encode("utf-16"), "other-encoding", "UTF-16"),
+    "utf-32": (LINES.encode("utf-32"), "other-encoding", "UTF-32"),
+    "latin-1": ("caf\u00e9".encode("latin-1") * 9, "not-utf8", "byte 0xe9 at place 3"),
+    "latin-1 after a mark": (b"\xef\xbb\xbfcaf\xe9\n", "not-utf8", "byte 0xe9 at place 6"),
+    "cut inside a character": ("日本".encode()[:-1], "not-utf8", "byte 0xe6 at place 3"),
+    "surrogate": (b"ab\xed\xa0\x80", "not-utf8", "byte 0xed at place 2"),
+    "zero bytes": (b"text\0text", "binary-file", "byte 0 at place 4"),
+    "zip": (b"PK\x03\x04rest", "binary-file", "a ZIP archive or an Office document"),
+    "pdf": (b"%PDF-1.7", "binary-file", "a PDF document"),
+    "empty": (b"", "empty-file", "0 bytes"),
+    "only a mark": (b"\xef\xbb\xbf", "empty-file", "only a byte order mark"),
+}
+
+
+@pytest.mark.parametrize(("content", "rule", "value"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_bad_file_is_named_with_its_fault(place: Place, content: bytes, rule: str, value: str) -> None:
+    for number in range(30):
+        place.write(f"{number:02}.txt", f"text number {number}\n")
+    place.write("broken.txt", content)
+    place.ingest()
+    assert place.refused() == [("broken.txt", rule, value)]
+    assert place.profile()["quarantined_by_rule"] == {rule: 1}
+
+
+def test_a_single_bad_file_stops_the_ingest_with_its_fault(place: Place) -> None:
+    place.write("all.txt", b"good\n\xff\n")
+    with pytest.raises(DataError, match=r"all\.txt, not-utf8 \(found byte 0xff at place 5\)"):
+        place.ingest("text/all.txt")
+
+
+def test_marks_and_line_ends_of_other_systems_are_removed() -> None:
+    assert read_text("\ufeffone\r\ntwo\rthree\n".encode()).content == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "does not exist"),
+        ({"a.txt": "one line\n"}, "split train of .* has no text"),
+        ({".hidden": "x"}, "has no files"),
+    ],
+)  # fmt: skip
+def test_too_little_text_is_refused(place: Place, files: dict[str, str], message: str) -> None:
+    for name, content in files.items():
+        place.write(name, content)
+    with pytest.raises(DataError, match=message):
+        place.ingest(validation_fraction=0.5, test_fraction=0.49)
+
+
+def test_shards_hold_the_whole_text(place: Place) -> None:
+    text = "".join(f"{number:015}\n" for number in range(5 << 16))  # 5 MiB
+    place.write("all.txt", text)
+    manifest = place.ingest("text/all.txt", shard_mib=1)
+    assert len(manifest.splits["train"].arrays["text"]) == 4
+    assert "".join(place.text(split) for split in SPLITS) == text
+
+
+def test_equal_input_gives_equal_bytes(place: Place) -> None:
+    for number in range(40):
+        place.write(f"{number}.txt", f"text number {number}\n")
+    first = place.ingest()
+    content = {path.name: path.read_bytes() for path in place.packed.rglob("*") if path.is_file()}
+    second = place.ingest()
+    assert first == second
+    assert content == {path.name: path.read_bytes() for path in place.packed.rglob("*") if path.is_file()}
+
+
+def test_the_profile_counts_characters(place: Place) -> None:
+    place.write("train/a.txt", "aab\n")
+    place.write("val/a.txt", "abc\n")
+    place.write("test/a.txt", "äa\n")
+    place.ingest()
+    profile = place.profile()
+    assert profile["rows"] == {"train": 4, "validation": 4, "test": 4}
+    assert profile["characters"] == {"train": 4, "validation": 4, "test": 3}
+    assert profile["distinct_characters"] == 3
+    assert profile["most_frequent"] == [["a", 0.5], ["b", 0.25], ["\n", 0.25]]
+    assert profile["unseen_characters"] == {"validation": ["c"], "test": ["ä"]}
+
+
+def test_a_preflight_takes_little_text(place: Place) -> None:
+    place.write("all.txt", LINES * 100)
+    manifest = place.ingest("text/all.txt", sample=True)
+    assert sum(split.rows for split in manifest.splits.values()) <= (1 << 16) + 1  # and a line end
+
+
+def test_tinyshakespeare_is_packed_whole(place: Place) -> None:
+    path = Path(os.environ.get("RATCHET_DATASETS", "")) / "tinyshakespeare.txt"
+    if not path.is_file():
+        pytest.skip("no tinyshakespeare.txt in the folder that RATCHET_DATASETS names")
+    place.ingest(str(path.absolute()), validation_fraction=0.1, test_fraction=0.1)
+    assert "".join(place.text(split) for split in SPLITS) == path.read_text(encoding="utf-8")
+    assert place.profile()["distinct_characters"] == 65

@@ -1,0 +1,5 @@
+from torch import nn
+
+
+def network(*, classes, channels, height, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, classes))

@@ -1,0 +1,110 @@
+"""Speed of table training beside a resident batch: the loop of the train stage, and the bare network.
+
+    RATCHET_DATASETS=FOLDER python -m bench.table_steps [--rounds 5] [--steps 300]
+
+FOLDER holds tabular/adult.data. Each round trains the recipe of examples/tabular-classification.yaml twice in this
+process, for the same number of steps. "loop" is `ratchet.training.fit` on the packed set: reading from the memory map,
+metrics, and a checkpoint every 50 steps. "resident" makes the same optimizer steps on one batch that stays in memory.
+The order changes from round to round. The rates are samples per CPU second, because other programs change the wall
+time; start, validation and the first 20 steps are not counted. Claim: the median of the ratios is at least .9.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.project import scratch
+from bench.report import Row, alone, options, ratio, spread
+from bench.tabular import prepared
+from ratchet import settings
+from ratchet.data.manifest import Manifest
+from ratchet.training import CheckpointStore, TrainingInputs, build, fit, open_split
+from ratchet.training.losses import Objective
+from ratchet.training.optim import build_optimizer, clip_gradients
+from ratchet.workspace import Workspace
+from tasks.training_job import TrainingJob
+
+__all__ = ["measure"]
+
+_WARM = 20  # steps
+_CLAIM = 0.9
+
+
+def measure(rounds: int, steps: int) -> list[Row]:
+    """Return the table's rows: both rates and their ratio."""
+    rates: dict[str, list[float]] = {"loop": [], "resident": []}
+    with scratch() as folder:
+        project = prepared("adult", folder, {"training.checkpoint_steps": 50})
+        if project is None:
+            return [Row("loop / resident", "no adult.data in RATCHET_DATASETS", "not measured")]
+        inputs = _inputs(project.folder, steps)
+        for number in range(rounds):
+            for name in sorted(rates, reverse=bool(number % 2)):
+                rates[name].append((_loop if name == "loop" else _resident)(inputs, steps))
+            print(f"round {number + 1}: " + ", ".join(f"{name} {rate[-1]:,.0f}" for name, rate in rates.items()))
+    condition = f"adult, batch {inputs.plan.batch_size}, {steps} steps, median of {rounds} rounds"
+    rows = [Row(f"samples per CPU-s: {name}", condition, spread(values)) for name, values in rates.items()]
+    gained = ratio(rates["loop"], rates["resident"])
+    return [*rows, Row("loop / resident", condition, f"{gained:.3f}", f">= {_CLAIM}", gained >= _CLAIM)]
+
+
+def _inputs(project: Path, steps: int) -> TrainingInputs:
+    params, workspace = settings.load(project / "params.yaml"), Workspace(project)
+    job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
+    train, validation = (open_split(workspace.packed, name) for name in ("train", "validation"))
+    plan = job.plan
+    epochs = -(-(_WARM + steps + 1) * plan.batch_size // len(train))
+    plan = replace(plan, epochs=epochs, max_steps=_WARM + steps + 1, doctor="never")
+    return TrainingInputs(train, validation, job.spec, plan, identity=job.identity)
+
+
+def _loop(inputs: TrainingInputs, steps: int) -> float:
+    """Return samples per CPU second of the training loop."""
+    times: list[float] = []  # before each step
+
+    def note() -> bool:
+        times.append(time.process_time())
+        return False
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder), keep_last=inputs.plan.keep_last, keep_best=inputs.plan.keep_best)
+        for _ in fit(inputs, store=store, stop=note):
+            pass
+    return inputs.plan.batch_size * steps / (times[_WARM + steps] - times[_WARM])
+
+
+def _resident(inputs: TrainingInputs, steps: int) -> float:
+    """Return samples per CPU second of the same steps on one batch."""
+    plan, cpu = inputs.plan, torch.device("cpu")
+    torch.manual_seed(plan.seed)
+    model = build(inputs.spec).train()
+    optimizer, objective = build_optimizer(model, plan, cpu), Objective(plan, inputs.spec.target, cpu)
+    batch, targets = next(iter(inputs.train.feed([next(inputs.train.in_order(plan.batch_size))], cpu)))
+    began = time.process_time()
+    for step in range(_WARM + steps):
+        if step == _WARM:
+            began = time.process_time()
+        optimizer.zero_grad(set_to_none=True)
+        (objective(model(*batch), targets) / len(targets)).backward()
+        clip_gradients(model, plan)
+        optimizer.step()
+    return plan.batch_size * steps / (time.process_time() - began)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = options(__doc__)
+    parser.add_argument("--steps", type=int, default=300, help="default: 300")
+
+    def measured(arguments: argparse.Namespace) -> list[Row]:
+        return measure(1 if arguments.quick else arguments.rounds, 20 if arguments.quick else arguments.steps)
+
+    alone(parser, measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,6 +22,8 @@ from bench import (
     memory,
     precision,
     recipe,
+    table_steps,
+    tabular,
     texts,
     throughput,
     tokens,
@@ -30,7 +32,8 @@ from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts",
+    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tabular",
+    "table_steps",
 )  # fmt: skip
 
 
@@ -80,6 +83,10 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return latency.measure(100, load=4, quick=quick)
         case "texts":
             return texts.measure(min(rounds, 3), quick=quick)
+        case "tabular":
+            return tabular.measure(min(rounds, 3), quick=quick)
+        case "table_steps":
+            return table_steps.measure(rounds, quick=quick)
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
         case _:

@@ -1,6 +1,6 @@
 """Speed of table training beside a resident batch: the loop of the train stage, and the bare network.
 
-    RATCHET_DATASETS=FOLDER python -m bench.table_steps [--rounds 5] [--steps 300]
+    RATCHET_DATASETS=FOLDER python -m bench.table_steps [--rounds 5]
 
 FOLDER holds tabular/adult.data. Each round trains the recipe of examples/tabular-classification.yaml twice in this
 process, for the same number of steps. "loop" is `ratchet.training.fit` on the packed set: reading from the memory map,
@@ -9,7 +9,6 @@ The order changes from round to round. The rates are samples per CPU second, bec
 time; start, validation and the first 20 steps are not counted. Claim: the median of the ratios is at least .9.
 """
 
-import argparse
 import tempfile
 import time
 from dataclasses import replace
@@ -31,11 +30,13 @@ from tasks.training_job import TrainingJob
 __all__ = ["measure"]
 
 _WARM = 20  # steps
+_STEPS = 300
 _CLAIM = 0.9
 
 
-def measure(rounds: int, steps: int) -> list[Row]:
+def measure(rounds: int, *, quick: bool) -> list[Row]:
     """Return the table's rows: both rates and their ratio."""
+    rounds, steps = (1, 20) if quick else (rounds, _STEPS)
     rates: dict[str, list[float]] = {"loop": [], "resident": []}
     with scratch() as folder:
         project = prepared("adult", folder, {"training.checkpoint_steps": 50})
@@ -97,13 +98,7 @@ def _resident(inputs: TrainingInputs, steps: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=300, help="default: 300")
-
-    def measured(arguments: argparse.Namespace) -> list[Row]:
-        return measure(1 if arguments.quick else arguments.rounds, 20 if arguments.quick else arguments.steps)
-
-    alone(parser, measured)
+    alone(options(__doc__), lambda requested: measure(requested.rounds, quick=requested.quick))
 
 
 if __name__ == "__main__":

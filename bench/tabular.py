@@ -17,7 +17,6 @@ below the trees, the blend above both, and a train stage of at most 180 s on two
 the trees. The CPU seconds show the cost on a busy machine.
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -36,7 +35,7 @@ from ratchet import files
 from ratchet.settings import examples
 from ratchet.training import load_model, open_split, predict_outputs
 
-__all__ = ["compare", "prepared"]
+__all__ = ["measure", "prepared"]
 
 _GAP = 0.002  # of accuracy
 _SECONDS = 180.0
@@ -60,8 +59,12 @@ class Round:
     cpu_seconds: float
 
 
-def compare(name: str, rounds: int, *, quick: bool) -> list[Row]:
-    """Return the table's rows for the set `name`."""
+def measure(rounds: int, *, quick: bool, names: Sequence[str] = tuple(_SETS)) -> list[Row]:
+    """Return the table's rows for these sets."""
+    return [row for name in names for row in _compare(name, rounds, quick=quick)]
+
+
+def _compare(name: str, rounds: int, *, quick: bool) -> list[Row]:
     results = []
     for seed in range(1 if quick else rounds):
         with scratch() as folder:
@@ -158,11 +161,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__, rounds=3)
     parser.add_argument("--only", nargs="+", choices=tuple(_SETS), default=tuple(_SETS), metavar="SET")
-
-    def measured(arguments: argparse.Namespace) -> list[Row]:
-        return [row for name in arguments.only for row in compare(name, arguments.rounds, quick=arguments.quick)]
-
-    alone(parser, measured)
+    alone(parser, lambda requested: measure(requested.rounds, quick=requested.quick, names=requested.only))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""TabM under the settings that treat parameters or layers differently: its adapter and its heads are in the right group."""
+"""TabM under the settings that treat parameters or layers differently: its adapter and heads are in the right group."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_only_the_heads_learn_while_all_else_is_frozen(lab) -> None:
         {"ema_decay": 0.9, "accumulation": 3},
         {"precision": "bf16", "clip_value": 0.1},
     ],
-    ids=lambda changes: ", ".join(changes),
+    ids=", ".join,
 )
 def test_a_run_resumed_under_these_settings_equals_the_undisturbed_one(lab, changes: dict[str, Any]) -> None:
     plan = set_up(lab, **changes)

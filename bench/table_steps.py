@@ -4,9 +4,10 @@
 
 FOLDER holds tabular/adult.data. Each round trains the recipe of examples/tabular-classification.yaml twice in this
 process, for the same number of steps. "loop" is `ratchet.training.fit` on the packed set: reading from the memory map,
-metrics, and a checkpoint every 50 steps. "resident" makes the same optimizer steps on tensors in memory. The order
-changes from round to round. The rates are samples per CPU second, because other programs change the wall
-time; start, validation and the first 20 steps are not counted. Claim: the median of the ratios is at least .9.
+metrics, and a checkpoint every 50 steps. "resident" makes the same optimizer steps on tensors in memory, in the
+same precision. The order changes from round to round. The rates are samples per CPU second, because other programs
+change the wall time; start, validation and the first 20 steps are not counted. Claim: the median of the ratios is at
+least .9.
 """
 
 import tempfile
@@ -27,6 +28,7 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.inputs import initial_model
 from ratchet.training.losses import Objective
 from ratchet.training.optim import build_optimizer, clip_gradients
+from ratchet.training.precision import choose_precision
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 
@@ -84,6 +86,7 @@ def _loop(inputs: TrainingInputs, steps: int) -> float:
 def _resident(inputs: TrainingInputs, steps: int) -> float:
     """Return samples per CPU second of the same steps on tensors in memory."""
     plan, cpu = inputs.plan, torch.device("cpu")
+    precision = choose_precision(plan.precision, cpu)
     model, _ = initial_model(inputs)
     optimizer, objective = build_optimizer(model.train(), plan, cpu), Objective(plan, inputs.spec.target, cpu)
     stored, targets = inputs.train.batch(np.arange(len(inputs.train)), cpu)
@@ -95,7 +98,8 @@ def _resident(inputs: TrainingInputs, steps: int) -> float:
             began = time.process_time()
         rows = batches[step % len(batches)]
         optimizer.zero_grad(set_to_none=True)
-        outputs = model(*(array[rows] for array in stored))
+        with precision.autocast(cpu):
+            outputs = model(*(array[rows] for array in stored))
         (objective(outputs, targets[rows]) / len(rows)).backward()
         clip_gradients(model, plan)
         optimizer.step()

@@ -2,11 +2,11 @@
 
     RATCHET_DATASETS=FOLDER python -m bench.tabular [--only adult bike elec] [--rounds 3]
 
-FOLDER holds tabular/adult.data, tabular/bike-sharing/hour.csv and tabular/elec.csv. Each round ingests (adult: with
-another split) and trains with its own seed, by the shipped stages and the settings in examples/. The trees are the
-baseline of the same training: scikit-learn's HistGradientBoosting with its default settings and native categories. The
-blend is the mean of both predictions, as `model.name: blend` has it. "constant" predicts the most frequent class or the
-mean of the training rows. All predict the same test rows.
+FOLDER holds tabular/adult.data, tabular/bike-sharing/hour.csv and tabular/elec.csv. Each round ingests and trains with
+its own seed, by the shipped stages and the settings in examples/; the split is the same in all rounds. The trees are
+the baseline of the same training: scikit-learn's HistGradientBoosting with its default settings and native categories.
+The blend is the mean of both predictions, as `model.name: blend` has it. "constant" predicts the most frequent class or
+the mean of the training rows. All predict the same test rows.
 
 Bike-sharing and elec are in the order of time: the test rows are the latest. The columns casual, registered and instant
 of bike-sharing are left out. elec has no column to sort by, so a copy of it with row numbers is ingested. "as the row

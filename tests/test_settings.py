@@ -141,8 +141,8 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
             "columns: {}",
             "columns: {season: category}",
             "data.columns: found 'category'. Allowed: {NAME: VALUE, ...} with values: numeric, categorical, datetime, "
-            "text, id or ignored (type of single columns: numeric, categorical, datetime, text, id or ignored; the others: "
-            "by their values)",
+            "text, id or ignored (type of single columns: numeric, categorical, datetime, text, id or ignored; the "
+            "others: by their values)",
         ),
         (
             "formats: [jpeg, png, webp, bmp, tiff]",

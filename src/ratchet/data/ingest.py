@@ -61,25 +61,17 @@ def ingest(
         cache: path of the cache for the next ingest; None: no cache.
         releases: path of the table of samples released by hand; None: no releases.
         sample: take only a few samples of each class, from all over the source.
-        sample_timeout: seconds that a user's own Dataset may take for one sample; 0: no limit.
+        sample_timeout: seconds that a user's own Dataset or kind may take for one sample; 0: no limit.
 
     Raises:
         SettingsError: no source has this name.
         DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
         WorkspaceError: the disk is full or cannot be written.
     """
-    if settings.kind != "image":
+    if settings.kind != "image" or settings.source == "factory":
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            fill = _ingest_of(settings.kind)
+            fill = _ingest_of(settings.kind, sample_timeout)
             return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
-    if settings.source == "factory":
-        from ratchet.data.custom_dataset import ingest_custom  # imports torch
-
-        with disk_errors(packed), files.draft_directory(packed) as draft:
-            return ingest_custom(
-                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample,
-                sample_timeout=sample_timeout,
-            )  # fmt: skip
     check_formats(settings.formats)
     with pillow_settings():
         source = open_source(settings, root=root)
@@ -89,19 +81,29 @@ def ingest(
             return work.unchanged() or work.run()
 
 
-def _ingest_of(kind: str) -> Callable[..., Manifest]:
-    """Return the function that fills the draft of a packed set of this kind."""
-    if kind == "table":
-        from ratchet.data.tables.ingest import ingest_table
+def _ingest_of(kind: str, sample_timeout: float) -> Callable[..., Manifest]:
+    """Return the function that fills the draft of a packed set of this kind, or of a user's own image Dataset."""
+    match kind:
+        case "table":
+            from ratchet.data.tables.ingest import ingest_table
 
-        return ingest_table
-    if kind == "text":
-        from ratchet.data.texts.ingest import ingest_texts
+            return ingest_table
+        case "text":
+            from ratchet.data.texts.ingest import ingest_texts
 
-        return ingest_texts
-    from ratchet.data.token_streams import ingest_tokens
+            return ingest_texts
+        case "tokens":
+            from ratchet.data.token_streams import ingest_tokens
 
-    return ingest_tokens
+            return ingest_tokens
+        case "image":
+            from ratchet.data.custom_dataset import ingest_custom  # imports torch
+
+            return partial(ingest_custom, sample_timeout=sample_timeout)
+        case _:
+            from ratchet.data.own_kind import ingest_own_kind  # imports torch
+
+            return partial(ingest_own_kind, sample_timeout=sample_timeout)
 
 
 class _Ingest:

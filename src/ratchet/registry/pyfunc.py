@@ -36,8 +36,8 @@ class ServedModel:
 
         Args:
             raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a frame; texts;
-                prompts. Images are scaled here as ingest scaled those of more than 8 bits; integers of another type
-                must be in range.
+                prompts; raw values of a user's own kind, or its arrays by name. Images are scaled here as ingest
+                scaled those of more than 8 bits; integers of another type must be in range.
             params: of a language model, the fields of `Sampling`.
 
         Raises:

@@ -93,6 +93,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,
+        targets=profile.get("targets", {}),
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
         **_KINDS[manifest.input.kind](data),
     )
@@ -127,7 +128,25 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
         "first_near_duplicates": [],
         "described": described,
         "distributions": drawn,
-        "targets": data.profile["targets"],
+    }
+
+
+def _array_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of the arrays of a user's own kind."""
+    drift, arrays = data.profile["contract"]["drift"], data.profile["arrays"]
+    keys = ("mean", "std", "min", "median", "max")
+    return {
+        "first_near_duplicates": [],
+        "described": [
+            (
+                array["name"],
+                array["type"],
+                " x ".join(map(str, array["shape"])) or "1 value",
+                *(array[key] for key in keys),
+            )
+            for array in arrays
+        ],
+        "distributions": {f"mean of {array['name']}": _distribution(drift[array["name"]]) for array in arrays},
     }
 
 
@@ -150,6 +169,7 @@ def _text_values(data: _PackedSet) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
     "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+    "arrays": _array_values,
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from ratchet.kinds import ImageInput, Input
 from ratchet.reports import templating
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.reports.problem_sections import target_table, worst_slices
-from ratchet.serving.program import INPUTS, PROGRAM
+from ratchet.serving.program import PROGRAM, input_names
 from ratchet.urls import redacted
 
 __all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
@@ -168,7 +168,7 @@ def _argument(described: Input) -> str:
 
 
 def _feeds(described: Input) -> list[str]:
-    names = INPUTS[described.kind]
+    names = input_names(described)
     return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
 
 

@@ -51,6 +51,23 @@ class Labelling:
         """Return the targets of the rows at these places."""
         return replace(self, values=self.values[places], shown=self.shown[places], faults={})
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty if the targets are none."""
+        return self.names if self.problem == "classification" else ()
+
+    def statistics(self, train: slice) -> dict[str, dict[str, float]]:
+        """Return the share of each label, or statistics of each number, in the training rows; none of classes."""
+        if self.classes:
+            return {}
+        values = self.values[train].astype(np.float64)
+        if self.problem == "multi-label":
+            return {name: {"share": float(share)} for name, share in zip(self.names, values.mean(axis=0), strict=True)}
+        low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
+        rows = zip(self.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
+        keys = ("mean", "std", "min", "median", "max")
+        return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
+
     def target(self, train: slice) -> Target:
         """Return the description of the target; statistics are those of the training rows."""
         if self.problem == "classification":

@@ -14,9 +14,9 @@ from pandera import polars as pa
 from ratchet import files
 from ratchet.data import pack, quarantine, set_rules, split
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.checks.leakage import determining_columns, revealing_columns
 from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
 from ratchet.data.privacy import looks_personal
+from ratchet.data.profile import telling_columns
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
@@ -45,7 +45,6 @@ _RESERVED = frozenset(
      "assigned"]
 )  # fmt: skip
 _LISTED = 100
-_NOTABLE = 0.5  # share of the variance of a number that a column alone explains
 
 
 @dataclass(frozen=True)
@@ -255,22 +254,11 @@ def common_profile(
     conflicts = exact_duplicates.label_conflicts(index.with_columns(pixels="normal")) if labels.classes else []
     return {
         "rows": {name: int((index["split"] == name).sum()) for name in split.SPLITS},
-        "problem": {"chosen": labels.problem, "why": labels.why, "notes": list(labels.notes)},
+        **labels.described(train),
         "classes": {name: {label: counted.get((name, label), 0) for label in labels.classes} for name in split.SPLITS},
-        "targets": labels.statistics(train),
         "copies_within_splits": index.height - index.select("split", "normal").n_unique(),
         "label_conflicts": {"groups": len(conflicts), "first": conflicts[:_LISTED]},
         "near_duplicates": None,
         "telling": telling_columns(index, labels, extra),
         "quarantined_by_rule": dict(quarantined),
     }
-
-
-def telling_columns(index: pl.DataFrame, labels: Labelling, columns: Sequence[str]) -> dict[str, object]:
-    """Return the constant columns, and those that predict the target without the sample itself."""
-    if labels.classes:
-        return revealing_columns(index, extra=columns, built_in=())
-    values = labels.values.reshape(index.height, -1)[:, 0]
-    rows = index.select("split", *columns).with_columns(label=pl.Series(values).cast(pl.Float64))
-    constant = [name for name in columns if index[name].n_unique() == 1]
-    return {"constant": constant, "class": determining_columns(rows, columns=columns, least=_NOTABLE)}

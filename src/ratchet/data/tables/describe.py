@@ -89,9 +89,8 @@ def profile_of(
     listed = [*content.features, *content.roles.columns]
     return {
         "rows": dict(packing.sizes),
-        "problem": {"chosen": labels.problem, "why": labels.why, "notes": list(labels.notes)},
+        **labels.described(packing.train),
         "classes": {split: {name: counted.get((split, name), 0) for name in packing.classes} for split in SPLITS},
-        "targets": labels.statistics(packing.train),
         "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,

@@ -56,7 +56,12 @@ class Labelling:
         """Names of the classes; empty if the targets are none."""
         return self.names if self.problem == "classification" else ()
 
-    def statistics(self, train: slice) -> dict[str, dict[str, float]]:
+    def described(self, train: slice) -> dict[str, object]:
+        """Return the problem, and statistics of the training rows' targets, as profile.json has them."""
+        problem = {"chosen": self.problem, "why": self.why, "notes": list(self.notes)}
+        return {"problem": problem, "targets": self._statistics(train)}
+
+    def _statistics(self, train: slice) -> dict[str, dict[str, float]]:
         """Return the share of each label, or statistics of each number, in the training rows; none of classes."""
         if self.classes:
             return {}

@@ -179,6 +179,11 @@ class ArraysInput:
         return tuple(array.name for array in self.arrays)
 
     @property
+    def size(self) -> int:
+        """Values of all arrays of one sample."""
+        return sum(array.size for array in self.arrays)
+
+    @property
     def layout(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """Name, type and shape of each array: models with the same layout take the same arrays."""
         return tuple((array.name, array.dtype, array.shape) for array in self.arrays)

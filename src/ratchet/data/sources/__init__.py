@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import polars as pl
 from PIL import Image
 
 from ratchet.data.split import SplitName
-from ratchet.data.tables.targets import Labelling
 from ratchet.settings.model import DataSettings
+
+if TYPE_CHECKING:
+    from ratchet.data.tables.targets import Labelling
 
 __all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 
@@ -42,7 +44,7 @@ class Source(Protocol):
         """Class names; a label is an index into them. Empty if the targets are no classes."""
 
     @property
-    def labelling(self) -> Labelling | None:
+    def labelling(self) -> "Labelling | None":
         """Targets that are no classes; a label is a place among them. None: the targets are classes."""
 
     @property

@@ -125,6 +125,12 @@ class _Label:
     def numeric_share(self) -> float:
         return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether the column has 0 and 1. Another number means that it has not, another text is a fault."""
+        binary, known = self.binary(), self.numbers.drop_nulls()
+        return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
+
     def binary(self) -> pl.Series:
         """Return 0 or 1 for each text that means one, Float64; null for others."""
         known = {text: _TRUE[text.lower()] for text in self.counts if text.lower() in _TRUE}
@@ -141,7 +147,7 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
             )
         return settings.problem, "data.problem"
     if len(columns) > 1:
-        if all(column.binary().null_count() <= column.texts.null_count() for column in columns):
+        if all(column.is_binary for column in columns):
             return "multi-label", f"{len(columns)} label columns with 0 and 1"
         if all(column.numeric_share > 0.5 for column in columns):
             return "regression", f"{len(columns)} label columns with numbers"

@@ -133,21 +133,12 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
 
 def _array_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of the arrays of a user's own kind."""
-    drift, arrays = data.profile["contract"]["drift"], data.profile["arrays"]
     keys = ("mean", "std", "min", "median", "max")
-    return {
-        "first_near_duplicates": [],
-        "described": [
-            (
-                array["name"],
-                array["type"],
-                " x ".join(map(str, array["shape"])) or "1 value",
-                *(array[key] for key in keys),
-            )
-            for array in arrays
-        ],
-        "distributions": {f"mean of {array['name']}": _distribution(drift[array["name"]]) for array in arrays},
-    }
+    described = [
+        (array["name"], array["type"], " x ".join(map(str, array["shape"])) or "1", *(array[key] for key in keys))
+        for array in data.profile["arrays"]
+    ]
+    return {"first_near_duplicates": [], "described": described}
 
 
 def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:

@@ -4,14 +4,20 @@ Expected arrays are computed with NumPy from the numbers that the class is writt
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RatchetError, TrainingError
 from ratchet.kinds import ArraysInput, input_from_json
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import model_input, open_split
+from ratchet.training.augment import sample_bits
+from tasks.training_job import make_plan
 
 MODULE = """
 import time
@@ -229,11 +235,45 @@ def test_no_samples_stop_the_run(place) -> None:
 
 
 def test_code_that_changed_since_ingest_does_not_train(place) -> None:
-    from ratchet.training import model_input
-
     manifest = ingest(place)
     about = {"model": "mlp", "tokenizer": "auto", "context": 0, "root": str(place.root)}
     assert model_input(place.packed, manifest.input, **about) == manifest.input
     (place.root / "waves.py").write_text(MODULE + "\n")
     with pytest.raises(TrainingError, match=r"data.code: waves.py changed since the data were ingested"):
         model_input(place.packed, manifest.input, **about)
+
+
+AUGMENT = """
+    @staticmethod
+    def augment(arrays, seeds):
+        import torch
+
+        moved = [np.random.default_rng(seed).normal(size=(2, 3)) for seed in seeds]
+        return {**arrays, "wave": (arrays["wave"] + torch.tensor(np.array(moved))).to(arrays["wave"].dtype)}
+"""
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(place) -> None:
+    """The sample gets the same noise in any batch, another in another epoch, and none without a plan."""
+    manifest = ingest(place, MODULE + AUGMENT)
+    train = open_split(place.packed, "train", replace(manifest.input, root=str(place.root)))
+    plan = make_plan(TrainingSettings(), manifest.target, seed=3, kind="arrays")
+    cpu = torch.device("cpu")
+    (_, plain), _ = train.batch(np.arange(4), cpu)
+    (codes, noisy), _ = train.batch(np.arange(4), cpu, plan=plan, epoch=1)
+    (_, alone), _ = train.batch(np.array([2]), cpu, plan=plan, epoch=1)
+    (_, later), _ = train.batch(np.arange(4), cpu, plan=plan, epoch=2)
+    seeds = sample_bits(np.asarray(train.keys[:4]), seed=3, epoch=1)
+    drawn = np.stack([np.random.default_rng(seed).normal(size=(2, 3)) for seed in seeds])
+    assert np.allclose(noisy.numpy() - plain.numpy(), drawn, atol=1e-5)
+    assert torch.equal(noisy[2], alone[0])
+    assert not torch.equal(noisy, later)
+    assert codes.dtype == torch.int64
+
+
+def test_augmentation_that_changes_a_shape_is_refused(place) -> None:
+    manifest = ingest(place, MODULE + AUGMENT.replace("{**arrays, ", "{"))
+    train = open_split(place.packed, "train", replace(manifest.input, root=str(place.root)))
+    plan = make_plan(TrainingSettings(), manifest.target, seed=3, kind="arrays")
+    with pytest.raises(TrainingError, match=r"waves:Waves.augment does not return the arrays that it was given"):
+        train.batch(np.arange(4), torch.device("cpu"), plan=plan)

@@ -120,7 +120,6 @@ def test_each_kind_becomes_a_registered_model(kind: str, project: Any, new_proje
         registered = f"models:/{MODELS[kind]}/1"
         assert project.good("ratchet", "generate", registered, "--prompt", "First", "--max-tokens", "20") == written
 
-
     if kind == "own":
         own_kind_is_served(project, project.root.with_name("elsewhere"))
 

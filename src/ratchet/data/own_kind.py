@@ -111,12 +111,15 @@ class _Reading:
         failures += self._other_layouts(rows)
         refused = quarantine.rows(failures)
         rows = [row for row in rows if row["row"] in self.arrays]
-        where = f"data.kind: {self.kind.name}"
-        name = self.kind.name.rpartition(":")[2].lower()
         if not rows:
             quarantine.write(table, refused)
             limit = self.settings.max_bad_fraction
             set_rules.check_bad_fraction(refused, total=len(places), limit=limit, table=table)
+        return self._labelled(rows, refused)
+
+    def _labelled(self, rows: Sequence[Mapping[str, Any]], refused: pl.DataFrame) -> LabelledSamples:
+        """Return good samples with their labels and other entries."""
+        where = f"data.kind: {self.kind.name}"
         frame = _frame([row["cells"] for row in rows])
         for column in self.settings.label_columns:
             if column not in frame.columns:
@@ -129,22 +132,15 @@ class _Reading:
         extra = [name for name in frame.columns if name not in (*columns.values(), *self.settings.label_columns)]
         labelled.check_columns(frame, extra, where)
         labels = read_labels(frame, self.settings, where)
-        cells = {
-            role: labelled.without_missing(frame[columns[role]].cast(pl.String)) if role in columns else None
-            for role in ("split", "group")
-        }
         samples = pl.DataFrame(
-            [(row["row"], row["id"], None, None, _digest(self.arrays[row["row"]])) for row in rows],
-            schema={name: dtype for name, dtype in labelled.SAMPLE.items() if name not in cells},
+            [(row["row"], row["id"], None, None, _digest(self.arrays[row["row"]]), None, None) for row in rows],
+            schema=labelled.SAMPLE,
             orient="row",
-        )
-        samples = samples.with_columns(
-            *(
-                pl.lit(None, pl.String).alias(role) if cell is None else cell.alias(role)
-                for role, cell in cells.items()
-            ),
+        ).with_columns(
+            *(labelled.without_missing(frame[name].cast(pl.String)).alias(role) for role, name in columns.items()),
             *(frame[name] for name in extra),
         )
+        name = self.kind.name.rpartition(":")[2].lower()
         return LabelledSamples(name, self.settings.path, samples, labels, refused, tuple(extra))
 
     def _rows(
@@ -168,7 +164,8 @@ class _Reading:
                     name = f"{place:08d}"
                     try:
                         value, cells = self._sample(place)
-                        name = str(cells.pop(_ID, name))
+                        given = cells.pop(_ID, None)
+                        name = name if given is None else str(given)
                         self.arrays[place] = self.kind.arrays(value)
                         if len(rows) < _READ_TWICE:
                             self._check_same(value, name, self.arrays[place])
@@ -250,7 +247,8 @@ def _column(name: str, cells: list[Any]) -> pl.Series:
     kinds = {type(cell) for cell in cells if cell is not None}
     for allowed, dtype in (({bool}, pl.Boolean), ({int}, pl.Int64), ({int, float}, pl.Float64)):
         if kinds <= allowed and all(abs(cell) < 2**63 for cell in cells if type(cell) is int):
-            return pl.Series(name, cells, dtype=dtype, strict=False)
+            column = pl.Series(name, cells, dtype=dtype, strict=False)
+            return column.fill_nan(None) if dtype == pl.Float64 else column
     return pl.Series(name, [None if cell is None else str(cell) for cell in cells], dtype=pl.String)
 
 

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet.training import Split
+    from ratchet.training.own_kind import OwnKind
 
 __all__ = ["converted", "from_tensors", "raw_samples", "texts_of", "to_arrays", "to_tensors"]
 
 Arrays = tuple[NDArray[Any], ...]
 
 
-def to_arrays(raw: Any, described: Input) -> Arrays:
+def to_arrays(raw: Any, described: Input, *, own: "OwnKind | None" = None) -> Arrays:
     """Return the arrays of a packed set for raw values.
 
     Args:
@@ -28,6 +29,7 @@ def to_arrays(raw: Any, described: Input) -> Arrays:
             frame, a mapping of columns, or a list of mappings; texts, or raw values of a user's own kind, as a list
             or a frame with one column; arrays of such a kind as a mapping.
         described: the model's input.
+        own: the user's kind if it is loaded already.
 
     Raises:
         ValueError: a value is out of range, or a column is missing.
@@ -46,7 +48,11 @@ def to_arrays(raw: Any, described: Input) -> Arrays:
             texts = texts_of(raw)
             return (ids_of(texts, described).gather(np.arange(len(texts))),)
         case ArraysInput():
-            return _named_arrays(raw, described) if isinstance(raw, Mapping) else _own_arrays(raw, described)
+            if isinstance(raw, Mapping):
+                return _named_arrays(raw, described)
+            from ratchet.training.own_kind import OwnKind
+
+            return (own or OwnKind.of(described)).batch(list(_values(raw)), described)
         case _:
             raise ValueError(f"inputs of kind {described.kind} cannot be served")
 
@@ -123,13 +129,6 @@ def _table_rows(arrays: Arrays, described: TableInput) -> Any:
         names = np.array([None, unseen, *column.categories], dtype=object)
         values[column.name] = names[codes[:, place]]
     return pandas.DataFrame({column.name: values[column.name] for column in described.columns})
-
-
-def _own_arrays(raw: Any, described: ArraysInput) -> Arrays:
-    """Return the arrays that the user's code makes of raw values, as at ingest."""
-    from ratchet.training.own_kind import OwnKind
-
-    return OwnKind.of(described).batch(list(_values(raw)), described)
 
 
 def _named_arrays(raw: Mapping[str, Any], described: ArraysInput) -> Arrays:

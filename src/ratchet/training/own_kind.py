@@ -85,6 +85,14 @@ class OwnKind:
                 )
         return kind
 
+    def check(self) -> None:
+        """Import the class, so that later calls only use it.
+
+        Raises:
+            TrainingError: it cannot be imported, or lacks a method.
+        """
+        _ = self.loaded
+
     @property
     def augment(self) -> Callable[..., Any] | None:
         """The user's function that augments a batch; None if there is none."""

@@ -35,7 +35,11 @@ _MAX_CHECKED = 10_000  # texts of a column
 
 
 def check_table(
-    table: pl.DataFrame, settings: DataSettings, *, extra: Sequence[str], classes: Sequence[str] | None,
+    table: pl.DataFrame,
+    settings: DataSettings,
+    *,
+    extra: Sequence[str],
+    classes: Sequence[str] | None,
     header: pl.Series,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the quarantine rows of wrong rows, and the other rows with typed extra columns.

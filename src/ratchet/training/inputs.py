@@ -101,9 +101,7 @@ def open_split(
                 return ArraysSplit.read(packed, name, manifest, arrays)
 
 
-def model_input(
-    packed: Path, described: Input, *, model: str, tokenizer: str, context: int, root: str = "."
-) -> Input:
+def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int, root: str = ".") -> Input:
     """Return a model's input: that of the packed set, with a tokenizer learned from the training texts.
 
     Args:

@@ -91,7 +91,7 @@ def _write_texts(folder: Path, index: pl.DataFrame) -> dict[str, tuple[Shard, ..
     texts = [text.encode() for text in index["text"]]
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=starts[1:])
-    arrays = {}
+    arrays: dict[str, tuple[Shard, ...]] = {}
     for name, array in (("text", np.frombuffer(b"".join(texts), np.uint8)), ("starts", starts)):
         file = pack.write_array(folder, name, array)
         arrays[name] = (Shard(file.file, len(array), file.sha256),)

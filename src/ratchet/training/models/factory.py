@@ -76,8 +76,7 @@ class OwnCode:
         top = module.partition(".")[0]
         if _is_taken(top):
             raise TrainingError(
-                f"{self.setting}: the name {top} is taken by an installed package. Fix: rename your "
-                "file or folder"
+                f"{self.setting}: the name {top} is taken by an installed package. Fix: rename your file or folder"
             )
         path = _file_of(module, self.root)
         if path is None:

@@ -127,7 +127,7 @@ def _samples(
     A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
     """
     from ratchet import training
-    from ratchet.training.own_kind import ArraysSplit
+    from ratchet.training.named_arrays import ArraysSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
     from ratchet.training.tokenizers import encode

@@ -28,7 +28,8 @@ from ratchet.training.batches import ImageSplit, Split, TableSplit
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.models import Model, ModelSpec, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
-from ratchet.training.own_kind import ArraysSplit, OwnKind
+from ratchet.training.named_arrays import ArraysSplit
+from ratchet.training.own_kind import OwnKind
 from ratchet.training.plan import Plan
 from ratchet.training.streams import StreamSplit
 from ratchet.training.texts import TextSplit, fitted_input

@@ -1,11 +1,11 @@
-"""A user's own kind of data: the class that makes named arrays of a raw value, and a packed split of them.
+"""A user's own kind of data: the class that makes named arrays of a raw value.
 
 Ingest and the served model call the same `OwnKind.arrays`, so a request becomes what a training sample became.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput
-from ratchet.training.augment import sample_bits
-from ratchet.training.batches import Inputs, Rows, Split
 from ratchet.training.custom_samples import summarize
 from ratchet.training.models.factory import OwnCode
-from ratchet.training.plan import Plan
 
-__all__ = ["ArraysSplit", "NotArrays", "OwnKind", "layout_of", "shown_layout"]
+__all__ = ["NotArrays", "OwnKind", "layout_of", "shown_layout"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -167,34 +164,3 @@ def _checked(name: Any, array: Any) -> NDArray[Any]:
 
 def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
-
-
-@dataclass(frozen=True)
-class ArraysSplit(Split):
-    """A split of named arrays. The model takes them in the order of their names, (n, *shape) each."""
-
-    described: ArraysInput = field(kw_only=True)
-
-    @classmethod
-    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], described: ArraysInput) -> "ArraysSplit":
-        """Read split `name` of the set in folder `packed`. See `Split.open`."""
-        return cls.open(packed, name, manifest, names=described.names, described=described)
-
-    @cached_property
-    def _augment(self) -> Callable[..., Any] | None:
-        return OwnKind.of(self.described).augment
-
-    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
-        if plan is None or self._augment is None:
-            return inputs
-        seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
-        made = self._augment(dict(zip(self.described.names, inputs, strict=True)), seeds)
-        augmented: Any = tuple(made.get(name) for name in self.described.names) if isinstance(made, Mapping) else ()
-        expected = [(values.shape, values.dtype) for values in inputs]
-        if [(getattr(values, "shape", None), getattr(values, "dtype", None)) for values in augmented] != expected:
-            raise TrainingError(
-                f"data.kind: {self.described.reader}.augment does not return the arrays that it was given: tensors "
-                f"{', '.join(self.described.names)} of the same shapes and types. Fix: correct it"
-            )
-        inputs = augmented
-        return inputs

@@ -38,12 +38,13 @@ class ArraysSplit(Split):
             return inputs
         seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
         made = self._augment(dict(zip(self.described.names, inputs, strict=True)), seeds)
-        augmented: Any = tuple(made.get(name) for name in self.described.names) if isinstance(made, Mapping) else ()
+        augmented: tuple[Any, ...] = (
+            tuple(made.get(name) for name in self.described.names) if isinstance(made, Mapping) else ()
+        )
         expected = [(values.shape, values.dtype) for values in inputs]
         if [(getattr(values, "shape", None), getattr(values, "dtype", None)) for values in augmented] != expected:
             raise TrainingError(
                 f"data.kind: {self.described.reader}.augment does not return the arrays that it was given: tensors "
                 f"{', '.join(self.described.names)} of the same shapes and types. Fix: correct it"
             )
-        inputs = augmented
-        return inputs
+        return augmented

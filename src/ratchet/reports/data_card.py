@@ -15,16 +15,17 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.kinds import ImageInput
+from ratchet.kinds import ImageInput, Numbers
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
-__all__ = ["card"]
+__all__ = ["card", "shows"]
 
 _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
 _COLUMNS, _VALUES = 60, 12  # of a table that are drawn
+_DIGITS = 12  # of a version
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
 
 
@@ -66,6 +67,11 @@ class _PackedSet:
         """Return the image of a sample; None also where there is no such sample."""
         sample = self.index.filter(pl.col("id") == id)
         return None if sample.is_empty() else self.image(sample["split"][0], sample["row"][0])
+
+
+def shows(path: Path, manifest: Manifest) -> bool:
+    """Return whether a card is that of this version."""
+    return f"Data card, version {manifest.digest[:_DIGITS]}<" in path.read_text(encoding="utf-8")
 
 
 def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
@@ -177,14 +183,21 @@ def _imbalance(counts: Mapping[str, int]) -> tuple[str, str] | None:
 
 
 def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
-    """Return training images of each class, evenly spread."""
-    images = []
-    for name in list(data.profile["classes"]["train"])[:_CLASSES]:
-        samples = data.index.filter((pl.col("class") == name) & (pl.col("split") == "train"))
-        step = max(1, samples.height // _IMAGES)
-        chosen = samples[::step].head(_IMAGES).select("split", "row").rows()
-        images.append((name, [image for split, row in chosen if (image := data.image(split, row))]))
-    return images
+    """Return training images, evenly spread: of each class, or from the smallest to the largest number."""
+    train = data.index.filter(pl.col("split") == "train")
+    groups = [(name, train.filter(pl.col("class") == name)) for name in data.profile["classes"]["train"]]
+    target = data.manifest.target
+    if isinstance(target, Numbers) and target.outputs == 1:
+        ordered = train.sort(pl.col("class").cast(pl.Float64, strict=False))
+        groups = [(f"from the smallest to the largest {target.names[0]}", ordered)]
+    elif not groups:
+        groups = [("all", train)]
+    return [(name, _spread(data, samples)) for name, samples in groups[:_CLASSES]]
+
+
+def _spread(data: _PackedSet, samples: pl.DataFrame) -> list[InlineImage]:
+    chosen = samples[:: max(1, samples.height // _IMAGES)].head(_IMAGES).select("split", "row").rows()
+    return [image for split, row in chosen if (image := data.image(split, row))]
 
 
 def _depth(data: _PackedSet) -> PixelDepth | None:

@@ -76,8 +76,9 @@ def _opened(kind: OwnKind, settings: DataSettings, root: Path) -> Any:
     path = settings.path if is_url(settings.path) else root / expanded(settings.path)
     if isinstance(path, Path) and not path.exists():
         raise DataError(f"data.path: {path} does not exist. Fix: set it to the file or folder that {kind.name} reads")
+    open_it = kind.loaded
     try:
-        opened = kind.loaded(path)
+        opened = open_it(path)
         count = len(opened)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise DataError(

@@ -92,7 +92,7 @@ class OwnCode:
         return TrainingError(
             f"{self.setting}: {module} ({path}) is outside {self.section}.code ({self.place}), so DVC "
             f"would not see a change of it. Fix: set {self.section}.code to {path.parts[0]}, or to the file or "
-            "folder that holds all code of the factory"
+            "folder that holds all its code"
         )
 
     def _import(self, module: str) -> ModuleType:

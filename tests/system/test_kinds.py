@@ -167,9 +167,9 @@ def own_kind_is_served(project: Any, elsewhere: Path) -> None:
     )
     *refused, code, name, answer = written.splitlines()[-6:]
     assert refused == [
-        "refused: value 2: IndexError: index 99 is out of bounds for axis 0 with size 24 (line 40 of bike_windows.py)",
+        "refused: value 2: IndexError: index 99 is out of bounds for axis 0 with size 24 (line 38 of bike_windows.py)",
         "refused: found hour; allowed: arrays hour, float32 (24); rentals, float32 (48); weather, float32 (48, 3)",
-        "refused: rentals has shape (2, 48); allowed: (n, 48), with one n for all arrays",
+        "refused: hour has shape (1, 24); allowed: (n, 24), with one n for all arrays",
     ]
     assert not Path(code).is_relative_to(elsewhere)
     assert "bike_windows.py" not in {path.name for path in (elsewhere / "src").rglob("*.py")}

@@ -91,7 +91,7 @@ def test_packed_arrays_are_those_of_the_class(place) -> None:
     assert input_from_json(json.loads((place.packed / "manifest.json").read_text())["input"]) == described
 
 
-def test_the_same_input_gives_the_same_bytes_and_other_code_another_digest(place, make_place) -> None:
+def test_equal_input_gives_equal_bytes_and_other_code_another_digest(place, make_place) -> None:
     first = ingest(place)
     assert ingest(make_place("again")).digest == first.digest
     other = ingest(make_place("other"), MODULE + "\n# a comment")
@@ -192,12 +192,12 @@ def test_a_bad_sample_is_quarantined_with_its_reason(place, rule: str) -> None:
 def test_what_are_no_arrays_is_said(place, body: str) -> None:
     """The seventh sample alone is bad; then all are, and one message stops the run."""
     if body in ARRAYS:
-        one, every, value = arrays(f"if value[0] == 7: {body}"), arrays(body), ARRAYS[body]
+        seventh, every, value = arrays(f"if value[0] == 7: {body}"), arrays(body), ARRAYS[body]
     else:
-        one, every, value = sample(f"if place == 7: {body}"), sample(body), SAMPLES[body]
-    ingest(place, one)
-    [(found,)] = pl.read_parquet(place.quarantine).select("value").rows()
-    assert found.startswith(value)
+        seventh, every, value = sample(f"if place == 7: {body}"), sample(body), SAMPLES[body]
+    ingest(place, seventh)
+    [(problem,)] = pl.read_parquet(place.quarantine).select("value").rows()
+    assert problem.startswith(value)
     with pytest.raises(DataError, match=f"{ROWS} of {ROWS} samples are bad"):
         ingest(place, every)
 

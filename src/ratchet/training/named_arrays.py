@@ -37,9 +37,9 @@ class ArraysSplit(Split):
         if plan is None or self._augment is None:
             return inputs
         seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
-        made = self._augment(dict(zip(self.described.names, inputs, strict=True)), seeds)
+        batch = self._augment(dict(zip(self.described.names, inputs, strict=True)), seeds)
         augmented: tuple[Any, ...] = (
-            tuple(made.get(name) for name in self.described.names) if isinstance(made, Mapping) else ()
+            tuple(batch.get(name) for name in self.described.names) if isinstance(batch, Mapping) else ()
         )
         expected = [(values.shape, values.dtype) for values in inputs]
         if [(getattr(values, "shape", None), getattr(values, "dtype", None)) for values in augmented] != expected:

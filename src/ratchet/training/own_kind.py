@@ -73,9 +73,9 @@ class OwnKind:
                 "and a static method arrays. Fix: see docs/your-own-kind.md"
             )
         for name in ("arrays", "augment"):
-            found = inspect.getattr_static(kind, name, None)
-            if not isinstance(found, staticmethod | classmethod) and (found is not None or name == "arrays"):
-                problem = f"{name} is no static method" if found is not None else f"it has no method {name}"
+            method = inspect.getattr_static(kind, name, None)
+            if not isinstance(method, staticmethod | classmethod) and (method is not None or name == "arrays"):
+                problem = f"{name} is no static method" if method is not None else f"it has no method {name}"
                 raise TrainingError(
                     f"data.kind: {self.name}: {problem}. A served model calls it without the data set. Fix: write "
                     f"@staticmethod above `def {name}`"
@@ -93,8 +93,8 @@ class OwnKind:
     @property
     def augment(self) -> Callable[..., Any] | None:
         """The user's function that augments a batch; None if there is none."""
-        found: Callable[..., Any] | None = getattr(self.loaded, "augment", None)
-        return found
+        function: Callable[..., Any] | None = getattr(self.loaded, "augment", None)
+        return function
 
     def arrays(self, value: Any) -> Arrays:
         """Return the arrays of a raw value by name, sorted. Floating-point numbers become float32.
@@ -103,12 +103,12 @@ class OwnKind:
             NotArrays: the user's function raises an error, or returns no arrays of finite numbers.
         """
         try:
-            made = self.loaded.arrays(value)
+            arrays = self.loaded.arrays(value)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise NotArrays("raised", summarize(error, self.root)) from error
-        if not isinstance(made, Mapping) or not made:
-            raise NotArrays("not-arrays", f"arrays returns {_shown(made)}, not a dictionary of NumPy arrays")
-        return {name: _checked(name, made[name]) for name in sorted(made, key=str)}
+        if not isinstance(arrays, Mapping) or not arrays:
+            raise NotArrays("not-arrays", f"arrays returns {_shown(arrays)}, not a dictionary of NumPy arrays")
+        return {name: _checked(name, arrays[name]) for name in sorted(arrays, key=str)}
 
     def batch(self, values: list[Any], described: ArraysInput) -> tuple[NDArray[Any], ...]:
         """Return the arrays of raw values as a model with this input takes them, (n, *shape) each.
@@ -123,8 +123,8 @@ class OwnKind:
             except NotArrays as error:
                 raise ValueError(f"value {place}: {error}") from error
             if layout_of(arrays) != described.layout:
-                found = shown_layout(layout_of(arrays))
-                raise ValueError(f"value {place}: found {found}; allowed: {described.described}")
+                layout = shown_layout(layout_of(arrays))
+                raise ValueError(f"value {place}: found {layout}; allowed: {described.described}")
             rows.append(arrays)
         return tuple(
             np.stack([row[array.name] for row in rows]) if rows else np.zeros((0, *array.shape), array.dtype)

@@ -6,6 +6,7 @@ The images are scikit-learn's digits, turned by a known angle. The targets are t
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.slow
 ROWS, SIDE, STEEPEST = 600, 12, 60.0
 LABELS = ("even", "greater than 4", "round")
 RULES = ("gate.minimum_metric=none", "training.epochs=4", "registry.export=onnx", "training.flip=none")
+SERVE = """
+import sys
+import mlflow, numpy as np
+
+mlflow.set_tracking_uri(sys.argv[1])
+np.save(sys.argv[4], mlflow.pyfunc.load_model(sys.argv[2]).predict(np.load(sys.argv[3])))
+"""
 BAD = {3: "label-not-a-number", 4: "no-label", 5: "infinite-label"}  # of the angle, by row
 
 
@@ -55,19 +63,13 @@ def trained(project: Any, label_column: str, *drop: str) -> dict[str, Any]:
 
 def served(project: Any, registration: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return what the registered model answers to the packed test images, and their targets."""
-    import mlflow
-
+    packed, images, answers = project.workspace.packed, project.root / "images.npy", project.root / "answers.npy"
+    shards = Manifest.read(packed).splits["test"].arrays["images"]
+    np.save(images, np.concatenate([np.load(packed / shard.file) for shard in shards]))
+    model = f"models:/{registration['model']}/{registration['version']}"
     uri = f"sqlite:///{project.root}/mlruns/mlflow.db"
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
-        model = mlflow.pyfunc.load_model(f"models:/{registration['model']}/{registration['version']}")
-        packed = project.workspace.packed
-        shards = Manifest.read(packed).splits["test"].arrays["images"]
-        images = np.concatenate([np.load(packed / shard.file) for shard in shards])
-        return model.predict(images), np.load(packed / "test" / "targets.npy")
-    finally:
-        mlflow.set_tracking_uri(before)
+    project.good(sys.executable, "-c", SERVE, uri, model, str(images), str(answers))
+    return np.load(answers), np.load(packed / "test" / "targets.npy")
 
 
 def test_angles_of_images_are_predicted(project) -> None:

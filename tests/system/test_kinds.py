@@ -148,8 +148,8 @@ assert np.array_equal(model.predict(named), answers)
 for wrong in (values + [{**values[0], "hour": 99}], {"hour": named["hour"]}, {**named, "hour": named["hour"][:1]}):
     try:
         model.predict(wrong)
-    except ValueError as error:
-        print("refused:", error)
+    except mlflow.exceptions.MlflowException as error:
+        print("refused:", error.message)
 print(sys.modules["bike_windows"].__file__)
 print(windows[len(windows) - 1]["id"])
 print(answers[0, 0])

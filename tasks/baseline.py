@@ -127,6 +127,7 @@ def _samples(
     A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
     """
     from ratchet import training
+    from ratchet.training.named_arrays import ArraysSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
     from ratchet.training.tokenizers import encode
@@ -145,5 +146,7 @@ def _samples(
             return {"ids": np.asarray(train.windows.ids)}, described
         case training.TableSplit():
             return dict(zip(train.array_names, train.gather(rows), strict=True)), described
+        case ArraysSplit():
+            return dict(zip(train.described.names, train.gather(rows), strict=True)), described
         case _:
             return {}, described

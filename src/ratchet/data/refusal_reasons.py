@@ -100,16 +100,18 @@ REASONS: Mapping[str, Reason] = {
     "no-order": Reason(
         "{column} {value}", "the row has no value in the column of data.order_by: add it, or remove the row"
     ),
-    # samples of a user's own Dataset
-    "raised": Reason(
-        "{problem}", "your Dataset raised an error for this sample: correct the file it reads, or the Dataset"
+    # samples of a user's own Dataset or kind
+    "raised": Reason("{problem}", "your code raised an error for this sample: correct the file it reads, or the code"),
+    "not-arrays": Reason(
+        "{problem}",
+        "return a dictionary with value and the label from __getitem__, and one of NumPy arrays of numbers from arrays",
     ),
     "not-a-sample": Reason(
         "{problem}",
         "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
     ),
     "other-shape": Reason(
-        "{image}", "all images must have the same type and shape, and most have another: convert, resize or crop it"
+        "{image}", "all samples must have the same type and shape, and most have another: convert, resize or crop it"
     ),
     "not-finite": Reason(
         "nan or infinity in {image}",

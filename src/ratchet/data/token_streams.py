@@ -19,7 +19,7 @@ import polars as pl
 from ratchet import files
 from ratchet.data import pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.reading.plain_text import read_text
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
 from ratchet.data.split import SPLITS, SplitName, assign
@@ -230,15 +230,10 @@ def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
 def _write_split(folder: Path, parts: Sequence[_File], shard_mib: int) -> SplitFiles:
     folder.mkdir()
     text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
-    size = shard_mib * pack.MIB
-    shards = []
-    for number, start in enumerate(range(0, len(text), size)):
-        piece = text[start : start + size]
-        stored = pack.write_array(folder, f"text-{number:05d}", piece)
-        shards.append(Shard(stored.file, len(piece), stored.sha256))
+    shards = pack.write_shards_of(folder, "text", text, shard_mib=shard_mib)
     targets = pack.write_array(folder, "targets", np.zeros(0, np.int64))
     keys = pack.write_array(folder, "keys", np.zeros(0, np.uint64))
-    return SplitFiles(len(text), {"text": tuple(shards)}, targets, keys)
+    return SplitFiles(len(text), {"text": shards}, targets, keys)
 
 
 def _texts(parts: Sequence[_File], split: str) -> Iterator[bytes]:

@@ -1,9 +1,10 @@
 """Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
+__all__ = ["Array", "ArraysInput", "Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
 
 
 @dataclass(frozen=True)
@@ -133,4 +134,69 @@ class TokensInput:
         return "a stream of text"
 
 
-Input = ImageInput | TableInput | TextInput | TokensInput
+@dataclass(frozen=True)
+class Array:
+    """One of the arrays that a user's own kind makes of each sample. All samples have this type and shape."""
+
+    name: str
+    dtype: str  # float32, uint8, int8, int16, int32, int64 or bool
+    shape: tuple[int, ...]  # of one sample
+    mean: float = 0.0  # of all training values
+    std: float = 1.0  # of all training values; never 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a network gets its values in standard deviations from the mean."""
+        return self.dtype == "float32"
+
+    @property
+    def size(self) -> int:
+        """Values of one sample."""
+        return math.prod(self.shape)
+
+    @property
+    def described(self) -> str:
+        """Text for people: "load, float32 (168)"."""
+        return f"{self.name}, {self.dtype} ({', '.join(map(str, self.shape))})"
+
+
+@dataclass(frozen=True)
+class ArraysInput:
+    """Samples of a user's own kind: named arrays, (n, *shape) each, in the order of their names.
+
+    Two of them are equal if their code is, wherever it is.
+    """
+
+    arrays: tuple[Array, ...]
+    reader: str  # package.module:Class of the user's code, which makes the arrays of a raw value
+    code: str  # file or folder with that code, relative to `root`
+    code_digest: str  # of its files at ingest
+    root: str = field(default=".", compare=False)  # folder of `code` on this machine; not part of the identity
+    kind: Literal["arrays"] = "arrays"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(array.name for array in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """Values of all arrays of one sample."""
+        return sum(array.size for array in self.arrays)
+
+    @property
+    def layout(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+        """Name, type and shape of each array: models with the same layout take the same arrays."""
+        return tuple((array.name, array.dtype, array.shape) for array in self.arrays)
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "sample"
+
+    @property
+    def described(self) -> str:
+        """Text for people: "arrays load, float32 (168); weather, float32 (4, 24)"."""
+        return f"array{'s' * (len(self.arrays) > 1)} {'; '.join(array.described for array in self.arrays)}"
+
+
+Input = ImageInput | TableInput | TextInput | TokensInput | ArraysInput

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
-from ratchet.kinds import ImageInput, TableInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, TableInput, TokensInput
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.versions import Version, Versions
 
@@ -59,7 +59,8 @@ class ModelRegistry(Versions):
         if known:
             return known
         signature = ModelSignature(
-            inputs=_input_schema(spec),
+            # MLflow would change the values of a user's own kind, such as arrays in a dictionary.
+            inputs=None if isinstance(spec.input, ArraysInput) else _input_schema(spec),
             outputs=_output_schema(spec),
             **({"params": _generation_params()} if isinstance(spec.input, TokensInput) else {}),
         )

@@ -13,11 +13,12 @@ from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
 from ratchet.errors import RatchetError, TrainingError
-from ratchet.kinds import TokensInput
+from ratchet.kinds import ArraysInput, TokensInput
 from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
 from ratchet.training.models.checksums import CHECKSUMS
+from ratchet.training.own_kind import OwnKind
 
 __all__ = ["ServedModel"]
 
@@ -29,6 +30,9 @@ class ServedModel:
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
+        self._own = OwnKind.of(spec.input) if isinstance(spec.input, ArraysInput) else None
+        if self._own is not None:
+            self._own.check()
 
     def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
@@ -37,8 +41,8 @@ class ServedModel:
 
         Args:
             raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a frame; texts;
-                prompts. Images are scaled here as ingest scaled those of more than 8 bits; integers of another type
-                must be in range.
+                prompts; raw values of a user's own kind, or its arrays by name. Images are scaled here as ingest
+                scaled those of more than 8 bits; integers of another type must be in range.
             params: of a language model, the fields of `Sampling`.
 
         Raises:
@@ -54,7 +58,7 @@ class ServedModel:
         if isinstance(self.spec.input, TokensInput):
             sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        inputs = to_tensors(to_arrays(raw, self.spec.input), self.spec.input)
+        inputs = to_tensors(to_arrays(raw, self.spec.input, own=self._own), self.spec.input)
         with torch.inference_mode():
             parts = [
                 predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)

@@ -15,16 +15,17 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.kinds import ImageInput
+from ratchet.kinds import ImageInput, Numbers
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
-__all__ = ["card"]
+__all__ = ["card", "shows"]
 
 _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
 _COLUMNS, _VALUES = 60, 12  # of a table that are drawn
+_DIGITS = 12  # of a version
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
 
 
@@ -68,6 +69,11 @@ class _PackedSet:
         return None if sample.is_empty() else self.image(sample["split"][0], sample["row"][0])
 
 
+def shows(path: Path, manifest: Manifest) -> bool:
+    """Return whether a card is that of this version."""
+    return f"Data card, version {manifest.digest[:_DIGITS]}<" in path.read_text(encoding="utf-8")
+
+
 def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
     """Return the page as HTML.
 
@@ -93,6 +99,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,
+        targets=profile.get("targets", {}),
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
         **_KINDS[manifest.input.kind](data),
     )
@@ -127,8 +134,17 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
         "first_near_duplicates": [],
         "described": described,
         "distributions": drawn,
-        "targets": data.profile["targets"],
     }
+
+
+def _array_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of the arrays of a user's own kind."""
+    keys = ("mean", "std", "min", "median", "max")
+    described = [
+        (array["name"], array["type"], " x ".join(map(str, array["shape"])) or "1", *(array[key] for key in keys))
+        for array in data.profile["arrays"]
+    ]
+    return {"first_near_duplicates": [], "described": described}
 
 
 def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
@@ -150,6 +166,7 @@ def _text_values(data: _PackedSet) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
     "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+    "arrays": _array_values,
 }  # fmt: skip
 
 
@@ -166,14 +183,21 @@ def _imbalance(counts: Mapping[str, int]) -> tuple[str, str] | None:
 
 
 def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
-    """Return training images of each class, evenly spread."""
-    images = []
-    for name in list(data.profile["classes"]["train"])[:_CLASSES]:
-        samples = data.index.filter((pl.col("class") == name) & (pl.col("split") == "train"))
-        step = max(1, samples.height // _IMAGES)
-        chosen = samples[::step].head(_IMAGES).select("split", "row").rows()
-        images.append((name, [image for split, row in chosen if (image := data.image(split, row))]))
-    return images
+    """Return training images, evenly spread: of each class, or from the smallest to the largest number."""
+    train = data.index.filter(pl.col("split") == "train")
+    groups = [(name, train.filter(pl.col("class") == name)) for name in data.profile["classes"]["train"]]
+    target = data.manifest.target
+    if isinstance(target, Numbers) and target.outputs == 1:
+        ordered = train.sort(pl.col("class").cast(pl.Float64, strict=False))
+        groups = [(f"from the smallest to the largest {target.names[0]}", ordered)]
+    elif not groups:
+        groups = [("all", train)]
+    return [(name, _spread(data, samples)) for name, samples in groups[:_CLASSES]]
+
+
+def _spread(data: _PackedSet, samples: pl.DataFrame) -> list[InlineImage]:
+    chosen = samples[:: max(1, samples.height // _IMAGES)].head(_IMAGES).select("split", "row").rows()
+    return [image for split, row in chosen if (image := data.image(split, row))]
 
 
 def _depth(data: _PackedSet) -> PixelDepth | None:

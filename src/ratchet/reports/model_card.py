@@ -23,11 +23,11 @@ from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import SAMPLES, baseline_sentence, metric_text, range_text, value_text
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
-from ratchet.kinds import ImageInput, Input
+from ratchet.kinds import ArraysInput, ImageInput, Input
 from ratchet.reports import templating
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.reports.problem_sections import target_table, worst_slices
-from ratchet.serving.program import INPUTS, PROGRAM
+from ratchet.serving.program import PROGRAM, input_names
 from ratchet.urls import redacted
 
 __all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
@@ -154,6 +154,8 @@ def _unused(content: CardContent) -> NamedMetric | None:
 
 def _input(described: Input) -> str:
     """Return the sentence part that describes the raw input."""
+    if isinstance(described, ArraysInput):
+        return f"raw values, of which {described.reader} makes {described.described}"
     if not isinstance(described, ImageInput):
         return described.described
     shape = " x ".join(map(str, described.shape))
@@ -162,13 +164,15 @@ def _input(described: Input) -> str:
 
 def _argument(described: Input) -> str:
     """Return type and shape of the argument of `predict`, for a comment."""
+    if isinstance(described, ArraysInput):
+        return f"a list of raw values, or {described.described}"
     if not isinstance(described, ImageInput):
         return described.described
     return f"{_dtype(described)} ({', '.join(map(str, ('n', *described.shape)))})"
 
 
 def _feeds(described: Input) -> list[str]:
-    names = INPUTS[described.kind]
+    names = input_names(described)
     return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
 
 

@@ -150,7 +150,7 @@ def _error_rows(predictions: Predictions | None) -> list[tuple[str, str, str, fl
 
 
 def _of_others(content: ReportContent) -> dict[str, object]:
-    return {"cards": list(content.metrics.named().values())}
+    return {"cards": list(content.metrics.named().values()), "errors": error_cards(content.examples)}
 
 
 def _summary(verdict: Verdict) -> str:

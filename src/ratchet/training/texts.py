@@ -1,7 +1,7 @@
 """A split of texts, with the token ids of a model's tokenizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import Input, TextInput, TokensInput
-from ratchet.training.batches import ChosenRows, Inputs, Rows, Split
+from ratchet.training.batches import Inputs, Rows, Split
 from ratchet.training.streams import read_text
 from ratchet.training.token_ids import fit
 from ratchet.training.tokenizers import encode, fit_tokenizer, stored_texts
@@ -50,11 +50,7 @@ class TextSplit(Split):
 
     def only(self, rows: Rows) -> "TextSplit":
         """Return these rows as a split. Only targets and keys are copied."""
-        arrays = tuple(ChosenRows(array, rows) for array in self.arrays)
-        return TextSplit(
-            self.name, arrays, np.asarray(self.targets)[rows], np.asarray(self.keys)[rows],
-            content=self.content, starts=self.starts, rows=self.rows[rows],
-        )  # fmt: skip
+        return replace(super().only(rows), rows=self.rows[rows])
 
     def _on(self, device: torch.device) -> Inputs | None:
         """Return None: a batch is as wide as its own longest text, so the ids of a whole split cannot stay on a GPU."""

@@ -89,9 +89,8 @@ def profile_of(
     listed = [*content.features, *content.roles.columns]
     return {
         "rows": dict(packing.sizes),
-        "problem": {"chosen": labels.problem, "why": labels.why, "notes": list(labels.notes)},
+        **labels.described(packing.train),
         "classes": {split: {name: counted.get((split, name), 0) for name in packing.classes} for split in SPLITS},
-        "targets": _targets(packing),
         "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,
@@ -111,20 +110,6 @@ def _copies(packing: "Packing") -> tuple[int, int]:
     rows = rows.filter(pl.col("digest").is_duplicated())
     per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
     return rows.height - per_split, per_split - different
-
-
-def _targets(packing: "Packing") -> dict[str, object]:
-    """Return the share of each label, or statistics of each number, in the training rows."""
-    labels = packing.content.labels
-    if packing.classes:
-        return {}
-    values = labels.values[packing.train].astype(np.float64)
-    if labels.problem == "multi-label":
-        return {name: {"share": float(share)} for name, share in zip(labels.names, values.mean(axis=0), strict=True)}
-    low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
-    rows = zip(labels.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
-    keys = ("mean", "std", "min", "median", "max")
-    return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
 
 
 def _request(column: Column) -> list[dict[str, object]]:

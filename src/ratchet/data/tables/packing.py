@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import pack, quarantine
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, digests, splits
 from ratchet.data.tables.columns import TypedColumn, each
@@ -29,7 +29,6 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["Content", "Packing", "Roles"]
 
-_MIB = 1 << 20
 Array = NDArray[np.float32] | NDArray[np.int64]
 
 
@@ -97,7 +96,7 @@ class Packing:
 
     def __init__(self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame) -> None:
         self.settings, self.source = settings, source
-        self.classes = content.labels.names if content.labels.problem == "classification" else ()
+        self.classes = content.labels.classes
         digest = content.digest()
         roles = content.roles
         split = splits.assigned(settings, digest, given=roles.given, groups=roles.groups, order=roles.order)
@@ -215,23 +214,11 @@ class Packing:
             part = slice(start, start + rows)
             folder = draft / split
             folder.mkdir()
-            shards = {name: self._shards(folder, name, values[part]) for name, values in arrays.items()}
+            shards = {
+                name: pack.write_shards_of(folder, name, values[part], shard_mib=self.settings.shard_mib)
+                for name, values in arrays.items()
+            }
             targets = pack.write_array(folder, "targets", self.content.labels.values[part])
             written[split] = SplitFiles(rows, shards, targets, pack.write_array(folder, "keys", keys[part]))
             start += rows
         return written
-
-    def _shards(self, folder: Path, name: str, values: Array) -> tuple[Shard, ...]:
-        """Write an array in files of at most data.shard_mib MiB, and check what the disk returns."""
-        step = max(1, self.settings.shard_mib * _MIB // max(1, values[:1].nbytes))
-        shards = []
-        for number, start in enumerate(range(0, len(values), step)):
-            part = values[start : start + step]
-            file = pack.write_array(folder, f"{name}-{number:05d}", part)
-            if files.digest_file(folder.parent / file.file) != file.sha256:
-                raise DataError(
-                    f"{file.file}: the disk returns other content than was written. Fix: check the disk, then ingest "
-                    "again"
-                )
-            shards.append(Shard(file.file, len(part), file.sha256))
-        return tuple(shards)

@@ -51,6 +51,28 @@ class Labelling:
         """Return the targets of the rows at these places."""
         return replace(self, values=self.values[places], shown=self.shown[places], faults={})
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty if the targets are none."""
+        return self.names if self.problem == "classification" else ()
+
+    def described(self, train: slice) -> dict[str, object]:
+        """Return the problem, and statistics of the training rows' targets, as profile.json has them."""
+        problem = {"chosen": self.problem, "why": self.why, "notes": list(self.notes)}
+        return {"problem": problem, "targets": self._statistics(train)}
+
+    def _statistics(self, train: slice) -> dict[str, dict[str, float]]:
+        """Return the share of each label, or statistics of each number, in the training rows; none of classes."""
+        if self.classes:
+            return {}
+        values = self.values[train].astype(np.float64)
+        if self.problem == "multi-label":
+            return {name: {"share": float(share)} for name, share in zip(self.names, values.mean(axis=0), strict=True)}
+        low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
+        rows = zip(self.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
+        keys = ("mean", "std", "min", "median", "max")
+        return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
+
     def target(self, train: slice) -> Target:
         """Return the description of the target; statistics are those of the training rows."""
         if self.problem == "classification":
@@ -103,6 +125,12 @@ class _Label:
     def numeric_share(self) -> float:
         return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether the column has 0 and 1. Another number means that it has not, another text is a fault."""
+        binary, known = self.binary(), self.numbers.drop_nulls()
+        return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
+
     def binary(self) -> pl.Series:
         """Return 0 or 1 for each text that means one, Float64; null for others."""
         known = {text: _TRUE[text.lower()] for text in self.counts if text.lower() in _TRUE}
@@ -119,7 +147,7 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
             )
         return settings.problem, "data.problem"
     if len(columns) > 1:
-        if all(column.binary().null_count() <= column.texts.null_count() for column in columns):
+        if all(column.is_binary for column in columns):
             return "multi-label", f"{len(columns)} label columns with 0 and 1"
         if all(column.numeric_share > 0.5 for column in columns):
             return "regression", f"{len(columns)} label columns with numbers"

@@ -11,12 +11,13 @@ import numpy as np
 import polars as pl
 
 from ratchet.data import quarantine
+from ratchet.data.labelled import LabelledSamples
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, why_unusable
 from ratchet.data.reading.subset import subset
 from ratchet.data.sources.image_folder import ImageFolder
 from ratchet.data.tables.targets import Labelling
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
-from ratchet.data.texts.table import SAMPLE, TABLES, TextSamples, read_table_of_texts
+from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
@@ -31,7 +32,7 @@ _LAYOUT = (
 )
 
 
-def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> TextSamples:
+def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> LabelledSamples:
     """Read all texts of the source that data.path names.
 
     Args:
@@ -96,7 +97,7 @@ def _frame(rows: Sequence[Sequence[Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SAMPLE, orient="row")
 
 
-def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> TextSamples:
+def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> LabelledSamples:
     """Read a folder of classes, or train, validation and test folders of classes: each file is a text."""
     source = ImageFolder(storage, settings.label_level, of="texts")
     listed = subset(source.listing, classes=len(source.classes)) if sample else source.listing
@@ -113,10 +114,10 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
     refused = quarantine.table(source.refused.select("source", "row", "value"), "unreadable-text")
     table = _frame(rows).with_columns(listed[name] for name in extra)
     labels = _labelling(listed["label"], source.classes, "the folders are the classes")
-    return TextSamples(source.name, storage.where, table, labels, refused, tuple(extra))
+    return LabelledSamples(source.name, storage.where, table, labels, refused, tuple(extra))
 
 
-def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> TextSamples:
+def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> LabelledSamples:
     """Read files of texts, one per line. The part of a file's name that the others do not share is the class."""
     files = [name for name in names if not _NOT_SAMPLES.search(name)]
     if len(files) < 2:
@@ -140,7 +141,7 @@ def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> TextS
     beside = pl.DataFrame(others, schema={"source": pl.String, "row": pl.Int64}, orient="row")
     refused = quarantine.table(beside.with_columns(value=pl.lit("a description of the data")), "unreadable-text")
     targeted = _labelling(pl.Series(targets, dtype=pl.Int64), classes, "the names of the files are the classes")
-    return TextSamples(storage.name, storage.where, _frame(rows), targeted, refused)
+    return LabelledSamples(storage.name, storage.where, _frame(rows), targeted, refused)
 
 
 def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> Labelling:

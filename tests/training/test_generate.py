@@ -270,22 +270,23 @@ def test_the_command_prints_prompts_and_texts(folder: Path) -> None:
 @pytest.mark.parametrize("end", ["closed pipe", "Ctrl-C", "ASCII"])
 def test_the_command_ends_without_a_traceback(folder: Path, end: str) -> None:
     arguments = [sys.executable, "-m", "commands", "generate", str(folder), "--prompt", "the 日", "--max-tokens"]
-    process = subprocess.Popen(
-        [*arguments, "20" if end == "ASCII" else "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    with subprocess.Popen(
+        [*arguments, "20" if end == "ASCII" else "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONIOENCODING": "ascii" if end == "ASCII" else "utf-8"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    begun = process.stdout.read(5)
-    if end == "closed pipe":
-        process.stdout.close()
-    elif end == "Ctrl-C":
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-    errors = process.stderr.read()
-    assert begun == ("the ?" if end == "ASCII" else "the 日")
-    expected = {"closed pipe": (1, ""), "Ctrl-C": (130, "ratchet: interrupted; the text is not complete\n"), "ASCII": (0, "")}
-    assert (process.wait(60), errors) == expected[end]
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        begun = process.stdout.read(5)
+        if end == "closed pipe":
+            process.stdout.close()
+        elif end == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+        errors = process.stderr.read().decode()
+        assert begun == ("the ?" if end == "ASCII" else "the 日").encode()[:5]
+        interrupted = "ratchet: interrupted; the text is not complete\n"
+        expected = {"closed pipe": (1, ""), "Ctrl-C": (130, interrupted), "ASCII": (0, "")}
+        assert (process.wait(60), errors) == expected[end]
 
 
 def test_the_command_explains_what_it_cannot_do(folder: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def ingest_texts(
         DataError: the source has no texts with labels, too many are bad, or the whole set breaks a rule.
     """
     source = read_samples(settings, root=root, report=report, sample=sample)
-    meant = pl.col("split").str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
+    written = pl.col("split").str.strip_chars().str.to_lowercase()
+    meant = written.replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
     samples = source.table.with_columns(assigned=meant, place=pl.int_range(pl.len()))
     bad = pl.concat([source.refused, _broken(samples, source, settings)])
     index = _index(quarantine.without(samples, bad), source.labels, settings)

@@ -66,7 +66,7 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
     columns = {"text": text_column} | _optional(frame, settings)
     extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
-    _check_columns(frame, text_column, extra, source.where)
+    _check_columns(frame, text_column, source.where)
     row = pl.Series("row", range(1, frame.height + 1), dtype=pl.Int64)
     header = frame.select(pl.all_horizontal(_equals(frame[name], name) for name in frame.columns)).to_series()
     empty = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
@@ -87,8 +87,9 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
         "content": contents, "split": _without_missing(cells["split"]), "group": _without_missing(cells["group"]),
     }, schema=SAMPLE)  # fmt: skip
     report(len(row), len(row))
-    table = table.with_columns(_typed(frame[name]) for name in extra)
-    return TextSamples(source.name, settings.path, table, labels, refused, tuple(extra))
+    kept = _kept_names(extra, frame.columns)
+    table = table.with_columns(_typed(frame[name]).alias(new) for name, new in kept.items())
+    return TextSamples(source.name, settings.path, table, labels, refused, tuple(kept.values()))
 
 
 def _optional(frame: pl.DataFrame, settings: DataSettings) -> dict[str, str]:
@@ -111,15 +112,24 @@ def _equals(values: pl.Series, name: str) -> pl.Series:
     return (values.str.strip_chars() == name).fill_null(False).alias(name)
 
 
-def _check_columns(table: pl.DataFrame, text_column: str, extra: Sequence[str], where: str) -> None:
-    """Check that no column has lists, records or bytes, or a name that the index needs."""
+def _check_columns(table: pl.DataFrame, text_column: str, where: str) -> None:
+    """Check that no column has lists, records or bytes."""
     for name, dtype in table.schema.items():
         if dtype.is_nested() or dtype == pl.Binary or dtype == pl.Object:
             fix = "save one text in each row" if name == text_column else f"set data.drop=[{name}]"
             raise DataError(f"{where}: column {name!r} has {dtype}, not single values. Fix: {fix}")
-    taken = [name for name in extra if name in _RESERVED]
-    if taken:
-        raise DataError(f"{where}: column {taken[0]!r} has a reserved name. Fix: rename it, or list it in data.drop")
+
+
+def _kept_names(extra: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the name in the index of each extra column: one that the index has gets `_` at its end."""
+    taken, kept = {*_RESERVED, *columns}, {}
+    for name in extra:
+        new = name
+        while new in _RESERVED or (new != name and new in taken):
+            new += "_"
+        kept[name] = new
+        taken.add(new)
+    return kept
 
 
 def _without_missing(texts: pl.Series) -> pl.Series:

@@ -72,7 +72,9 @@ def measure(rounds: int, *, quick: bool, peer: Path | None = None) -> list[Row]:
         figures = f"{_STEPS[name]} steps of 32 windows"
         reached = spread(losses[name], form=".3f")
         rows.append(Row(f"validation loss, {name}", figures, reached, f"<= {_LOSSES[name]}", loss <= _LOSSES[name]))
-        rows.append(Row(f"CPU-s, {name} / script", figures, f"{share:.2f}", f"<= {_SHARES[name]}", share <= _SHARES[name]))
+        rows.append(
+            Row(f"CPU-s, {name} / script", figures, f"{share:.2f}", f"<= {_SHARES[name]}", share <= _SHARES[name])
+        )
     return rows
 
 

@@ -332,7 +332,10 @@ def test_names_without_a_clear_class_are_refused(place: Place, names: list[str],
 
 
 def test_texts_of_unusual_characters_and_lengths_are_kept(place: Place) -> None:
-    kept = {"emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 2_000_000, "line": "x" * 10_000_000, "crlf": "a\r\nb"}
+    kept = {
+        "emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 2_000_000, "line": "x" * 10_000_000,
+        "crlf": "a\r\nb",
+    }  # fmt: skip
     folder(place)
     for name, text in kept.items():
         place.write(f"data/good/{name}.txt", text)

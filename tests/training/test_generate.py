@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from commands.cli import app
 from ratchet.errors import TrainingError
 from ratchet.kinds import NextToken, TokensInput
+from ratchet.registry.pyfunc import ServedModel
 from ratchet.training import ModelSpec, build, image_spec, save_model
 from ratchet.training.generate import Generator, Sampling, choose, window_start
 from ratchet.training.models import Model
@@ -237,11 +239,29 @@ def test_wrong_settings_are_refused(name: str, value: object, message: str) -> N
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [("", "the prompt is empty"), ("the \udce9", r"the prompt has '\\udce9', which is no character"), ("the %&% dog", "the prompt has characters that the model does not know: '%', '&'")],
+    [
+        ("", "the prompt is empty"),
+        ("the \udce9", r"the prompt has '\\udce9', which is no character"),
+        ("the %&% dog", "the prompt has characters that the model does not know: '%', '&'"),
+    ],
 )
 def test_prompts_that_a_model_cannot_continue_are_refused(prompt: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make_generator()(prompt, Sampling())
+
+
+def test_the_served_model_writes_the_texts_of_the_command() -> None:
+    served, prompts = ServedModel(make_model(), make_spec()), ["the ", "fox"]
+    params = {"max_tokens": 20, "temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 3}
+    expected = make_generator().texts(prompts, Sampling(**params))
+    for raw in (prompts, np.array(prompts, dtype=object), pl.DataFrame({"prompt": prompts}).to_pandas()):
+        assert served.predict(raw, params).tolist() == expected
+    assert served.predict(["the "]).tolist() == make_generator().texts(["the "], Sampling())
+    assert served.predict(prompts, {"max_tokens": 0}).tolist() == ["", ""]
+    with pytest.raises(TrainingError, match="top_p: found 2"):
+        served.predict(prompts, {"top_p": 2.0})
+    with pytest.raises(ValueError, match="row 1: found None; allowed: a text"):
+        served.predict(["the ", None])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ __all__ = ["fit_ngrams"]
 
 _ORDERS = {"words": 3}  # by tokenizer; of all others:
 _ORDER = 5
-_MOST_TOKENS = 20_000_000  # of the stream that are counted, from its start
+_MOST_TOKENS = 10_000_000  # of the stream that are counted, from its start
 _MOST_GRAMS = 20_000_000  # of a model; one with more gets shorter contexts
 _MOST_COLUMNS = 1024  # shares of one context; the rarest of more are left to the shorter context
 

@@ -1,9 +1,10 @@
 """Ingest of text for language models: check the files, cut or assign them to splits, and pack each split's text.
 
-Files are decoded as texts with labels are. A file that is no text is quarantined. One file, or fewer than ten, are cut at line ends: the first part of each is
-for training, then validation, then test, so that the model is tested on text that follows. Ten files and more are
-assigned whole, by the hash of their content. Folders train, validation (or val) and test keep their splits. A split is
-the text of its files in the order of their names; each file ends with a line end.
+Files are decoded as texts with labels are. A file that is no text is quarantined. One file, or fewer than ten, are cut
+at line ends: the first part of each is for training, then validation, then test, so that the model is tested on text
+that follows. Ten files and more are assigned whole, by the hash of their content. Folders train, validation (or val)
+and test keep their splits. A split is the text of its files in the order of their names; each file ends with a line
+end.
 """
 
 import hashlib
@@ -249,7 +250,8 @@ def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
     for split in SPLITS:
         text = b"".join(_texts(parts, split))
         view = memoryview(text)
-        digests = [hashlib.sha256(view[start:end]).hexdigest() for start, end in piece_bounds(np.frombuffer(text, np.uint8))]
+        bounds = piece_bounds(np.frombuffer(text, np.uint8))
+        digests = [hashlib.sha256(view[start:end]).hexdigest() for start, end in bounds]
         pieces = pl.DataFrame({"content": digests}, schema={"content": pl.String}).with_row_index("row")
         tables.append(pieces.select(
             pl.lit(split).alias("split"), pl.col("row").cast(pl.Int64), pl.format(f"{split} {{}}", "row").alias("id"),

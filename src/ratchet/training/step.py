@@ -130,7 +130,7 @@ def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Mod
         return model, ""
     if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         return model, "training.compile: this machine has no C++ compiler, so the model is not compiled"
-    network: nn.Module = torch.compile(  # type: ignore[assignment]
+    network: nn.Module = torch.compile(  # type: ignore[call-overload]
         model, mode=plan.compile, dynamic=False, recompile_limit=_MOST_SHAPES
     )
     return network, f"compiled by torch.compile, mode {plan.compile}: the first step of each batch size takes longer"

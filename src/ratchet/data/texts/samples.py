@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from ratchet.data import quarantine
-from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
 from ratchet.data.reading.subset import subset
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.tables.targets import Labelling
@@ -73,14 +73,6 @@ def _is_file(path: str, root: Path) -> bool:
     return local.is_file()
 
 
-def _content(storage: Storage, name: str) -> bytes:
-    content = storage.read(name)
-    if isinstance(content, bytes):
-        return content
-    with content as file:
-        return file.read()
-
-
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -103,7 +95,7 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
     rows = []
     for done, (row, name, split) in enumerate(listed.select("row", "id", "split").iter_rows(), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
             decoded = decode(content)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
@@ -126,7 +118,7 @@ def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> TextS
     rows: list[tuple[Any, ...]] = []
     for done, (name, label, split) in enumerate(zip(files, labels, splits, strict=True), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
         except OSError as error:
             raise DataError(
                 f"{storage.where}/{name}: cannot be read ({error.strerror or error}). Fix: {_LAYOUT}"

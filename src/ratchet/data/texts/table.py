@@ -87,9 +87,9 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
         "content": contents, "split": _without_missing(cells["split"]), "group": _without_missing(cells["group"]),
     }, schema=SAMPLE)  # fmt: skip
     report(len(row), len(row))
-    kept = _kept_names(extra, frame.columns)
-    table = table.with_columns(_typed(frame[name]).alias(new) for name, new in kept.items())
-    return TextSamples(source.name, settings.path, table, labels, refused, tuple(kept.values()))
+    names = _kept_names(extra, frame.columns)
+    table = table.with_columns(_typed(frame[name]).alias(new) for name, new in names.items())
+    return TextSamples(source.name, settings.path, table, labels, refused, tuple(names.values()))
 
 
 def _optional(frame: pl.DataFrame, settings: DataSettings) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -39,8 +40,8 @@ def fit_baseline(
 
     Args:
         arrays: of the packed training split. Table: numbers and codes. Text: text and starts, or ids (of the
-            tokenizer of `described`) and starts. Tokens: ids, int64 (tokens,), of the whole stream. A user's own kind:
-            its arrays. Images: not read.
+            tokenizer of `described`) and starts. Tokens: ids, (tokens,), of the whole stream. A user's own kind: its
+            arrays. Images: not read.
         targets: of the packed training split, in their own units. Not read for the next token.
         described: the input; a text's may be without tokenizer, and the vocabulary is learned then.
         target: what is predicted.
@@ -48,7 +49,7 @@ def fit_baseline(
     """
     if isinstance(described, TokensInput):
         assert isinstance(target, NextToken)
-        name, weights = fit_ngrams(arrays["ids"].astype(np.int64), described, target)
+        name, weights = fit_ngrams(cast(NDArray[np.integer], arrays["ids"]), described, target)
         return FittedBaseline(name, "ngrams", described, weights)
     assert not isinstance(target, NextToken)
     fittable = len(targets) > 1 and (not isinstance(target, Classes) or len(np.unique(targets)) > 1)

@@ -28,7 +28,7 @@ from ratchet.settings.model import DataSettings
 
 __all__ = [
     "SAMPLE", "LabelledSamples", "assigned", "broken", "check_columns", "checked_index", "common_profile",
-    "optional_columns", "pack_samples", "typed", "without_missing",
+    "index_names", "optional_columns", "pack_samples", "typed", "without_missing",
 ]  # fmt: skip
 
 SAMPLE: dict[str, Any] = {
@@ -80,8 +80,8 @@ def optional_columns(frame: pl.DataFrame, settings: DataSettings) -> dict[str, s
     return present
 
 
-def check_columns(table: pl.DataFrame, extra: Sequence[str], where: str, *, of_values: str = "") -> None:
-    """Check that no column has lists, records or bytes, or a name that the index needs.
+def check_columns(table: pl.DataFrame, where: str, *, of_values: str = "") -> None:
+    """Check that no column has lists, records or bytes.
 
     `of_values` is the column with the samples themselves.
     """
@@ -89,9 +89,21 @@ def check_columns(table: pl.DataFrame, extra: Sequence[str], where: str, *, of_v
         if dtype.is_nested() or dtype == pl.Binary or dtype == pl.Object:
             fix = "save one text in each row" if name == of_values else f"set data.drop=[{name}]"
             raise DataError(f"{where}: column {name!r} has {dtype}, not single values. Fix: {fix}")
-    taken = [name for name in extra if name in _RESERVED]
-    if taken:
-        raise DataError(f"{where}: column {taken[0]!r} has a reserved name. Fix: rename it, or list it in data.drop")
+
+
+def index_names(extra: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the name in the index of each extra column: one that the index has gets `_` at its end.
+
+    `columns` are all names of the table.
+    """
+    taken, kept = {*_RESERVED, *columns}, {}
+    for name in extra:
+        new = name
+        while new in _RESERVED or (new != name and new in taken):
+            new += "_"
+        kept[name] = new
+        taken.add(new)
+    return kept
 
 
 def without_missing(texts: pl.Series) -> pl.Series:
@@ -113,7 +125,8 @@ def typed(values: pl.Series) -> pl.Series:
 
 def assigned(table: pl.DataFrame) -> pl.DataFrame:
     """Add `assigned`, the split that `split` means, and `place`, the number of the row."""
-    meant = pl.col("split").str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
+    written = pl.col("split").str.strip_chars().str.to_lowercase()
+    meant = written.replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
     return table.with_columns(assigned=meant, place=pl.int_range(pl.len()))
 
 

@@ -131,7 +131,8 @@ class _Reading:
         frame = without_private(frame, self.settings, needed=self.settings.label_columns)
         columns = labelled.optional_columns(frame, self.settings)
         extra = [name for name in frame.columns if name not in (*columns.values(), *self.settings.label_columns)]
-        labelled.check_columns(frame, extra, where)
+        labelled.check_columns(frame, where)
+        names = labelled.index_names(extra, frame.columns)
         labels = read_labels(frame, self.settings, where)
         samples = pl.DataFrame(
             [(row["row"], row["id"], None, None, _digest(self.arrays[row["row"]]), None, None) for row in rows],
@@ -139,10 +140,10 @@ class _Reading:
             orient="row",
         ).with_columns(
             *(labelled.without_missing(frame[name].cast(pl.String)).alias(role) for role, name in columns.items()),
-            *(frame[name] for name in extra),
+            *(frame[name].alias(new) for name, new in names.items()),
         )
         name = self.kind.name.rpartition(":")[2].lower()
-        return LabelledSamples(name, self.settings.path, samples, labels, refused, tuple(extra))
+        return LabelledSamples(name, self.settings.path, samples, labels, refused, tuple(names.values()))
 
     def _rows(
         self, places: Sequence[int], report: Report

@@ -39,12 +39,6 @@ REASONS: Mapping[str, Reason] = {
     "too-large": Reason("{width} x {height} pixels", "scale the image down, or raise data.max_pixels"),
     "bad-aspect": Reason("{width} x {height} pixels", "crop the image, or raise data.max_aspect"),
     "unknown-label": Reason("{label}", "the label is not a class: correct it, or list the class in data.classes"),
-    # text files
-    "binary-file": Reason("{value}", "the file is not plain text: save it as text, or move it away"),
-    "other-encoding": Reason("{value}", "save the file as UTF-8"),
-    "not-utf8": Reason(
-        "{value}", "the bytes from this place (counted from 0) are not UTF-8: save the file as UTF-8, or correct them"
-    ),
     # rows of a table
     "no-path": Reason("", "the row has no path: add it, or remove the row"),
     "outside-folder": Reason(

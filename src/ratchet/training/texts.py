@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import Input, TextInput, TokensInput
 from ratchet.training.batches import Inputs, Rows, Split
+from ratchet.training.plan import Plan
 from ratchet.training.streams import read_text
 from ratchet.training.token_ids import fit
-from ratchet.training.tokenizers import encode, fit_tokenizer, stored_texts
+from ratchet.training.tokenizers import PADDING, encode, fit_tokenizer, stored_texts
 
 __all__ = ["TextSplit", "fitted_input"]
 
 _TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
+_NARROWEST = 16  # tokens of a batch for a compiled model
 _CONTEXT = 64  # tokens of a language model where model.context is 0
 
 
@@ -55,6 +58,19 @@ class TextSplit(Split):
     def _on(self, device: torch.device) -> Inputs | None:
         """Return None: a batch is as wide as its own longest text, so the ids of a whole split cannot stay on a GPU."""
         return None
+
+    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+        """Return the ids. For training with a compiled model their width is a power of two: each width is compiled."""
+        if plan is None or plan.compile == "none":
+            return inputs
+        (ids,) = inputs
+        missing = max(_NARROWEST, 1 << (ids.shape[1] - 1).bit_length()) - ids.shape[1]
+        return (functional.pad(ids, (0, missing), value=PADDING),)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the split's texts as UTF-8."""
+        return int((self.starts[self.rows + 1] - self.starts[self.rows]).sum())
 
     def texts(self, rows: Rows) -> list[str]:
         """Return the texts of `rows`."""

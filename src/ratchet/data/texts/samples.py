@@ -12,9 +12,9 @@ import polars as pl
 
 from ratchet.data import quarantine
 from ratchet.data.labelled import LabelledSamples
-from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, why_unusable
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
-from ratchet.data.sources.image_folder import ImageFolder
+from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.tables.targets import Labelling
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
@@ -25,6 +25,7 @@ __all__ = ["read_samples"]
 
 Report = Callable[[int, int], None]
 
+_UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})  # folders of texts without a class
 _NOT_SAMPLES = re.compile(r"(read.?me|licen[sc]e|copying|changelog)", re.IGNORECASE)
 _LAYOUT = (
     "set it to a CSV or Parquet file with a text and a label in each row, a folder with one folder of texts per "
@@ -81,14 +82,6 @@ def _is_file(path: str, root: Path) -> bool:
     return is_file
 
 
-def _content(storage: Storage, name: str) -> bytes:
-    content = storage.read(name)
-    if isinstance(content, bytes):
-        return content
-    with content as file:
-        return file.read()
-
-
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -100,12 +93,18 @@ def _frame(rows: Sequence[Sequence[Any]]) -> pl.DataFrame:
 def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> LabelledSamples:
     """Read a folder of classes, or train, validation and test folders of classes: each file is a text."""
     source = ImageFolder(storage, settings.label_level, of="texts")
+    unlabelled = [name for name in source.classes if name.casefold() in _UNLABELLED]
+    if unlabelled:
+        raise DataError(
+            f"{storage.where}: the class folder {unlabelled[0]!r} has the name of texts without a class. Fix: move it "
+            "away, or rename it if it is a class"
+        )
     listed = subset(source.listing, classes=len(source.classes)) if sample else source.listing
     extra = [name for name in listed.columns if name.startswith("level_")]
     rows = []
     for done, (row, name, split) in enumerate(listed.select("row", "id", "split").iter_rows(), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
             decoded = decode(content)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
@@ -118,23 +117,23 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
 
 
 def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> LabelledSamples:
-    """Read files of texts, one per line. The part of a file's name that the others do not share is the class."""
+    """Read files of texts, one per line; see `_named`."""
     files = [name for name in names if not _NOT_SAMPLES.search(name)]
     if len(files) < 2:
         raise DataError(f"data.path: {storage.where} has {len(files)} files and no folders. Fix: {_LAYOUT}")
-    labels = _distinct_parts(files)
+    labels, splits = _named(files, storage.where)
     classes = tuple(sorted(set(labels)))
     targets: list[int] = []
     rows: list[tuple[Any, ...]] = []
-    for done, (name, label) in enumerate(zip(files, labels, strict=True), 1):
+    for done, (name, label, split) in enumerate(zip(files, labels, splits, strict=True), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
         except OSError as error:
             raise DataError(
                 f"{storage.where}/{name}: cannot be read ({error.strerror or error}). Fix: {_LAYOUT}"
             ) from None
         for line, (raw, decoded) in enumerate(_lines(content, f"{storage.where}/{name}"), 1):
-            rows.append((len(rows), f"{name}:{line}", *decoded, _digest(raw), None, None))
+            rows.append((len(rows), f"{name}:{line}", *decoded, _digest(raw), split, None))
             targets.append(classes.index(label))
         report(done, len(files))
     others = [(name, at) for at, name in enumerate((name for name in names if name not in files), len(rows))]
@@ -169,11 +168,42 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[bytes, Decoded]]:
         at += len(raw) + 1
 
 
-def _distinct_parts(names: Sequence[str]) -> list[str]:
-    """Return the part of each name that is left without the parts that all share: rt.neg, rt.pos -> neg, pos."""
-    parts = [re.findall(r"[^._-]+[._-]*", name) for name in names]
-    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
-        parts = [each[:-1] for each in parts]
-    while all(len(each) > 1 for each in parts) and len({each[0] for each in parts}) == 1:
-        parts = [each[1:] for each in parts]
-    return ["".join(each).strip("._-") for each in parts]
+def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None]]:
+    """Return the class and the split of each file: rt.neg, rt.pos -> neg, pos; train_pos, test_pos -> pos, pos.
+
+    The class is the part of a name that the others do not share. A part that names a split is not of the class.
+
+    Raises:
+        DataError: all are of one class, or only some names have a split.
+    """
+    parts = _distinct_parts([re.findall(r"[^._-]+[._-]*", name) for name in files])
+    places = [[place for place, part in enumerate(name) if _plain(part).casefold() in SPLIT_FOLDERS] for name in parts]
+    splits = [
+        _plain(name[place[0]]) if place and len(name) > 1 else None for name, place in zip(parts, places, strict=True)
+    ]
+    if any(splits) and None in splits:
+        given = next(name for name, split in zip(files, splits, strict=True) if split)
+        raise DataError(
+            f"{where}: {given!r} names a split, and {files[splits.index(None)]!r} names none. Fix: rename one of them"
+        )
+    if any(splits):
+        parts = _distinct_parts([
+            [*name[: place[0]], *name[place[0] + 1 :]] for name, place in zip(parts, places, strict=True)
+        ])  # fmt: skip
+    labels = [_plain("".join(name)) for name in parts]
+    if len(set(labels)) == 1:
+        raise DataError(f"{where}: the names of the {len(files)} files give one class, {labels[0]!r}. Fix: {_LAYOUT}")
+    return labels, splits
+
+
+def _distinct_parts(names: Sequence[list[str]]) -> list[list[str]]:
+    """Return the parts of each name without those that all names begin or end with."""
+    parts = list(names)
+    for end in (-1, 0):
+        while all(len(each) > 1 for each in parts) and len({_plain(each[end]) for each in parts}) == 1:
+            parts = [each[:-1] if end else each[1:] for each in parts]
+    return parts
+
+
+def _plain(part: str) -> str:
+    return part.strip("._-")

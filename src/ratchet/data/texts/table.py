@@ -40,7 +40,7 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
     columns = {"text": text_column} | labelled.optional_columns(frame, settings)
     extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
-    labelled.check_columns(frame, extra, source.where, of_values=text_column)
+    labelled.check_columns(frame, source.where, of_values=text_column)
     row = pl.Series("row", range(1, frame.height + 1), dtype=pl.Int64)
     header = frame.select(pl.all_horizontal(_equals(frame[name], name) for name in frame.columns)).to_series()
     empty = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
@@ -62,8 +62,9 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
         "content": contents, "split": split, "group": group,
     }, schema=SAMPLE)  # fmt: skip
     report(len(row), len(row))
-    table = table.with_columns(labelled.typed(frame[name]) for name in extra)
-    return LabelledSamples(source.name, settings.path, table, labels, refused, tuple(extra))
+    names = labelled.index_names(extra, frame.columns)
+    table = table.with_columns(labelled.typed(frame[name]).alias(new) for name, new in names.items())
+    return LabelledSamples(source.name, settings.path, table, labels, refused, tuple(names.values()))
 
 
 def _equals(values: pl.Series, name: str) -> pl.Series:

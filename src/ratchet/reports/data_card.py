@@ -145,7 +145,8 @@ def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
 
 def _text_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of texts."""
-    return {"first_near_duplicates": [], "facts": data.profile.get("texts", {})}
+    near = data.profile["near_duplicates"]
+    return {"first_near_duplicates": near["first"][:_LISTED] if near else [], "facts": data.profile.get("texts", {})}
 
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {

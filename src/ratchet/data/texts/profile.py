@@ -7,6 +7,7 @@ import polars as pl
 
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.leakage import determining_columns, revealing_columns
+from ratchet.data.checks.near_texts import near_pairs
 from ratchet.data.profile import bins
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.split import SPLITS
@@ -15,6 +16,7 @@ from ratchet.data.tables.targets import Labelling
 __all__ = ["text_profile"]
 
 _LISTED = 100
+_BEGINNING = 200  # characters of a text
 _NOTABLE = 0.5  # share of the variance of a number that a column alone explains
 
 
@@ -48,7 +50,7 @@ def text_profile(
         "lengths": {name: _quantiles(known[name]) for name in ("characters", "words")},
         "copies_within_splits": copies,
         "label_conflicts": {"groups": len(conflicts), "first": conflicts[:_LISTED]},
-        "near_duplicates": None,
+        "near_duplicates": _near_duplicates(near_pairs(index)),
         "telling": _leaks(index, labels, extra),
         "quarantined_by_rule": dict(quarantined),
         "contract": {
@@ -56,6 +58,19 @@ def text_profile(
             "drift": {name: bins(known[name]) for name in ("characters", "words", *(["class"] if classes else []))},
         },
     }  # fmt: skip
+
+
+def _near_duplicates(pairs: pl.DataFrame) -> dict[str, object]:
+    """Return the number of pairs, and the first of them with the beginnings of their texts."""
+    across = pl.col("one_split") != pl.col("other_split")
+    shown = {f"{part}s": pl.concat_list(f"one_{part}", f"other_{part}") for part in ("id", "split", "text")}
+    shown["classes"] = pl.concat_list("one_class", "other_class")
+    first = pairs.head(_LISTED).with_columns(pl.col("one_text", "other_text").str.slice(0, _BEGINNING))
+    return {
+        "pairs": pairs.height,
+        "across_splits": pairs.filter(across).height,
+        "first": first.select("share", **shown).to_dicts(),
+    }
 
 
 def _leaks(index: pl.DataFrame, labels: Labelling, columns: Sequence[str]) -> dict[str, object]:

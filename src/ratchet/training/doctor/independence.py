@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from ratchet.kinds import ImageInput, Input, TableInput, TextInput, TokensInput
 from ratchet.training.batches import Inputs
@@ -64,11 +65,14 @@ def check_independence(model: Model, inputs: Inputs, described: Input, seed: int
 def _add_noise(model: Model) -> None:
     """Add noise to weights, so that layers that start from zeros let signal and gradient through."""
     generator = torch.Generator().manual_seed(0)
+    padded = {id(module.weight): module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2 and parameter.is_floating_point():
                 spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if (padding := padded.get(id(parameter))) is not None:
+                    noise[padding] = 0.0  # no training changes it either
                 parameter.add_(noise, alpha=_NOISE * spread or _NOISE_FROM_ZERO)
 
 

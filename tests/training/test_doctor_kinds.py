@@ -375,7 +375,7 @@ def test_labels_out_of_range_and_numbers_that_are_not_finite_are_reported(tmp_pa
         case = CASES[name]
         train, _ = case.splits()
         targets = np.array(train.targets)
-        targets[7] = value
+        targets.reshape(len(targets), -1)[7, 0] = value
         (finding,) = case.look(tmp_path, train=replace(train, targets=targets))
         assert (finding.rule, finding.values["count"], finding.values["split"]) == (rule, 1, "train")
 

@@ -71,7 +71,11 @@ def ingest(
     if settings.kind != "image":
         with disk_errors(packed), files.draft_directory(packed) as draft:
             fill = _ingest_of(settings.kind)
-            return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
+            by_hand = {} if settings.kind == "tokens" else {"released": overrides.read(releases)}
+            return fill(
+                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample,
+                **by_hand,
+            )  # fmt: skip
     if settings.source == "factory":
         from ratchet.data.custom_dataset import ingest_custom  # imports torch
 

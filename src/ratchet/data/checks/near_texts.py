@@ -48,7 +48,8 @@ def near_pairs(index: pl.DataFrame) -> pl.DataFrame:
     found = left.rename(lambda name: f"one_{name}").hstack(right.rename(lambda name: f"other_{name}"))
     found = found.with_columns(share=pl.Series(shares[near]))
     across = pl.col("one_split") != pl.col("other_split")
-    return found.sort(across, "share", "one_id", "other_id", descending=[True, True, False, False])
+    ordered: pl.DataFrame = found.sort(across, "share", "one_id", "other_id", descending=[True, True, False, False])
+    return ordered
 
 
 def _signatures(texts: Sequence[str]) -> Hashes:

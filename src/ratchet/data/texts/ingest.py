@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pandera import polars as pa
 
 from ratchet import files
-from ratchet.data import pack, quarantine, set_rules, split
+from ratchet.data import overrides, pack, quarantine, set_rules, split
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
 from ratchet.data.privacy import looks_personal
@@ -37,8 +37,11 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 def ingest_texts(
     settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
+    released: pl.DataFrame | None = None,
 ) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    `released`: table of the samples released by hand.
 
     Raises:
         SettingsError: a setting names no column, or settings contradict each other.
@@ -47,7 +50,8 @@ def ingest_texts(
     source = read_samples(settings, root=root, report=report, sample=sample)
     meant = pl.col("split").str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
     samples = source.table.with_columns(assigned=meant, place=pl.int_range(pl.len()))
-    bad = pl.concat([source.refused, _broken(samples, source, settings)])
+    released = overrides.read(None) if released is None else released
+    bad, used = overrides.apply(pl.concat([source.refused, _broken(samples, source, settings)]), released)
     index = _index(quarantine.without(samples, bad), source.labels, settings)
     duplicates = exact_duplicates.cross_split_duplicates(index.with_columns(pixels="normal"))
     bad, index = pl.concat([bad, duplicates]), quarantine.without(index, duplicates)
@@ -56,7 +60,7 @@ def ingest_texts(
     set_rules.check_bad_fraction(bad, total=total, limit=settings.max_bad_fraction, table=table)
     classes = source.labels.names if source.labels.problem == "classification" else ()
     set_rules.check_index(index.with_columns(pixels="packed"), settings, classes=classes, table=table)
-    return _pack(draft, index, bad, source)
+    return _pack(draft, index, bad, source, used)
 
 
 def normalised(texts: pl.Expr) -> pl.Expr:
@@ -131,7 +135,7 @@ def _index(good: pl.DataFrame, labels: Labelling, settings: DataSettings) -> pl.
     return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
 
-def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSamples) -> Manifest:
+def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSamples, released: pl.DataFrame) -> Manifest:
     """Write the arrays, the index, the profile and the manifest."""
     kept = index.drop("place", *([] if index["group"].count() else ["group"])).with_columns(pixels="packed")
     pack.write_index(draft, kept, extra=["packed", "characters", "words", *source.extra])
@@ -142,7 +146,10 @@ def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSampl
     extra = [*source.extra, *(["group"] if "group" in kept.columns else [])]
     description = text_profile(index, labels=labels, train=train, quarantined=by_rule, extra=extra)
     files.write_json(draft / "profile.json", description)
-    notes = {"source": source.where, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
+    notes = {
+        "source": source.where, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule,
+        "released": tuple(released.to_dicts()),
+    }  # fmt: skip
     splits = {}
     for name in split.SPLITS:
         chosen = (index["split"] == name).to_numpy()

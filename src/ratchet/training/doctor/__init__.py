@@ -22,7 +22,7 @@ from ratchet.training.doctor.settings_checks import check_disk, check_memory, ch
 from ratchet.training.models import Model, ModelSpec
 from ratchet.training.plan import Plan
 
-__all__ = ["Finding", "describe_finding", "examine"]
+__all__ = ["Finding", "check_samples", "describe_finding", "examine"]
 
 _SAMPLES, _SAMPLES_LARGE = 16, 8  # that the model is tried on; the second where the first would have more values than
 _LARGE = 1 << 20

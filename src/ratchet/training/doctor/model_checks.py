@@ -44,7 +44,7 @@ _HIGHEST_START = (
 _LOWEST_START = 0.5  # of ln(classes); lowest of the models: 0.90
 _HIGHEST_ERROR, _LOWEST_ERROR = 100.0, 0.1  # the same for losses of numbers, as shares of that of the mean
 _MORE_STEPS = 20  # in which a layer that is skipped at random may get a gradient
-_OVERFIT_RATES = (1.0e-3, 1.0e-4)
+_OVERFIT_RATES = (1.0e-3, 1.0e-2, 1.0e-4)  # the second for embeddings that start from 0
 _OVERFIT_STEPS = 100
 _LONGEST_SECONDS = 10.0  # a slower model gets no finding from the checks that take many steps
 _DECAY = 1.0e-6  # share by which all weights are reduced
@@ -167,7 +167,7 @@ class ModelProbe:
                 adam.step()
         if best > _LEARNED:
             return
-        rates = " and ".join(f"{rate:g}" for rate in _OVERFIT_RATES)
+        rates = ", ".join(f"{rate:g}" for rate in _OVERFIT_RATES)
         values = {"samples": len(self.targets), "rates": rates, "learned": max(0.0, best)}
         yield Finding.of("cannot-overfit", steps=_OVERFIT_STEPS, **values)
 
@@ -230,7 +230,7 @@ class ModelProbe:
                 yield Finding.of("redundant-log-softmax")
         elif function and self.takes_logits:
             yield Finding.of("activation-before-loss", mode=mode, function=function, loss=self.plan.loss)
-        elif not function and not self._logits_reported:
+        elif (not function or isinstance(self.target, Numbers)) and not self._logits_reported:
             reachable = isinstance(self.target, Numbers) and mode == "training"
             finding = check_logits(
                 logits, mode, takes_logits=self.takes_logits, binary=not self.objective.is_indexed,

@@ -138,7 +138,7 @@ def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
         return dict(largest[:_VALUES])
     edges = [f"{edge:.6g}" for edge in bins["edges"]]
     names = (
-        [f"below {edges[0]}", *map(" to ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
+        [f"below {edges[0]}", *map(" to below ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
     )
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
 

@@ -41,14 +41,14 @@ def near_pairs(index: pl.DataFrame) -> pl.DataFrame:
     rows = np.array([row for row in first.to_list() if len(forms[row]) >= _SHORTEST], np.int64)
     pairs = _candidates(rows, _signatures([forms[row] for row in rows.tolist()]))
     pieces = {row: np.unique(_hashes(forms[row])) for row in np.unique(pairs).tolist()}
-    shares = np.array([_share(pieces[one], pieces[other]) for one, other in pairs.tolist()], np.float64)
+    shares = np.array([_share(pieces[left], pieces[right]) for left, right in pairs.tolist()], np.float64)
     near = shares >= LEAST
     named = index.select("id", "split", "class", "text")
     left, right = (named[pairs[near, side]] for side in (0, 1))
-    found = left.rename(lambda name: f"one_{name}").hstack(right.rename(lambda name: f"other_{name}"))
-    found = found.with_columns(share=pl.Series(shares[near]))
+    joined = left.rename(lambda name: f"one_{name}").hstack(right.rename(lambda name: f"other_{name}"))
+    joined = joined.with_columns(share=pl.Series(shares[near]))
     across = pl.col("one_split") != pl.col("other_split")
-    ordered: pl.DataFrame = found.sort(across, "share", "one_id", "other_id", descending=[True, True, False, False])
+    ordered: pl.DataFrame = joined.sort(across, "share", "one_id", "other_id", descending=[True, True, False, False])
     return ordered
 
 
@@ -93,13 +93,13 @@ def _candidates(rows: NDArray[np.int64], signatures: Hashes) -> NDArray[np.int64
         groups = keys.group_by(pl.exclude("row"), maintain_order=True).agg("row").filter(pl.col("row").list.len() > 1)
         for group in groups["row"].to_list():
             members = np.array(group, np.int64)
-            one, other = np.triu_indices(min(len(members), _CROWD), 1)
-            pairs.append(np.stack([members[one], members[other]], 1))
+            left, right = np.triu_indices(min(len(members), _CROWD), 1)
+            pairs.append(np.stack([members[left], members[right]], 1))
             pairs.append(np.stack([np.full(len(members[_CROWD:]), members[0]), members[_CROWD:]], 1))
     return np.unique(np.concatenate(pairs), axis=0)
 
 
-def _share(one: Hashes, other: Hashes) -> float:
+def _share(left: Hashes, right: Hashes) -> float:
     """Return the share of the pieces of both texts that they have in common (Jaccard index)."""
-    common = len(np.intersect1d(one, other, assume_unique=True))
-    return common / (len(one) + len(other) - common)
+    common = len(np.intersect1d(left, right, assume_unique=True))
+    return common / (len(left) + len(right) - common)

@@ -14,7 +14,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import Classes, ImageInput, TableInput
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
@@ -85,6 +85,8 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     else:
         probabilities, name = _by_baselines(params, workspace, manifest, fold, watch)
         method = f"{folds} models ({name}), each fitted to the samples of the other folds"
+        if isinstance(manifest.input, TableInput):
+            method += ". A label that they contradict can be right where the columns leave the class to chance"
     judgement = judge(probabilities, np.asarray(split.targets), classes=classes)
     return Checked(judgement, _named(judgement, index["id"], classes), method)
 

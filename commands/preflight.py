@@ -172,8 +172,8 @@ class _Preflight:
     def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
         """Return the number of training samples of the packed set; enough for a batch where it has another source."""
         with contextlib.suppress(DataError):
-            manifest = Manifest.read(self.workspace.packed)
-            if manifest.source == params.data.source:
+            manifest, data = Manifest.read(self.workspace.packed), params.data
+            if manifest.source == (data.source if data.kind == "image" else data.path):
                 return manifest.splits["train"].rows
         return max(sampled, batch_size)
 

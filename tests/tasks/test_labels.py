@@ -91,11 +91,10 @@ def other_kind(root: Path, kind: str, **changes: object) -> tuple[Workspace, Par
     chance = np.random.default_rng(0)
     classes = chance.integers(0, 3, 600)
     typical = np.array(["dark grim bleak", "calm soft mild", "bright gay sunny"])
-    lines = [
-        f"{' '.join(chance.permutation([*typical[label].split(), *chance.choice(['film', 'plot', 'scene', 'end'], 5)]))} "
-        f"{number},{label + 0.15 * chance.normal():.3f},{'abc'[label]}"
-        for number, label in enumerate(classes)
-    ]
+    lines = []
+    for number, label in enumerate(classes):
+        text = " ".join(chance.permutation([*typical[label].split(), *chance.choice(["film", "plot", "scene"], 5)]))
+        lines.append(f"{text} {number},{label + 0.15 * chance.normal():.3f},{'abc'[label]}")
     (root / "rows.csv").write_text("text,size,label\n" + "\n".join(lines) + "\n")
     workspace = Workspace(root)
     workspace.params.write_bytes((REPOSITORY / "params.yaml").read_bytes())

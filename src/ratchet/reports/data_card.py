@@ -137,9 +137,8 @@ def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
         largest = sorted(bins["values"].items(), key=lambda item: -item[1])
         return dict(largest[:_VALUES])
     edges = [f"{edge:.6g}" for edge in bins["edges"]]
-    names = (
-        [f"below {edges[0]}", *map(" to below ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
-    )
+    between = map(" to below ".join, itertools.pairwise(edges))
+    names = [f"below {edges[0]}", *between, f"{edges[-1]} and more"] if edges else []
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
 
 

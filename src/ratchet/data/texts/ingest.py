@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -60,7 +61,8 @@ def ingest_texts(
     set_rules.check_bad_fraction(bad, total=total, limit=settings.max_bad_fraction, table=table)
     classes = source.labels.names if source.labels.problem == "classification" else ()
     set_rules.check_index(index.with_columns(pixels="packed"), settings, classes=classes, table=table)
-    return _pack(draft, index, bad, source, used)
+    notes = {"source": settings.path, "released": tuple(used.to_dicts())}
+    return _pack(draft, index, bad, source, notes)
 
 
 def normalised(texts: pl.Expr) -> pl.Expr:
@@ -135,7 +137,7 @@ def _index(good: pl.DataFrame, labels: Labelling, settings: DataSettings) -> pl.
     return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
 
-def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSamples, released: pl.DataFrame) -> Manifest:
+def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSamples, notes: dict[str, Any]) -> Manifest:
     """Write the arrays, the index, the profile and the manifest."""
     kept = index.drop("place", *([] if index["group"].count() else ["group"])).with_columns(pixels="packed")
     pack.write_index(draft, kept, extra=["packed", "characters", "words", *source.extra])
@@ -146,10 +148,7 @@ def _pack(draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: TextSampl
     extra = [*source.extra, *(["group"] if "group" in kept.columns else [])]
     description = text_profile(index, labels=labels, train=train, quarantined=by_rule, extra=extra)
     files.write_json(draft / "profile.json", description)
-    notes = {
-        "source": source.where, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule,
-        "released": tuple(released.to_dicts()),
-    }  # fmt: skip
+    notes |= {"quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
     splits = {}
     for name in split.SPLITS:
         chosen = (index["split"] == name).to_numpy()

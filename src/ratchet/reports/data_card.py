@@ -145,11 +145,21 @@ def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
 def _text_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of texts."""
     near = data.profile["near_duplicates"]
-    return {"first_near_duplicates": near["first"][:_LISTED] if near else [], "facts": data.profile.get("texts", {})}
+    return {"first_near_duplicates": near["first"][:_LISTED], "facts": data.profile["texts"]}
+
+
+def _stream_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of a token stream."""
+    profile = data.profile
+    facts = {f"{part}, {split}": profile[part][split] for part in ("characters", "lines", "files") for split in SPLITS}
+    facts["different characters, train"] = profile["distinct_characters"]
+    facts |= {f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
+              for split, texts in profile["unseen_characters"].items()}  # fmt: skip
+    return {"first_near_duplicates": [], "facts": facts, "unit": "bytes"}
 
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
-    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _stream_values,
 }  # fmt: skip
 
 

@@ -44,7 +44,8 @@ _HIGHEST_START = (
 _LOWEST_START = 0.5  # of ln(classes); lowest of the models: 0.90
 _HIGHEST_ERROR, _LOWEST_ERROR = 100.0, 0.1  # the same for losses of numbers, as shares of that of the mean
 _MORE_STEPS = 20  # in which a layer that is skipped at random may get a gradient
-_OVERFIT_RATES = (1.0e-3, 1.0e-2, 1.0e-4)  # the second for embeddings that start from 0
+_OVERFIT_RATES = (1.0e-3, 1.0e-4)
+_FROM_ZERO = 1.0e-2  # for a model with weights that start from 0, such as a bag of words
 _OVERFIT_STEPS = 100
 _LONGEST_SECONDS = 10.0  # a slower model gets no finding from the checks that take many steps
 _DECAY = 1.0e-6  # share by which all weights are reduced
@@ -150,7 +151,10 @@ class ModelProbe:
 
     def _overfit(self) -> Iterator[Finding]:
         best, begun = -math.inf, time.monotonic()
-        for rate in _OVERFIT_RATES:
+        self._reset()
+        zeros = any(each.dim() > 1 and not each.count_nonzero() for each in self.model.parameters())
+        tried = (*_OVERFIT_RATES, _FROM_ZERO) if zeros else _OVERFIT_RATES
+        for rate in tried:
             self._reset()
             self.model.train()
             for module in self.model.modules():
@@ -167,7 +171,7 @@ class ModelProbe:
                 adam.step()
         if best > _LEARNED:
             return
-        rates = ", ".join(f"{rate:g}" for rate in _OVERFIT_RATES)
+        rates = ", ".join(f"{rate:g}" for rate in tried)
         values = {"samples": len(self.targets), "rates": rates, "learned": max(0.0, best)}
         yield Finding.of("cannot-overfit", steps=_OVERFIT_STEPS, **values)
 

@@ -73,7 +73,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
     (weak,) = find_limits(measured).weak_slices
     assert (weak.column, weak.value, weak.rows, weak.accuracy.value) == ("light", "dark", 800, 0.5)
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
-    assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test images (CI ")
+    assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test samples (CI ")
 
 
 @pytest.mark.parametrize("sure", [1.0, 12.0])

@@ -216,7 +216,6 @@ STOPS = {
     "slow": (sample("time.sleep(9 * (place == 7))"), {}, r"sample 7 of waves:Waves was not read within 0.5 s \(line"),
     "label": (MODULE, {"label_column": "labels"}, "no sample has 'labels'; they have label, part"),
     "texts": (MODULE, {"problem": "regression"}, "label column 'label' has texts such as 'a', and regression needs"),
-    "reserved": (sample("sample['row'] = place"), {}, "column 'row' has a reserved name"),
 }  # fmt: skip
 
 

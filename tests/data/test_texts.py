@@ -208,6 +208,13 @@ def test_latin_table_is_refused_with_line_and_byte(place: Place) -> None:
         place.ingest(path)
 
 
+def test_manifest_names_the_source_as_the_settings_do(place: Place) -> None:
+    """Without the folder of the project, so that the packed set is the same in every folder."""
+    for label in ("good", "bad"):
+        place.write(f"reviews/{label}.txt", "".join(f"{label} film, number {n}\n" for n in range(40)))
+    assert place.ingest("reviews").source == "reviews"
+
+
 def test_rows_of_a_table_have_their_reasons(place: Place) -> None:
     rows = ',good\n"  ",bad\nfine,\nfine too,maybe\ntext,label\ntoo,many,cells\nwrite to ann@example.org,good\n'
     rows += "typo film,GOOD\n"

@@ -72,7 +72,7 @@ def ingest(
     """
     if settings.kind != "image" or settings.source == "factory":
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            fill = _ingest_of(settings.kind, sample_timeout)
+            fill = _ingest_of(settings.kind, sample_timeout, releases)
             return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
     check_formats(settings.formats)
     with pillow_settings():
@@ -83,17 +83,17 @@ def ingest(
             return work.unchanged() or work.run()
 
 
-def _ingest_of(kind: str, sample_timeout: float) -> Callable[..., Manifest]:
+def _ingest_of(kind: str, sample_timeout: float, releases: Path | None) -> Callable[..., Manifest]:
     """Return the function that fills the draft of a packed set of this kind, or of a user's own image Dataset."""
     match kind:
         case "table":
             from ratchet.data.tables.ingest import ingest_table
 
-            return ingest_table
+            return partial(ingest_table, released=overrides.read(releases))
         case "text":
             from ratchet.data.texts.ingest import ingest_texts
 
-            return ingest_texts
+            return partial(ingest_texts, released=overrides.read(releases))
         case "tokens":
             from ratchet.data.token_streams import ingest_tokens
 
@@ -105,7 +105,7 @@ def _ingest_of(kind: str, sample_timeout: float) -> Callable[..., Manifest]:
         case _:
             from ratchet.data.own_kind import ingest_own_kind  # imports torch
 
-            return partial(ingest_own_kind, sample_timeout=sample_timeout)
+            return partial(ingest_own_kind, sample_timeout=sample_timeout, released=overrides.read(releases))
 
 
 class _Ingest:

@@ -216,7 +216,7 @@ def _split(good: pl.DataFrame, labels: Labelling, settings: DataSettings) -> pl.
 def pack_samples(
     draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: LabelledSamples, *, input: Input,
     profile: Mapping[str, object], own: Sequence[str],
-    write: Callable[[Path, pl.DataFrame], dict[str, tuple[Shard, ...]]],
+    write: Callable[[Path, pl.DataFrame], dict[str, tuple[Shard, ...]]], notes: Mapping[str, Any],
 ) -> Manifest:  # fmt: skip
     """Write the arrays, the index, the profile and the manifest.
 
@@ -225,6 +225,7 @@ def pack_samples(
         profile: what the kind adds to `common_profile`.
         own: columns of the kind that the index keeps.
         write: writes the arrays of the given rows of the index into a folder.
+        notes: of the manifest, beside those of the quarantine.
     """
     kept = index.drop("place", *([] if index["group"].count() else ["group"])).with_columns(pixels="packed")
     pack.write_index(draft, kept, extra=[*own, *source.extra])
@@ -243,9 +244,9 @@ def pack_samples(
         arrays, targets = write(folder, rows), pack.write_array(folder, "targets", values[chosen])
         keys = pack.write_array(folder, "keys", split.keys(rows["id"]))
         splits[name] = SplitFiles(rows.height, arrays, targets, keys)
-    notes = {"source": source.where, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
+    counts = {"quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
     manifest = Manifest.sealed(
-        notes, format=FORMAT, name=source.name, input=input, target=labels.target(train), splits=splits
+        {**notes, **counts}, format=FORMAT, name=source.name, input=input, target=labels.target(train), splits=splits
     )
     manifest.write(draft)
     return manifest

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data import labelled, pack, quarantine, set_rules
+from ratchet.data import labelled, overrides, pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest
@@ -42,7 +42,7 @@ _CELLS = (bool, int, float, str, date, datetime)  # types of labels and other co
 
 def ingest_own_kind(
     settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report,
-    sample: bool = False, sample_timeout: float = 0.0,
+    sample: bool = False, sample_timeout: float = 0.0, released: pl.DataFrame | None = None,
 ) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
 
@@ -55,7 +55,8 @@ def ingest_own_kind(
     reading = _Reading(kind, _opened(kind, settings, root), settings, sample_timeout)
     source = reading.read(report, table=table, sample=sample)
     samples = labelled.assigned(source.table).with_columns(packed="content", normal="content")
-    bad = pl.concat([source.refused, labelled.broken(samples, source, settings)])
+    released = overrides.read(None) if released is None else released
+    bad, used = overrides.apply(pl.concat([source.refused, labelled.broken(samples, source, settings)]), released)
     bad = pl.concat([bad, exact_duplicates.duplicate_ids(samples.select("row", "id", split="assigned"))])
     good, total = quarantine.without(samples, bad), samples.height + quarantine.samples(source.refused)
     rules = settings.model_copy(update={"min_per_class": 1}) if sample else settings
@@ -64,6 +65,7 @@ def ingest_own_kind(
     input = ArraysInput(tuple(described), settings.kind, settings.code, kind.digest())
     return labelled.pack_samples(
         draft, index, bad, source, input=input, profile=_profile(reading, index, described, source), own=("packed",),
+        notes={"source": settings.path, "released": tuple(used.to_dicts())},
         write=lambda folder, rows: {
             name: pack.write_shards_of(folder, name, reading.stacked(name, rows["row"]), shard_mib=settings.shard_mib)
             for name in input.names

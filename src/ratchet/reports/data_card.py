@@ -153,19 +153,29 @@ def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
         largest = sorted(bins["values"].items(), key=lambda item: -item[1])
         return dict(largest[:_VALUES])
     edges = [f"{edge:.6g}" for edge in bins["edges"]]
-    names = (
-        [f"below {edges[0]}", *map(" to ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
-    )
+    between = map(" to below ".join, itertools.pairwise(edges))
+    names = [f"below {edges[0]}", *between, f"{edges[-1]} and more"] if edges else []
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
 
 
 def _text_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of texts."""
-    return {"first_near_duplicates": [], "facts": data.profile.get("texts", {})}
+    near = data.profile["near_duplicates"]
+    return {"first_near_duplicates": near["first"][:_LISTED], "facts": data.profile["texts"]}
+
+
+def _stream_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of a token stream."""
+    profile = data.profile
+    facts = {f"{part}, {split}": profile[part][split] for part in ("characters", "lines", "files") for split in SPLITS}
+    facts["different characters, train"] = profile["distinct_characters"]
+    facts |= {f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
+              for split, texts in profile["unseen_characters"].items()}  # fmt: skip
+    return {"first_near_duplicates": [], "facts": facts, "unit": "bytes"}
 
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
-    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _stream_values,
     "arrays": _array_values,
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ratchet.data import quarantine, set_rules
+from ratchet.data import overrides, quarantine, set_rules
 from ratchet.data.manifest import Manifest
 from ratchet.data.privacy import without_private
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
@@ -27,16 +27,20 @@ _SAMPLE = 2000  # rows of a trial run
 
 
 def ingest_table(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False
-) -> Manifest:
+    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
+    released: pl.DataFrame | None = None,
+) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    `released`: table of the rows released by hand.
 
     Raises:
         SettingsError: a setting names no column of the table, or settings contradict each other.
         DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
     """
     source = open_table(settings, root=root)
-    return _Ingest(settings, source, table, report, sample=sample).fill(draft)
+    ingest = _Ingest(settings, source, table, report, sample=sample)
+    return ingest.fill(draft, overrides.read(None) if released is None else released)
 
 
 class _Ingest:
@@ -60,7 +64,7 @@ class _Ingest:
             require(source, name, "data.columns")
         self.frame = without_private(source.frame, settings, needed=settings.label_columns)
 
-    def fill(self, draft: Path) -> Manifest:
+    def fill(self, draft: Path, released: pl.DataFrame) -> Manifest:
         """Write the packed set and the quarantine table."""
         self.report(0, self.total)
         frame, rows, bad = self._rows()
@@ -78,11 +82,11 @@ class _Ingest:
             named = [self._role(texts_of(frame[name], name), "label") for name in self.settings.label_columns]
             faults |= rules.personal([*features, *roles.columns, *named])
         refused = rules.refused_rows(features, labels, faults, rows=rows, file=self.source.file, texts=frame)
-        bad = pl.concat([bad, refused])
+        bad, used = overrides.apply(pl.concat([bad, refused]), released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad)
         content = Content(rows, features, roles, labels).filter(good)
-        packing = Packing(self.settings, self.source, content, bad)
+        packing = Packing(self.settings, self.source, content, bad, used)
         self._check_set(packing)
         self.report(self.total, self.total)
         return packing.write(draft)

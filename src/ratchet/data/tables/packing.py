@@ -91,11 +91,14 @@ class Packing:
         index: one row for each: row (its number in the file), id, source, split, label and class.
         digest: of features and target, uint64 (rows, 2).
         bad: the quarantine table, with the rows that are also in a split of a higher rank.
+        released: releases by hand that let rows in.
         classes: names of the classes; empty if the targets are none.
     """
 
-    def __init__(self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame) -> None:
-        self.settings, self.source = settings, source
+    def __init__(
+        self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame, released: pl.DataFrame
+    ) -> None:
+        self.settings, self.source, self.released = settings, source, released
         self.classes = content.labels.classes
         digest = content.digest()
         roles = content.roles
@@ -174,7 +177,8 @@ class Packing:
         conflicts = exact_duplicates.label_conflicts(self._copied(packed)) if self.classes else []
         files.write_json(draft / "profile.json", describe.profile_of(self, conflicts, by_rule))
         notes = {
-            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule
+            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule,
+            "released": tuple(self.released.to_dicts()),
         }  # fmt: skip
         manifest = Manifest.sealed(
             notes, format=FORMAT, name=self.source.name, input=input, target=self.content.labels.target(self.train),

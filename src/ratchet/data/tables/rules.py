@@ -1,5 +1,6 @@
 """Rules about single rows of a table. A row that breaks one is quarantined."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import polars as pl
@@ -48,18 +49,20 @@ def refused_rows(
     for name, key in keys.items():
         frame[name] = good.clone().scatter(faults[key], False)
         schema[name] = pa.Column(pl.Boolean, must(key[0]))
-    frame["source"] = _places(faults, rows, file)
+    frame["source"], frame["content"] = _places(faults, rows, file, texts)
     cells = {f"cell {column}": texts[column].cast(pl.String) for _, column in keys.values() if column}
     return failures(pl.DataFrame(frame | cells), schema, _values(keys), source="source")
 
 
-def _places(faults: Faults, rows: pl.Series, file: TableFile) -> pl.Series:
-    """Return "line 7" for each row with a fault; null for the others."""
-    names = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
+def _places(faults: Faults, rows: pl.Series, file: TableFile, texts: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Return "line 7" and the SHA-256 (hex) of the cells for each row with a fault; null for the others."""
+    none = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
     if not faults:
-        return names
+        return none, none
     bad = pl.concat([places.cast(pl.UInt32) for places in faults.values()]).unique().sort()
-    return names.scatter(bad, pl.Series(file.places(rows.gather(bad).to_list())))
+    cells = ("\x1f".join(map(str, row)) for row in texts[bad].iter_rows())
+    contents = pl.Series([hashlib.sha256(row.encode()).hexdigest() for row in cells], dtype=pl.String)
+    return none.scatter(bad, pl.Series(file.places(rows.gather(bad).to_list()))), none.clone().scatter(bad, contents)
 
 
 def _values(keys: dict[str, tuple[str, str]]) -> Callable[[str, str], pl.Expr | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ratchet.data import labelled, pack, quarantine
+from ratchet.data import labelled, overrides, pack, quarantine
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, Shard
 from ratchet.data.sample_rules import must
@@ -28,8 +28,11 @@ _OWN = ("packed", "characters", "words")  # columns of the index
 
 def ingest_texts(
     settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
+    released: pl.DataFrame | None = None,
 ) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    `released`: table of the samples released by hand.
 
     Raises:
         SettingsError: a setting names no column, or settings contradict each other.
@@ -37,13 +40,15 @@ def ingest_texts(
     """
     source = read_samples(settings, root=root, report=report, sample=sample)
     samples = labelled.assigned(source.table)
-    bad = pl.concat([source.refused, _broken(samples, source, settings)])
+    released = overrides.read(None) if released is None else released
+    bad, used = overrides.apply(pl.concat([source.refused, _broken(samples, source, settings)]), released)
     good = _described(quarantine.without(samples, bad))
     total = samples.height + source.refused.height
     index, bad = labelled.checked_index(good, bad, source, settings, table=table, total=total)
     profile = text_profile(index, classes=bool(source.classes))
+    notes = {"source": settings.path, "released": tuple(used.to_dicts())}
     return labelled.pack_samples(
-        draft, index, bad, source, input=TextInput(), profile=profile, own=_OWN, write=_write_texts
+        draft, index, bad, source, input=TextInput(), profile=profile, own=_OWN, write=_write_texts, notes=notes
     )
 
 

@@ -3,10 +3,14 @@
 import numpy as np
 import polars as pl
 
+from ratchet.data.checks.near_texts import near_pairs
 from ratchet.data.profile import bins
 from ratchet.data.reading.pixels import QUANTILES
 
 __all__ = ["text_profile"]
+
+_LISTED = 100
+_BEGINNING = 200  # characters of a text
 
 
 def text_profile(index: pl.DataFrame, *, classes: bool) -> dict[str, object]:
@@ -24,11 +28,25 @@ def text_profile(index: pl.DataFrame, *, classes: bool) -> dict[str, object]:
             "copies within splits": index.height - index.select("split", "normal").n_unique(),
         },
         "lengths": {name: _quantiles(known[name]) for name in ("characters", "words")},
+        "near_duplicates": _near_duplicates(near_pairs(index)),
         "contract": {
             "request": {"text": [{"rule": name, "check": "text"} for name in ("empty-text", "nul-character")]},
             "drift": {name: bins(known[name]) for name in ("characters", "words", *(["class"] if classes else []))},
         },
     }  # fmt: skip
+
+
+def _near_duplicates(pairs: pl.DataFrame) -> dict[str, object]:
+    """Return the number of pairs, and the first of them with the beginnings of their texts."""
+    across = pl.col("one_split") != pl.col("other_split")
+    shown = {f"{part}s": pl.concat_list(f"one_{part}", f"other_{part}") for part in ("id", "split", "text")}
+    shown["classes"] = pl.concat_list("one_class", "other_class")
+    first = pairs.head(_LISTED).with_columns(pl.col("one_text", "other_text").str.slice(0, _BEGINNING))
+    return {
+        "pairs": pairs.height,
+        "across_splits": pairs.filter(across).height,
+        "first": first.select("share", **shown).to_dicts(),
+    }
 
 
 def _median(values: pl.Series) -> float:

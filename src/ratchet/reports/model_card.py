@@ -305,7 +305,7 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
     limits, sentences = find_limits(metrics), []
     for weak in limits.weak_classes[:_WEAK]:
         sentences.append(
-            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test images "
+            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test samples "
             f"(CI {percent_range(weak.recall)}), significantly below the overall accuracy."
         )
     if more := len(limits.weak_classes[_WEAK:]):
@@ -313,7 +313,7 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
     for part in limits.weak_slices[:_WEAK]:
         sentences.append(
             f"Where {part.column} is {part.value}, accuracy is {percent(part.accuracy.value)} on {part.rows:,} test "
-            f"images (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
+            f"samples (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
         )
     if more := len(limits.weak_slices[_WEAK:]):
         sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
@@ -323,13 +323,13 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
             "probabilities as frequencies. evaluation.temperature_scaling may correct them."
         )
     if limits.untested:
-        sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
+        sentences.append(f"Not measured, because there are no test samples: {_listed(limits.untested)}.")
     if limits.barely_tested:
         counted = [f"{row.name} ({row.support:,})" for row in limits.barely_tested]
-        sentences.append(f"Too few test images for a reliable recall (fewer than {FEW_IMAGES}): {_listed(counted)}.")
+        sentences.append(f"Too few test samples for a reliable recall (fewer than {FEW_IMAGES}): {_listed(counted)}.")
     if limits.accuracy is not None:
         sentences.append(
-            f"Small test set ({metrics.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
+            f"Small test set ({metrics.rows:,} samples): accuracy has a CI of {percent_range(limits.accuracy)}. A "
             "smaller difference from another model may be chance."
         )
     return sentences

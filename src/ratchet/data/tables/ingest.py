@@ -24,6 +24,7 @@ __all__ = ["ingest_table"]
 
 Report = Callable[[int, int], None]
 _SAMPLE = 2000  # rows of a trial run
+_FEWEST_GROUPS = 30  # with fewer, hashes of their names can leave a split empty
 
 
 def ingest_table(
@@ -58,7 +59,19 @@ class _Ingest:
             require(source, name, "data.label_column")
         for name in settings.columns:
             require(source, name, "data.columns")
+            self._check_type(name)
         self.frame = without_private(source.frame, settings, needed=settings.label_columns)
+
+    def _check_type(self, name: str) -> None:
+        """Check that a column with a type in data.columns can be a feature."""
+        others = {"data.label_column": self.settings.label_columns, "data.drop": self.settings.drop}
+        for setting, names in others.items():
+            if name in names:
+                raise SettingsError(
+                    f"params.yaml: data.columns: found {name}, which {setting} names too; allowed: columns to learn "
+                    "from. Fix: take it out of data.columns"
+                    + ("; data.problem sets how the label is read" if setting == "data.label_column" else "")
+                )
 
     def fill(self, draft: Path) -> Manifest:
         """Write the packed set and the quarantine table."""
@@ -193,6 +206,13 @@ class _Ingest:
             raise DataError(
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
+            )
+        groups = packing.content.roles.groups
+        if empty and groups is not None and groups.n_unique() < _FEWEST_GROUPS:
+            raise DataError(
+                f"{self.source.where}: column {groups.name!r} (data.group_column) has {groups.n_unique()} different "
+                f"values, and a group is in one split, so split {empty[0]} is empty. Fix: set data.group_column to a "
+                f"column with more groups, or list {groups.name!r} in data.drop"
             )
         settings = self.settings.model_copy(update={"min_per_class": 1}) if self.sample else self.settings
         set_rules.check_index(packing.index.drop("id"), settings, classes=packing.classes, table=self.table)

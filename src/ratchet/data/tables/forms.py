@@ -25,7 +25,7 @@ _NUMBER_FORMS = ("1234,5", "1,234.5", "1.234,5", f"{_SPACED}.5", f"{_SPACED},5",
 _PERCENT = tuple(f"{form} %" for form in (PLAIN, *_NUMBER_FORMS))
 _DATES = {
     "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
-    "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y",),
+    "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
     "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y", "%y/%m/%d"),
     "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y", "%y-%m-%d"),
     "9-a-Y": ("%d-%b-%Y",), "9-a-9": ("%d-%b-%y",), "9 a Y": ("%d %b %Y",), "a 9, Y": ("%b %d, %Y",),
@@ -185,7 +185,7 @@ def _fewer_years(texts: pl.Series, first: str, last: str) -> str:
     """Decide which end of dates such as 24/05/31 is the year: that with at most half as many different values."""
     years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in (first, last)}
     few, many = sorted(years, key=lambda form: years[form])
-    if 2 * years[few] > years[many]:
+    if 2 * years[few] > years[many] and len(texts) > 1:  # one date alone is no input
         raise Ambiguous(
             f"the year can be at the beginning or at the end of {texts[0]!r}, and no date of the column decides. Fix: "
             "write dates as YYYY-MM-DD"

@@ -36,8 +36,7 @@ def ingest_table(
         SettingsError: a setting names no column of the table, or settings contradict each other.
         DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
     """
-    source = open_table(settings, root=root)
-    return _Ingest(settings, source, table, report, sample=sample).fill(draft)
+    return _Ingest(settings, open_table(settings, root=root), table, report, sample=sample).fill(draft)
 
 
 class _Ingest:
@@ -76,6 +75,16 @@ class _Ingest:
     def fill(self, draft: Path) -> Manifest:
         """Write the packed set and the quarantine table."""
         self.report(0, self.total)
+        content, bad = self._content()
+        self.source, self.frame = self.source.without_rows(), self.frame.clear()  # the texts of all cells
+        packing = Packing(self.settings, self.source, content, bad)
+        del content
+        self._check_set(packing)
+        self.report(self.total, self.total)
+        return packing.write(draft)
+
+    def _content(self) -> tuple[Content, pl.DataFrame]:
+        """Return the good rows, and the quarantine table."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
         roles, faults = self._roles(frame)
@@ -94,11 +103,7 @@ class _Ingest:
         bad = pl.concat([bad, refused])
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad)
-        content = Content(rows, features, roles, labels).filter(good)
-        packing = Packing(self.settings, self.source, content, bad)
-        self._check_set(packing)
-        self.report(self.total, self.total)
-        return packing.write(draft)
+        return Content(rows, features, roles, labels).filter(good), bad
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the good records, their numbers from 1, and the quarantine rows of the others.

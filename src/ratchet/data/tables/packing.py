@@ -206,6 +206,7 @@ class Packing:
         pq.write_table(
             table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
             use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
+            write_statistics=[name for name in table.column_names if name not in unlike],
             compression={name: "none" if name in digests else "zstd" for name in table.column_names},
         )  # fmt: skip
 

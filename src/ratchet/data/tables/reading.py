@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -43,6 +43,10 @@ class RawTable:
     where: str
     name: str
     has_header: bool
+
+    def without_rows(self) -> "RawTable":
+        """Return the table without its content, which is most of the memory of an ingest."""
+        return replace(self, frame=self.frame.clear(), file=TableFile(self.frame.clear(), self.ragged))
 
 
 def open_table(settings: DataSettings, *, root: Path) -> RawTable:
@@ -116,12 +120,13 @@ def _check_layout(lines: list[str], where: str) -> None:
             f"{where}: the columns are separated by {other!r}; allowed are comma, semicolon, tab and |. Fix: save it "
             f"with commas, such as with pandas: read_csv(FILE, sep={_PANDAS[other]!r}, engine='python').to_csv()"
         )
-    if first and first[0] < usual[separator] and rest.count(usual[separator]) >= _MOST * len(rest):
+    fits = any(1 < counts[0] == usual[mark] for mark, counts in columns.items() if counts)
+    if first and first[0] < usual[separator] and not fits and rest.count(usual[separator]) >= _MOST * len(rest):
         raise DataError(
-            f"{where}: the first line ({lines[0][:40]!r}) has {first[0]} of the {usual[separator]} cells of later lines. "
+            f"{where}: the first line ({lines[0][:40]!r}) has {first[0]} of the {usual[separator]} cells of the rest. "
             "Fix: delete a title above the header, or write one name for each column"
         )
-    names = [cell for cell in cells_of(lines[0], separator) if cell.strip()] if lines else []
+    names = [cell for cell in cells_of(lines[0], separator) if cell.strip()] if lines and first[0] > 1 else []
     if len(names) == 1 and usual[separator] > 2:
         raise DataError(
             f"{where}: the first line has one name ({names[0]!r}) for {usual[separator]} columns. Fix: delete a title "

@@ -231,7 +231,7 @@ def test_two_forms_of_dates_in_one_column_are_read(table) -> None:
     [
         (
             [f"{1 + row % 12}/{1 + row % 11}/2020" for row in range(ROWS)],
-            r"'day': '[\d/]+2020' can be month/day or day/month",
+            "can be month/day or day/month",
         ),
         (
             [f"{1 + row % 25}/{1 + row % 28}/2020" for row in range(ROWS)],

@@ -113,7 +113,7 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Ta
     """Return the score of each answer of another model, (rows,), larger is better.
 
     Args:
-        predictions: of the new model; their targets and thresholds hold for both models.
+        predictions: of the new model, with the thresholds of the other.
         outputs: of the other model for the same rows, (rows, its width).
         known: target of the other model, which is `comparable`.
     """

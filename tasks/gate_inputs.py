@@ -2,7 +2,8 @@
 
 import hashlib
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import ChampionMoved, DataError
-from ratchet.kinds import ImageInput, Input, TokensInput
+from ratchet.kinds import ImageInput, Input, Labels, TokensInput
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.samples import Samples
     from ratchet.serving.program import NotExported, Parity
-    from ratchet.training import Model, Split
+    from ratchet.training import Model, ModelSpec, Split
     from tasks.champion_input import InputAdapter
 
 __all__ = ["judge_model"]
@@ -194,7 +195,8 @@ class _TestSet:
         score, costs = np.zeros(len(self.rows)), None
         if comparable(target, spec.target) and not adapter.mismatch:
             test = self._open(spec.input)
-            score = score_as(self.predictions, adapter.outputs(model, test), spec.target)
+            predictions = self._with_thresholds(lambda split: adapter.outputs(model, split), spec)
+            score = score_as(predictions, adapter.outputs(model, test), spec.target)
             costs = self._costs(model, test, adapter)
         return Champion(
             name=f"{name} version {version}",
@@ -205,6 +207,22 @@ class _TestSet:
             saw=None if seen is None else self.rows.are_in(seen),
             mismatch=adapter.mismatch,
         )
+
+    def _with_thresholds(self, outputs: "Callable[[Split], NDArray[np.float32]]", spec: "ModelSpec") -> "Predictions":
+        """Return the predictions with the champion's thresholds: of labels, each model has its own."""
+        from ratchet.evaluation.answers import in_terms_of
+        from ratchet.evaluation.measure import thresholds_for
+
+        target = self.predictions.target
+        if not isinstance(target, Labels):  # for classes the costs decide, not the model
+            return self.predictions
+        held_out = self._open(spec.input, "validation")
+        thresholds = thresholds_for(
+            target,
+            self.params.evaluation,
+            lambda: (in_terms_of(target, outputs(held_out), spec.target), np.asarray(held_out.targets)),
+        )
+        return replace(self.predictions, thresholds=thresholds)
 
     def _costs(self, champion: "Model", test: "Split", adapter: "InputAdapter") -> "Costs | None":
         """Measure latency and size of both models, as they would be served."""
@@ -224,11 +242,11 @@ class _TestSet:
         champion = champion.to("cpu").eval()
         return compare(model, champion, inputs, champion_inputs=theirs, limit=gate.latency_factor)
 
-    def _open(self, described: Input) -> "Split":
-        """Open the test samples as a model with this input reads them."""
+    def _open(self, described: Input, split: str = "test") -> "Split":
+        """Open the samples of a split as a model with this input reads them."""
         from ratchet.training import open_split
 
-        return open_split(self.workspace.packed, "test", described)
+        return open_split(self.workspace.packed, split, described)
 
 
 def _shape(described: Input) -> tuple[int, ...]:

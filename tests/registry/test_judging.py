@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RegistryError
+from ratchet.evaluation.predictions import read_predictions
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import ChampionResult, LeftOut, Verdict
 from ratchet.registry.promotion import Promotions
@@ -22,6 +23,7 @@ from ratchet.registry.samples import TRAINING_SAMPLES, read_samples, split_sampl
 from ratchet.registry.versions import Version
 from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
 from ratchet.training import ModelSpec, build, save_model
+from ratchet.training.models import default_name
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
 from tasks.gate_inputs import judge_model
@@ -68,11 +70,25 @@ class Pets:
             report=lambda *_: None,
         )  # fmt: skip
 
+    def pack_table(self) -> None:
+        """Ingest 600 rows with two rare labels: an untrained model that predicts both from 0.5 on is rarely right."""
+        numbers = np.random.default_rng(0).normal(size=(600, 4)).round(3)
+        frame = pl.DataFrame(numbers, schema=list("abcd")).with_columns(
+            (pl.col("a") > 1.2).alias("high"), (pl.col("b") < -1.2).alias("low")
+        )
+        frame.write_csv(self.workspace.root / "rows.csv")
+        ingest(
+            DataSettings(kind="table", path="rows.csv", label_column=["high", "low"], test_fraction=0.4),
+            packed=self.workspace.packed, quarantine=self.workspace.quarantine, root=self.workspace.root,
+            report=lambda *_: None,
+        )  # fmt: skip
+
     def train(self, *, seed: int) -> tuple[str, str]:
         """Evaluate and store an untrained model. Return the run id and the model URI."""
         self.runs += 1
         packed = Manifest.read(self.workspace.packed)
-        spec = ModelSpec("convnet", packed.input, packed.target)
+        name = default_name(packed.input.kind)
+        spec = ModelSpec(name, packed.input, packed.target)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             save_model(self.workspace.model, build(spec).state_dict(), spec, about={"training": {}})
@@ -152,6 +168,19 @@ def test_candidate_with_new_class_and_size_is_compared(pets: Pets) -> None:
     assert (verdict.comparison.rows, result.test_images) == (16, 24)
     assert result.input_shapes == ((16, 16, 3), (8, 8, 3))
     assert result.left_out == LeftOut(unknown=8)
+
+
+def test_a_champion_of_labels_has_thresholds_of_its_own(pets: Pets) -> None:
+    pets.pack_table()
+    pets.champion()
+    own = read_predictions(pets.workspace.reports / "predictions.parquet")
+    verdict = pets.judge(pets.train(seed=2))
+    other = read_predictions(pets.workspace.reports / "predictions.parquet")
+    assert len({0.5, *own.thresholds, *other.thresholds}) == 5
+    scores = champion_rule(verdict).scores
+    assert scores is not None
+    assert scores.champion.interval.value == pytest.approx(own.score.mean())
+    assert replace(own, thresholds=other.thresholds).score.mean() != pytest.approx(own.score.mean())
 
 
 def test_every_candidate_is_one_try(pets: Pets) -> None:

@@ -153,6 +153,6 @@ def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> 
     named = pl.Series(column.categories, dtype=pl.String)
     same = pl.DataFrame({"number": numbers(named, PLAIN), "name": named}).drop_nulls()
     same = same.filter(pl.col("number").is_unique() & pl.col("number").is_finite())
-    found = values.cast(pl.Float64).replace_strict(same["number"], same["name"], default=None, return_dtype=pl.String)
+    equal = values.cast(pl.Float64).replace_strict(same["number"], same["name"], default=None, return_dtype=pl.String)
     is_known = texts.is_null() | texts.is_in(named.implode())
-    return pl.select(pl.when(is_known).then(texts).otherwise(pl.coalesce(found, texts))).to_series()
+    return pl.select(pl.when(is_known).then(texts).otherwise(pl.coalesce(equal, texts))).to_series()

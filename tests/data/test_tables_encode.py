@@ -11,7 +11,8 @@ import pytest
 
 from ratchet.data.tables.encode import encode
 from ratchet.errors import DataError
-from ratchet.kinds import Column, TableInput
+from ratchet.kinds import Column, TableInput, input_from_json
+from ratchet.serving.raw_inputs import _from_arrays, to_arrays
 
 INPUT = TableInput(
     (
@@ -110,6 +111,17 @@ def test_unseen_categories_are_one_and_missing_ones_zero(name: str, value: objec
 def test_values_that_do_not_fit_are_refused_by_name(frame: pl.DataFrame, message: str) -> None:
     with pytest.raises(DataError, match=message):
         encode(frame, INPUT)
+
+
+def test_columns_stored_without_offset_keep_their_numbers() -> None:
+    stored = {"kind": "table", "columns": [{"name": "day", "type": "datetime", "mean": DAY, "std": 1.0}]}
+    numbers, _ = encode(row(day="2011-12-31"), input_from_json(stored))
+    assert numbers.tolist() == [[np.float32(DAY)]]
+    stored["columns"][0]["offset"] = DAY
+    packed = encode(row(day="2011-12-31T00:01:01"), input_from_json(stored))
+    assert packed[0].tolist() == [[61.0]]
+    raw = _from_arrays(packed, input_from_json(stored))  # as the gate sends rows to the stored model
+    np.testing.assert_array_equal(to_arrays(raw, input_from_json(stored))[0], packed[0])
 
 
 def test_no_rows_and_no_columns_give_empty_arrays() -> None:

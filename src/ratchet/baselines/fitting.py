@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from ratchet.baselines.constant import fit_constant
 from ratchet.baselines.ngrams import fit_ngrams
-from ratchet.baselines.texts import fit_linear_bag, text_ids
-from ratchet.baselines.trees import fit_trees
 from ratchet.kinds import Classes, Input, NextToken, Numbers, TableInput, Target, TextInput, TokensInput
 
 __all__ = ["FittedBaseline", "fit_baseline"]
@@ -51,9 +49,13 @@ def fit_baseline(
     assert not isinstance(target, NextToken)
     fittable = len(targets) > 1 and (not isinstance(target, Classes) or len(np.unique(targets)) > 1)
     if isinstance(described, TableInput) and fittable and _has_values(arrays):
+        from ratchet.baselines.trees import fit_trees  # imports scikit-learn, which takes four seconds of CPU time
+
         weights = fit_trees(arrays["numbers"], arrays["codes"], targets, described, target, seed=seed)
         return FittedBaseline("HistGradientBoosting", "trees", described, weights)
     if isinstance(described, TextInput) and fittable:
+        from ratchet.baselines.texts import fit_linear_bag, text_ids
+
         described, ids, starts = text_ids(arrays, described)
         weights = fit_linear_bag(ids, starts, targets, described, target)
         model = "ridge regression" if isinstance(target, Numbers) else "logistic regression"

@@ -7,6 +7,7 @@ the text of its files in the order of their names; each file ends with a line en
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ def ingest_tokens(
 def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str]]:
     """Return the folder of the files, and their names, sorted."""
     path = settings.path
-    is_file = bool(PurePosixPath(path).suffix) if is_url(path) else (root / expanded(path)).is_file()
+    is_file = bool(PurePosixPath(path).suffix) if is_url(path) else os.path.isfile(root / expanded(path))
     if is_file:
         folder, _, name = path.rpartition("/")
         return open_storage(folder or ".", root=root), [name]
@@ -121,7 +122,7 @@ def _read(
         except PermissionError as error:
             failures.append((name, row, "permission", first_line(error)))
         except OSError as error:
-            failures.append((name, row, "unreadable", first_line(error)))
+            failures.append((name, row, "unreadable-text", error.strerror or str(error)))
         else:
             text = read_text(raw)
             if text.rule is not None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
-from ratchet.errors import TrainingError
+from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds import TokensInput
 from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
@@ -41,10 +42,17 @@ class ServedModel:
             params: of a language model, the fields of `Sampling`.
 
         Raises:
-            ValueError: a value is out of range, or a column is missing.
+            MlflowException: a value is out of range, or a column is missing. MLflow's server answers with its message,
+                and hides that of any other error.
         """
+        try:
+            return self._answers(raw, params or {})
+        except (ValueError, RatchetError) as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+    def _answers(self, raw: Any, params: dict[str, Any]) -> NDArray[Any]:
         if isinstance(self.spec.input, TokensInput):
-            sampling = Sampling(**(params or {}))
+            sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
         inputs = to_tensors(to_arrays(raw, self.spec.input), self.spec.input)
         with torch.inference_mode():

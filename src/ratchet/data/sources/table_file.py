@@ -127,8 +127,8 @@ def _json(text: str, where: str) -> TableFile:
     lines = [line for line in text.split("\n") if line.strip()]  # other line separators may be part of a text
     if not all(line.lstrip().startswith("{") and line.rstrip().endswith("}") for line in lines):
         raise DataError(
-            f"{where} is one JSON object, not a table. Fix: save a list of objects, one for each row, or JSON Lines, "
-            "CSV or Parquet"
+            f"{where} is one JSON object, not a table. Fix: save a list of objects, one for each row, "
+            "or JSON Lines, CSV or Parquet"
         )
     return _whole(_parsed(_from_json_lines, "\n".join(lines).encode(), where, "JSON Lines"))
 

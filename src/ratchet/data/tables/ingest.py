@@ -24,7 +24,6 @@ __all__ = ["ingest_table"]
 
 Report = Callable[[int, int], None]
 _SAMPLE = 2000  # rows of a trial run
-_FEWEST_GROUPS = 30  # with fewer, hashes of their names can leave a split empty
 
 
 def ingest_table(
@@ -191,9 +190,8 @@ class _Ingest:
         column = self._typed(frame[name])
         if column.values.dtype != pl.Float64:
             raise DataError(
-                f"{self.source.where}: data.order_by: column {name!r} has {column.why} such as {column.texts[0]!r}, "
-                "and rows are sorted by numbers or dates. Fix: set data.order_by to another column, or write dates as "
-                "YYYY-MM-DD"
+                f"{self.source.where}: data.order_by: column {name!r} has no numbers or dates ({column.why}, such as "
+                f"{column.texts[0]!r}). Fix: set data.order_by to another column, or write dates as YYYY-MM-DD"
             )
         return column
 
@@ -212,15 +210,17 @@ class _Ingest:
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
             )
-        groups = packing.content.roles.groups
-        if empty and groups is not None and groups.n_unique() < _FEWEST_GROUPS:
+        order = packing.content.roles.order
+        if empty and order is not None:
             raise DataError(
-                f"{self.source.where}: column {groups.name!r} (data.group_column) has {groups.n_unique()} different "
-                f"values, and a group is in one split, so split {empty[0]} is empty. Fix: set data.group_column to a "
-                f"column with more groups, or list {groups.name!r} in data.drop"
+                f"{self.source.where}: split {empty[0]} is empty, because rows with equal {self.settings.order_by!r} "
+                f"share a split, and it has {order.n_unique():,} different values. Fix: set data.order_by to another "
+                "column, or to none"
             )
         settings = self.settings.model_copy(update={"min_per_class": 1}) if self.sample else self.settings
-        set_rules.check_index(packing.index.drop("id"), settings, classes=packing.classes, table=self.table)
+        groups = packing.content.roles.groups
+        index = packing.index.drop("id") if groups is None else packing.index.drop("id").with_columns(group=groups)
+        set_rules.check_index(index, settings, classes=packing.classes, table=self.table)
 
 
 def _known(order: TypedColumn) -> pl.Series:

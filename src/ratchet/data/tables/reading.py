@@ -1,6 +1,7 @@
 """The file of a table as a frame: its header, names and cells, and the rows that are no rows."""
 
 import difflib
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole
+from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.sources.table_file import SEPARATORS, TableFile, cells_of, read_table
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.errors import DataError
@@ -83,8 +84,8 @@ def _content(path: str, root: Path) -> bytes:
     """Return the bytes of a local or remote file."""
     if not is_url(path):
         local = root / expanded(path)
-        if not local.is_file():
-            raise DataError(f"data.path: {local} {_why_no_file(local)}")
+        if not os.path.isfile(local):
+            raise DataError(f"data.path: {local} {why_unusable(local)}. Fix: set it to {_near_file(local)}")
         folder, name = str(local.parent), local.name
     else:
         folder, _, name = path.rpartition("/")
@@ -100,12 +101,14 @@ def _content(path: str, root: Path) -> bytes:
     return content
 
 
-def _why_no_file(path: Path) -> str:
-    if path.is_dir():
+def _near_file(path: Path) -> str:
+    """Return the fix for a path that is no file, with a likely file."""
+    if os.path.isdir(path):
         tables = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (".csv", ".tsv", ".parquet"))
-        return f"is a folder. Fix: set it to a file{f', such as {path / tables[0]}' if tables else ''}"
-    near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1)
-    return f"does not exist. Fix: set it to a CSV or Parquet file{f' ({near[0]}?)' if near else ''}"
+        return f"a file{f', such as {path / tables[0]}' if tables else ''}"
+    others = [file.name for file in path.parent.glob("*") if file.is_file()] if os.path.isdir(path.parent) else []
+    near = difflib.get_close_matches(path.name, others, n=1)
+    return f"a CSV or Parquet file{f' ({near[0]}?)' if near else ''}"
 
 
 def _check_layout(lines: list[str], where: str) -> None:

@@ -144,12 +144,14 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
 
 
 def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
-    """Check that a number to predict has at least two values."""
-    known = values[np.isfinite(values)]
+    """Check that a number to predict has at least two values as float32."""
+    with np.errstate(over="ignore"):
+        known = values.astype(np.float32)
+    known = known[np.isfinite(known)]
     if len(known) and (known == known[0]).all():
         raise DataError(
-            f"{where}: label column {name!r} has only the value {known[0]:g}, so there is nothing to predict. "
-            "Fix: set data.label_column"
+            f"{where}: label column {name!r} has only the value {known[0]:g}, to the 7 digits of float32, so there is "
+            "nothing to predict. Fix: set data.label_column, or subtract or scale the numbers before"
         )
 
 

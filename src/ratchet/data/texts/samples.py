@@ -1,6 +1,7 @@
 """Sources of texts: a table, a folder of classes with one text per file, or files of texts, one class per file."""
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from ratchet.data import quarantine
-from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, why_unusable
 from ratchet.data.reading.subset import subset
 from ratchet.data.sources.image_folder import ImageFolder
 from ratchet.data.tables.targets import Labelling
@@ -60,16 +61,23 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
 def _is_file(path: str, root: Path) -> bool:
     """Whether a setting names a file with a table, not a folder."""
     if is_url(path):
-        return path.partition("?")[0].casefold().endswith(TABLES)
+        is_table = path.partition("?")[0].casefold().endswith(TABLES)
+        if not is_table and path.startswith("http"):
+            raise DataError(
+                f"data.path: found {path}. A web server lists no files. Fix: name the address of a table "
+                f"({', '.join(TABLES)}), or copy the texts here"
+            )
+        return is_table
     local = root / expanded(path)
-    if not local.exists():
-        raise DataError(f"data.path: {local} does not exist. Fix: {_LAYOUT}")
-    if local.is_file() and local.suffix.casefold() == ".txt":
+    is_file = os.path.isfile(local)
+    if not is_file and not os.path.isdir(local):
+        raise DataError(f"data.path: {local} {why_unusable(local)}. Fix: {_LAYOUT}")
+    if is_file and local.suffix.casefold() == ".txt":
         raise DataError(
             f"data.path: {local} is one text file without labels. Fix: {_LAYOUT}; for a language model set "
             "data.kind=tokens"
         )
-    return local.is_file()
+    return is_file
 
 
 def _content(storage: Storage, name: str) -> bytes:

@@ -655,7 +655,7 @@ REFUSED = {
     "no such column": ({"label_column": "lable"}, r"no column 'lable'; it has size.*data.label_column \(to label\?\)"),
     "unknown column type": ({"columns": {"sise": "numeric"}}, r"no column 'sise'.*Fix: set data.columns \(to size\?\)"),
     "unknown order": ({"order_by": "date"}, r"no column 'date'.*set data.order_by"),
-    "order of texts": ({"order_by": "colour"}, r"column 'colour' has texts such as '\w+', and rows are sorted by"),
+    "order of texts": ({"order_by": "colour"}, r"column 'colour' has no numbers or dates \(texts, such as"),
     "order and folds": ({"order_by": "size", "folds": 5}, r"data.order_by: found size, but data.folds is 5"),
     "text regression": ({"problem": "regression"}, r"label column 'label' has texts such as 'big|small'"),
     "classes of numbers": ({"label_column": "size", "problem": "classification"}, r"they are no classes.*regression"),

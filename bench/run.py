@@ -23,6 +23,7 @@ from bench import (
     precision,
     recipe,
     table_steps,
+    tables,
     tabular,
     texts,
     throughput,
@@ -32,8 +33,7 @@ from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tabular",
-    "table_steps",
+    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
 )  # fmt: skip
 
 
@@ -81,6 +81,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return gate_errors.measure(2000, quick=quick)
         case "latency":
             return latency.measure(100, load=4, quick=quick)
+        case "tables":
+            return tables.measure(min(rounds, 3), quick=quick)
         case "texts":
             return texts.measure(min(rounds, 3), quick=quick)
         case "tabular":

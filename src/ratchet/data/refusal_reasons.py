@@ -116,7 +116,7 @@ REASONS: Mapping[str, Reason] = {
         "{value}", "another sample has the same id: use unique ids, and put each sample into one split"
     ),
     "duplicate-across-splits": Reason(
-        "{value}", "the same pixels are in a split that must stay unseen: remove one of the samples"
+        "{value}", "the same content is in a split that must stay unseen: remove one of the samples"
     ),
 }
 """By rule."""

@@ -65,8 +65,7 @@ def check_index(
         cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
         faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
         raise DataError(
-            f"data.source {settings.source}: the set breaks its contract: {faults}. Fix: correct the source's ids and "
-            "labels"
+            f"{_source(settings)}: the set breaks its contract: {faults}. Fix: correct the source's ids and labels"
         ) from None
     sizes = dict(index.group_by("split").len().rows())
     groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
@@ -80,6 +79,10 @@ def check_index(
                 f"Fix: add samples to the source{fraction}{leave}"
             )
     _check_class_sizes(index, classes, least=settings.min_per_class, quarantined=quarantined, table=table)
+
+
+def _source(settings: DataSettings) -> str:
+    return f"data.source {settings.source}" if settings.kind == "image" else f"data.path {settings.path}"
 
 
 def _check_class_sizes(

@@ -45,23 +45,26 @@ class ImageInput:
 class Column:
     """One feature of a table.
 
-    A date becomes a number: seconds since 1970-01-01 in UTC.
+    A date becomes a number: seconds since 1970-01-01 in UTC. Numbers are packed as `value - offset` in float32, so that
+    minutes of a date and the last digits of a large number survive. `mean`, `std` and `quantiles` are those of the
+    packed numbers.
     """
 
     name: str
     type: Literal["numeric", "datetime", "categorical"]
     mean: float = 0.0  # of the known training values
     std: float = 1.0  # of the known training values; never 0
-    quantiles: tuple[float, ...] = ()  # of the known training values, at equal steps from the smallest to the largest
+    quantiles: tuple[float, ...] = ()  # of the known training values, in equal steps from the smallest to the largest
     categories: tuple[str, ...] = ()  # values of the training rows, in the order of their codes (the first has code 2)
     form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
+    offset: float = 0.0  # a training value in the middle, for dates and for large numbers that are close together
 
 
 @dataclass(frozen=True)
 class TableInput:
     """Rows of a table. Two arrays, in the order of `numeric` and of `categorical`.
 
-    numbers: float32 (n, numeric columns); NaN: missing.
+    numbers: float32 (n, numeric columns), less `Column.offset`; NaN: missing.
     codes: int64 (n, categorical columns); 0: missing, 1: not among the training rows, 2 and up: `Column.categories`.
     """
 

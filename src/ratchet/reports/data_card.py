@@ -16,6 +16,7 @@ from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.kinds import ImageInput, Numbers
+from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
@@ -25,6 +26,7 @@ _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
 _COLUMNS, _VALUES = 60, 12  # of a table that are drawn
+_MOST_COLUMNS = 300  # of a table that are listed
 _DIGITS = 12  # of a version
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
 
@@ -90,6 +92,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         manifest=manifest,
         profile=profile,
         columns=profile["telling"],
+        notes=profile.get("problem", {}).get("notes", []),
         changes=changed,
         listed=_LISTED,
         quarantined=quarantined.height,
@@ -129,11 +132,14 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
         (column["name"], column["type"], column["why"], column.get("missing"), column.get("distinct"))
         for column in data.profile["columns"]
     ]
-    drawn = {name: _distribution(drift[name]) for name in list(drift)[:_COLUMNS]}
+    dates = {column["name"] for column in data.profile["columns"] if column["type"] == "datetime"}
+    drawn = {name: _distribution(drift[name], dates=name in dates) for name in list(drift)[:_COLUMNS]}
     return {
         "first_near_duplicates": [],
-        "described": described,
+        "described": described[:_MOST_COLUMNS],
+        "columns_total": len(described),
         "distributions": drawn,
+        "distributions_total": len(drift),
     }
 
 
@@ -147,12 +153,12 @@ def _array_values(data: _PackedSet) -> dict[str, Any]:
     return {"first_near_duplicates": [], "described": described}
 
 
-def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
+def _distribution(bins: Mapping[str, Any], *, dates: bool) -> dict[str, int]:
     """Return the number of training rows by value, or by range of values."""
     if "values" in bins:
         largest = sorted(bins["values"].items(), key=lambda item: -item[1])
         return dict(largest[:_VALUES])
-    edges = [f"{edge:.6g}" for edge in bins["edges"]]
+    edges = [date_text(edge) if dates else f"{edge:.6g}" for edge in bins["edges"]]
     between = map(" to below ".join, itertools.pairwise(edges))
     names = [f"below {edges[0]}", *between, f"{edges[-1]} and more"] if edges else []
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}

@@ -121,9 +121,11 @@ def _table_rows(arrays: Arrays, described: TableInput) -> Any:
     import pandas  # type: ignore[import-untyped]
 
     numbers, codes = arrays
-    values: dict[str, Any] = {
-        column.name: numbers[:, place].astype(np.float64) for place, column in enumerate(described.numeric)
-    }
+    values: dict[str, Any] = {}
+    for place, column in enumerate(described.numeric):
+        read = numbers[:, place].astype(np.float64) + column.offset
+        is_date = column.type == "datetime"
+        values[column.name] = (read * 1e6).round().astype("datetime64[us]") if is_date else read
     for place, column in enumerate(described.categorical):
         unseen = max(column.categories, key=len, default="") + "?"
         names = np.array([None, unseen, *column.categories], dtype=object)

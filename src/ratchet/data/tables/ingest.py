@@ -38,8 +38,7 @@ def ingest_table(
         SettingsError: a setting names no column of the table, or settings contradict each other.
         DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
     """
-    source = open_table(settings, root=root)
-    ingest = _Ingest(settings, source, table, report, sample=sample)
+    ingest = _Ingest(settings, open_table(settings, root=root), table, report, sample=sample)
     return ingest.fill(draft, overrides.read(None) if released is None else released)
 
 
@@ -62,11 +61,33 @@ class _Ingest:
             require(source, name, "data.label_column")
         for name in settings.columns:
             require(source, name, "data.columns")
+            self._check_type(name)
         self.frame = without_private(source.frame, settings, needed=settings.label_columns)
+
+    def _check_type(self, name: str) -> None:
+        """Check that a column with a type in data.columns can be a feature."""
+        others = {"data.label_column": self.settings.label_columns, "data.drop": self.settings.drop}
+        for setting, names in others.items():
+            if name in names:
+                raise SettingsError(
+                    f"params.yaml: data.columns: found {name}, which {setting} names too; allowed: columns to learn "
+                    "from. Fix: take it out of data.columns"
+                    + ("; data.problem sets how the label is read" if setting == "data.label_column" else "")
+                )
 
     def fill(self, draft: Path, released: pl.DataFrame) -> Manifest:
         """Write the packed set and the quarantine table."""
         self.report(0, self.total)
+        content, bad, used = self._content(released)
+        self.source, self.frame = self.source.without_rows(), self.frame.clear()  # the texts of all cells
+        packing = Packing(self.settings, self.source, content, bad, used)
+        del content
+        self._check_set(packing)
+        self.report(self.total, self.total)
+        return packing.write(draft)
+
+    def _content(self, released: pl.DataFrame) -> tuple[Content, pl.DataFrame, pl.DataFrame]:
+        """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
         roles, faults = self._roles(frame)
@@ -85,11 +106,7 @@ class _Ingest:
         bad, used = overrides.apply(pl.concat([bad, refused]), released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad)
-        content = Content(rows, features, roles, labels).filter(good)
-        packing = Packing(self.settings, self.source, content, bad, used)
-        self._check_set(packing)
-        self.report(self.total, self.total)
-        return packing.write(draft)
+        return Content(rows, features, roles, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the good records, their numbers from 1, and the quarantine rows of the others.

@@ -20,7 +20,7 @@ from ratchet.data.tables import describe, digests, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import Described
 from ratchet.data.tables.digests import hexadecimal, matrix_bits, row_digests
-from ratchet.data.tables.encode import encode
+from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
@@ -165,10 +165,13 @@ class Packing:
                 "Fix: set the type of a column in data.columns"
             )
         input = TableInput(tuple(feature.column for feature in self.described.values()), self.settings.missing)
-        frame = pl.DataFrame([column.values for column in self.content.features if column.name in self.described])
-        numbers, codes = encode(frame, input)
+        values = {column.name: column.values for column in self.content.features}
+        numbers, codes = arrays_of(
+            [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],
+            input, rows=len(self.digest),
+        )  # fmt: skip
         arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
-        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(frame))
+        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(self.digest))
         with ThreadPoolExecutor(1) as pool:
             index = pool.submit(self._write_index, draft, packed)
             written = self._write_arrays(draft, arrays)
@@ -206,6 +209,7 @@ class Packing:
         pq.write_table(
             table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
             use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
+            write_statistics=[name for name in table.column_names if name not in unlike],
             compression={name: "none" if name in digests else "zstd" for name in table.column_names},
         )  # fmt: skip
 

@@ -338,6 +338,7 @@ def test_names_without_a_clear_class_are_refused(place: Place, names: list[str],
         place.ingest("data")
 
 
+@pytest.mark.system
 def test_texts_of_unusual_characters_and_lengths_are_kept(place: Place) -> None:
     kept = {
         "emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 2_000_000, "line": "x" * 10_000_000,

@@ -44,6 +44,7 @@ def test_column_that_is_ignored_has_no_importance() -> None:
     assert np.array_equal(codes[:, 0], np.arange(20))  # the arrays of the caller stay as they are
 
 
+@pytest.mark.system
 def test_columns_of_wide_tables_are_chosen_by_the_predictions() -> None:
     generator = np.random.default_rng(1)
     numbers = generator.normal(size=(200, 30)).astype(np.float32)

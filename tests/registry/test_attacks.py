@@ -26,7 +26,7 @@ from ratchet.registry.statement import STATEMENT, evaluation_metrics, write_stat
 from ratchet.settings.model import Params, RegistrySettings
 from ratchet.workspace import Workspace
 
-pytestmark = pytest.mark.usefixtures("mlflows_own")
+pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 Line = Any  # conftest.py's
 
 

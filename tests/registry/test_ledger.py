@@ -150,6 +150,7 @@ def _claim(root: str, uri: str, name: str, outcomes: Any) -> None:
             outcomes.put(1)
 
 
+@pytest.mark.system
 def test_one_of_several_concurrent_writers_succeeds(ledger: Ledger, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     outcomes: Any = context.Queue()
@@ -173,6 +174,7 @@ def _increment(root: str, uri: str, place: str) -> None:
             path.write_text(str(int(path.read_text()) + 1))
 
 
+@pytest.mark.system
 def test_processes_exclude_each_other(ledger: Ledger, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
@@ -193,6 +195,7 @@ def _write(root: str, uri: str, name: str, count: int) -> None:
         ledger.append("approve", model=name, version=str(number), who=name)
 
 
+@pytest.mark.system
 def test_concurrent_writers_lose_no_entry(ledger: Ledger, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(str(tmp_path), ledger.uri, f"writer {n}", 25)) for n in range(4)]

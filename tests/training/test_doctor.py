@@ -559,6 +559,7 @@ def test_shipped_model_gets_no_finding(tmp_path: Path, name: str, seed: int) -> 
     assert examined(name, SHIPPED[name], seed, tmp_path) == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", SAMPLE)
 def test_torchvision_model_gets_no_finding(tmp_path: Path, name: str) -> None:
     assert examined(name, SAMPLE[name], 0, tmp_path) == []

@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
-OwnClass = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
@@ -81,7 +81,7 @@ class DataSettings(Section):
         "factory": "Source factory: your own Dataset",
     }
 
-    kind: Literal["image", "table", "text", "tokens"] | OwnClass = setting(
+    kind: Kind = setting(
         "image",
         "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue; or your "
         "own kind, as package.module:Class",

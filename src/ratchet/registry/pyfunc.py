@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import TokensInput
+from ratchet.kinds import ImageInput, TokensInput
 from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
@@ -46,7 +46,14 @@ class ServedModel:
         if isinstance(self.spec.input, TokensInput):
             sampling = Sampling(**(params or {}))
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        inputs = to_tensors(to_arrays(raw, self.spec.input), self.spec.input)
+        return self._answers(to_tensors(to_arrays(raw, self.spec.input), self.spec.input))
+
+    def answers(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
+        """Return float32 (n, outputs) for arrays as `serving.program.Program.predict` takes them."""
+        arrays = to_arrays(given[0], self.spec.input) if isinstance(self.spec.input, ImageInput) else given
+        return self._answers(to_tensors(arrays, self.spec.input))
+
+    def _answers(self, inputs: tuple[torch.Tensor, ...]) -> NDArray[np.float32]:
         with torch.inference_mode():
             parts = [
                 predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)

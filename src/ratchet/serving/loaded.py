@@ -1,0 +1,148 @@
+"""A registered version that answers requests: loaded, compared with its checksums, and warm."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.errors import RegistryError
+from ratchet.kinds import ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.serving.program import NotExported, Program, first_paragraph
+from ratchet.training.models import ModelSpec
+
+__all__ = ["SIZES", "Identity", "LoadedVersion"]
+
+Arrays = tuple[NDArray[Any], ...]
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+"""Rows of the batches that are computed. A batch of another size is filled up to the next one."""
+_TOKENS = 8  # of each text that is tried
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What every answer says of the version that gave it."""
+
+    model: str
+    version: str
+    run_id: str
+    provenance: str | None  # id of the provenance record
+
+    def __str__(self) -> str:
+        return f"{self.model} version {self.version}"
+
+
+class LoadedVersion:
+    """A version in memory.
+
+    Attributes:
+        identity: of the version.
+        spec: input and target of the model.
+        engine: "onnxruntime", or "torch" for a model that was stored without a program.
+        why_torch: the reason for torch; empty with onnxruntime.
+        sizes: batch sizes that may be computed: in each of them a row gets the same bits.
+    """
+
+    def __init__(self, identity: Identity, folder: Path) -> None:
+        """Load the model from the folder of its verified files, and try it.
+
+        Raises:
+            RegistryError: the model cannot be loaded, or does not answer example rows.
+        """
+        self.identity = identity
+        self.spec = ModelSpec.from_json(files.read_json(folder / "model.json")["spec"])
+        self._folder = folder
+        program = Program.of(folder)
+        self.engine = "onnxruntime" if isinstance(program, Program) else "torch"
+        self.why_torch = program.reason if isinstance(program, NotExported) else ""
+        try:
+            self._run: Callable[[Arrays], NDArray[np.float32]] = (
+                program.predict if isinstance(program, Program) else self._torch.answers
+            )
+            self.sizes = SIZES if isinstance(self.spec.input, TokensInput) else self._reliable_sizes()
+        except Exception as error:  # of onnxruntime, torch or a user's code: they have no common base
+            raise RegistryError(f"{identity}: does not answer: {first_paragraph(error)}") from error
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return predictions, float32 (n, outputs): probabilities, or numbers in their own units.
+
+        A row has the same bits alone and in any batch.
+
+        Args:
+            arrays: of n rows, as `given_arrays` returns them.
+        """
+        rows, largest = len(arrays[0]), self.sizes[-1]
+        parts = []
+        for start in range(0, rows, largest):
+            part = tuple(array[start : start + largest] for array in arrays)
+            count = len(part[0])
+            size = next(size for size in self.sizes if size >= count)
+            parts.append(self._run(tuple(_filled(array, size) for array in part))[:count])
+        if not parts:
+            return np.empty((0, self.spec.target.outputs), np.float32)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def generate(self, prompts: list[str], parameters: dict[str, Any]) -> list[str]:
+        """Return the texts that a language model writes after each prompt. `parameters` are fields of `Sampling`.
+
+        Raises:
+            TrainingError: a parameter is not allowed, or a prompt has text that the model does not know.
+        """
+        texts: list[str] = self._torch.predict(prompts, parameters).tolist()
+        return texts
+
+    @cached_property
+    def _torch(self) -> Any:
+        from ratchet.registry.pyfunc import ServedModel
+        from ratchet.training.models import load_model
+
+        return ServedModel(*load_model(self._folder))
+
+    def _reliable_sizes(self) -> tuple[int, ...]:
+        """Return the sizes from the smallest on whose rows have the bits that they have in all larger batches.
+
+        A matrix product of one row often runs in another kernel than one of many rows and rounds differently.
+        """
+        example = example_arrays(self.spec.input, SIZES[-1])
+        expected = self._run(example)
+        reliable = [SIZES[-1]]
+        for size in reversed(SIZES[:-1]):
+            last = tuple(array[-size:] for array in example)
+            if self._run(last).tobytes() != expected[-size:].tobytes():
+                break
+            reliable.insert(0, size)
+        return tuple(reliable)
+
+
+def example_arrays(described: Input, rows: int) -> Arrays:
+    """Return random rows as `LoadedVersion.predict` takes them."""
+    random = np.random.default_rng(0)
+    match described:
+        case ImageInput():
+            shape = (rows, *described.shape)
+            if described.dtype == "uint8":
+                return (random.integers(0, 256, shape).astype(described.raw_dtype),)
+            return (random.normal(described.mean, described.std, shape).astype(np.float32),)
+        case TableInput():
+            numbers = [random.normal(column.mean, column.std, rows) for column in described.numeric]
+            codes = [random.integers(0, len(column.categories) + 2, rows) for column in described.categorical]
+            return (
+                np.array(numbers, np.float32).reshape(-1, rows).T.copy(),
+                np.array(codes, np.int64).reshape(-1, rows).T.copy(),
+            )
+        case TextInput():
+            known = described.buckets or len(described.vocabulary) + 2
+            return (random.integers(1, known, (rows, _TOKENS)),)
+        case TokensInput():
+            raise AssertionError("a language model is not asked for rows")
+
+
+def _filled(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return the array with its last row repeated up to this number of rows."""
+    missing = size - len(array)
+    return array if not missing else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

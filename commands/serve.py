@@ -50,7 +50,7 @@ def serve(workspace: Workspace, model: str | None, port: int | None) -> None:
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
     typer.echo(f"{served} at {place}; Ctrl-C ends it")
     origins = own_origins(host, chosen, public=place, allowed=params.platform.allowed_hosts)
-    filtered = RequestFilter(server.app, origins=origins, types=("application/octet-stream",))
+    filtered = RequestFilter(server.app, origins=origins, uploads=("/v2/models/",))
     uvicorn.run(filtered, host=host, port=chosen, log_level="warning", access_log=False)
 
 

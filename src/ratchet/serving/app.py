@@ -110,7 +110,11 @@ class ModelServer:
     async def _answer(self, envelope: Envelope, request: Request, began: float) -> Response:
         loaded = self._loaded(request)
         deadline = began + _deadline(request, self.settings.deadline)
-        body = await self._body(request)
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                body = await self._body(request)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
         read = partial(envelope.read, body, request.headers, loaded)
         try:
             question = await asyncio.to_thread(read) if _is_slow(loaded, body) else read()
@@ -192,8 +196,11 @@ def _guarded(function: Callable[[Request], Response]) -> Callable[[Request], Cor
 
 
 def _is_slow(loaded: LoadedVersion, body: bytes) -> bool:
-    """Return whether the request takes so long to read that other requests would wait for it."""
-    return loaded.spec.input.kind in ("table", "text") or len(body) > _MIB // 4
+    """Return whether the request takes so long to read that other requests would wait for it.
+
+    A small image file may have many pixels.
+    """
+    return loaded.spec.input.kind != "image" or len(body) > _MIB // 4 or b'"b64"' in body
 
 
 def _deadline(request: Request, longest: float) -> float:

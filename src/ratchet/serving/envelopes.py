@@ -149,17 +149,15 @@ def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
             return [
                 {
                     "class": names[best[0]],
-                    "probability": float(row[best[0]]),
-                    **(
-                        {"top": [{"class": names[at], "probability": float(row[at])} for at in best]} if top > 1 else {}
-                    ),
+                    "probability": row[best[0]],
+                    **({"top": [{"class": names[at], "probability": row[at]} for at in best]} if top > 1 else {}),
                 }
                 for row, best in zip(predictions, order, strict=True)
             ]
         case Labels(names=names):
-            return [{"probabilities": dict(zip(names, row.tolist(), strict=True))} for row in predictions]
+            return [{"probabilities": dict(zip(names, row, strict=True))} for row in predictions]
         case Numbers(names=names):
-            return [{"values": dict(zip(names, row.tolist(), strict=True))} for row in predictions]
+            return [{"values": dict(zip(names, row, strict=True))} for row in predictions]
         case _:
             raise AssertionError("tokens are answered as texts")
 

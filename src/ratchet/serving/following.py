@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import time
 import weakref
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ratchet.serving.loaded import Identity, LoadedVersion
 __all__ = ["Follower"]
 
 _LOG = logging.getLogger(__name__)
+_AGAIN = 30.0  # seconds after which a version that could not be loaded is tried again
 
 
 class Follower:
@@ -31,12 +33,15 @@ class Follower:
         self.registry, self.reference = registry, reference
         self.current: LoadedVersion | None = None
         self.problem = "it is not loaded yet"
-        self._refused: str | None = None  # number of the version that could not be loaded
+        self._refused = ("", 0.0)  # number of the version that could not be loaded, and when it is tried again
 
     async def follow(self, *, every: float) -> None:
         """Look for another version every so many seconds, until cancelled."""
         while True:
-            await asyncio.to_thread(self.check)
+            try:
+                await asyncio.to_thread(self.check)
+            except Exception as error:  # of MLflow or its database: what is served stays, and the next look may succeed
+                self._report(f"{self.reference}: {type(error).__name__}: {error}")
             await asyncio.sleep(every)
 
     def check(self) -> None:
@@ -49,15 +54,15 @@ class Follower:
         if self.current is not None and self.current.identity.version == version.number:
             self._report("")
             return
-        if version.number == self._refused:
+        if version.number == self._refused[0] and time.monotonic() < self._refused[1]:
             return
         try:
             loaded = self._load(version)
         except RatchetError as error:
-            self._refused = version.number
+            self._refused = (version.number, time.monotonic() + _AGAIN)
             self._report(str(error))
             return
-        self.current, self._refused = loaded, None
+        self.current = loaded
         self._report("")
         _LOG.warning("%s answers now, by %s", loaded.identity, loaded.engine)
 

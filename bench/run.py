@@ -22,6 +22,9 @@ from bench import (
     memory,
     precision,
     recipe,
+    table_steps,
+    tables,
+    tabular,
     texts,
     throughput,
     tokens,
@@ -30,7 +33,7 @@ from bench.report import Row, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts",
+    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
 )  # fmt: skip
 
 
@@ -78,8 +81,14 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return gate_errors.measure(2000, quick=quick)
         case "latency":
             return latency.measure(100, load=4, quick=quick)
+        case "tables":
+            return tables.measure(min(rounds, 3), quick=quick)
         case "texts":
             return texts.measure(min(rounds, 3), quick=quick)
+        case "tabular":
+            return tabular.measure(min(rounds, 3), quick=quick)
+        case "table_steps":
+            return table_steps.measure(rounds, quick=quick)
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
         case _:

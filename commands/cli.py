@@ -53,7 +53,7 @@ def use(
     workspace = Workspace.find()
     if name is None:
         for example in examples.listed(workspace.root):
-            typer.echo(f"{example.name:15} {example.about}")
+            typer.echo(f"{example.name:22} {example.about}")
         return
     _restore_settings(workspace)
     for key, (before, after) in examples.use(workspace.root, name, force=force).items():

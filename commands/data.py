@@ -65,7 +65,7 @@ def release(
 @data.command()
 def labels(
     folds: Annotated[int, typer.Option(min=2, help="Number of folds, and of models to train.")] = 4,
-    epochs: Annotated[int, typer.Option(min=0, help="Epochs of each model; 0: chosen by the number of samples.")] = 0,
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of each image model; 0: by the number of samples.")] = 0,
 ) -> None:
     """Rank training labels by how likely they are wrong, by cross-validation."""
     with project_folder() as workspace, interruptible("nothing was changed"):

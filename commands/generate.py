@@ -3,7 +3,9 @@
 import sys
 import tempfile
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
+from typing import cast
 
 from commands.app import project_folder
 from ratchet.errors import TrainingError
@@ -26,6 +28,7 @@ def generate(model: str, prompts: Sequence[str], sampling: Sampling, *, cached: 
     generator = _generator(model)
     for prompt in prompts:
         generator.prompt_ids(prompt)  # all are checked before the first text
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")  # a terminal may lack characters of the text
     for number, prompt in enumerate(prompts):
         sys.stdout.write("\n" * (number > 0) + prompt)
         for piece in generator(prompt, sampling, cached=cached):

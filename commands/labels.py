@@ -14,7 +14,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import Classes, ImageInput, TableInput
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
@@ -55,36 +55,63 @@ def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) ->
 def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: int, watch: Watch) -> Checked:
     """Rank the training samples by how likely their labels are wrong.
 
-    `folds` models are trained, each on all folds of the training split but one, whose labels it then predicts. A
-    project with pretrained weights or its own model uses that model and its settings. Otherwise the model is a small
-    network with its own recipe, which learns more from few samples than a long training does; whether mirrored images
-    help is tried on the first fold. Probabilities are averaged over the second half of the epochs (Laine and Aila
-    2017). Copies of an image and samples of a group are in the same fold.
+    `folds` models are trained, each on all folds of the training split but one, whose labels it then predicts. Copies
+    of a sample and samples of a group are in the same fold. The models of tables and texts are their baselines.
 
-    `epochs` is 0 for a number chosen by the samples, or `training.epochs` for the project's model.
+    `epochs` is for images: 0 for a number chosen by the samples, or `training.epochs` for the project's model.
 
     Raises:
-        DataError: the data are a Dataset of the user's own, or there are too few samples for so many folds.
+        DataError: the data have no classes, are a Dataset of the user's own, or have too few samples for so many folds.
     """
     from ratchet import training
 
     manifest = Manifest.read(workspace.packed)
     if manifest.factory is not None:
-        raise DataError("data.source: found factory. Allowed for this check: sources whose images are packed")
-    if not isinstance(manifest.input, ImageInput) or not isinstance(manifest.target, Classes):
+        raise DataError("data.source: found factory. Allowed for this check: sources whose samples are packed")
+    if not isinstance(manifest.target, Classes):
         raise DataError(
-            f"the data are of kind {manifest.input.kind} with the problem {manifest.target.problem}. Allowed for this "
-            "check: images with classes"
+            f"the problem of the data is {manifest.target.problem}. Allowed for this check: classification, because it "
+            "compares each sample's class with the class that other samples suggest"
         )
     classes = manifest.target.names
     split = training.open_split(workspace.packed, "train")
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")
     fold, smallest = _folds(index, folds)
-    recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
-    validation = _CrossValidation(split, fold, watch, runs=folds + len(recipes) - 1)
-    probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
+    if isinstance(manifest.input, ImageInput):
+        recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
+        validation = _CrossValidation(split, fold, watch, runs=folds + len(recipes) - 1)
+        probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
+        method = recipe.described(folds)
+    else:
+        probabilities, name = _by_baselines(params, workspace, manifest, fold, watch)
+        method = f"{folds} models ({name}), each fitted to the samples of the other folds"
+        if isinstance(manifest.input, TableInput):
+            method += ". A label that they contradict can be right where the columns leave the class to chance"
     judgement = judge(probabilities, np.asarray(split.targets), classes=classes)
-    return Checked(judgement, _named(judgement, index["id"], classes), recipe.described(folds))
+    return Checked(judgement, _named(judgement, index["id"], classes), method)
+
+
+def _by_baselines(
+    params: Params, workspace: Workspace, manifest: Manifest, fold: NDArray[np.int64], watch: Watch
+) -> tuple[NDArray[np.float32], str]:
+    """Return the probabilities of all samples by baselines that were not fitted to them, and the baseline's name."""
+    from ratchet import training
+    from tasks.baseline import Baseline
+    from tasks.training_job import TrainingJob
+
+    job = TrainingJob.of(params, workspace, manifest)
+    split = training.open_split(workspace.packed, "train", job.spec.input)
+    probabilities = np.zeros((len(fold), manifest.target.outputs), np.float32)
+    folds = int(fold.max()) + 1
+    for number in range(folds):
+        watch.progress(number, folds, f"model {number + 1} of {folds}")
+        baseline = Baseline.fit(job, split.only(np.flatnonzero(fold != number)))
+        held_out = np.flatnonzero(fold == number)
+        tested = training.open_split(workspace.packed, "train", baseline.spec.input).only(held_out)
+        outputs = training.predict_outputs(baseline.model, tested)
+        probabilities[held_out] = manifest.target.predictions(outputs)
+    watch.progress(folds, folds)
+    return probabilities, baseline.name
 
 
 def _folds(index: pl.DataFrame, folds: int) -> tuple[NDArray[np.int64], int]:
@@ -110,7 +137,13 @@ class _Recipe:
 
 
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
-    """Return the recipes to choose from; `rows` is the number of samples that a model is trained on."""
+    """Return the recipes for images to choose from; `rows` is the number of samples that a model is trained on.
+
+    A project with pretrained weights or its own model uses that model and its settings. Otherwise the model is a small
+    network with its own recipe, which learns more from few samples than a long training does; whether mirrored images
+    help is tried on the first fold. Probabilities are averaged over the second half of the epochs (Laine and Aila
+    2017).
+    """
     from tasks.training_job import TrainingJob, make_plan
 
     job = TrainingJob.of(params, workspace, manifest)
@@ -262,8 +295,8 @@ def summary_lines(checked: Checked, path: Path) -> list[str]:
     if not judgement.useful:
         shown = shown.clear()
         lines.append(
-            "No label is called likely wrong: the models are not better than chance. Fix: add samples, or set "
-            "model.pretrained"
+            "No label is called likely wrong: the models are not better than chance. Fix: add samples, columns of a "
+            "table, or for images model.pretrained"
         )
     elif not judgement.flagged:
         lines.append(

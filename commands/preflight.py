@@ -132,10 +132,10 @@ class _Preflight:
             raise
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
-        """The doctor, on the sample, with the real settings."""
+        """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""
         from ratchet.training import TrainingInputs, initial_model, open_split
         from ratchet.training.device import choose_device, reproducible
-        from ratchet.training.doctor import examine
+        from ratchet.training.doctor import check_samples, examine
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
@@ -145,6 +145,9 @@ class _Preflight:
             open_split(scratch.packed, name, job.spec.input, sample_timeout=plan.sample_timeout)
             for name in ("train", "validation")
         )
+        if job.variant == "baseline":
+            self.findings += check_samples(train, validation, job.spec, plan)
+            return self._found("the baseline is fitted in one step: only its data are checked")
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
             model, _ = initial_model(TrainingInputs(train, validation, job.spec, plan, job.pretrained))
@@ -160,13 +163,17 @@ class _Preflight:
             checkpoints=self.workspace.running,
             rows=self._rows(params, len(train), plan.batch_size),
         )
-        return f"{len(self.findings)} findings, see below" if self.findings else "no findings"
+        return self._found("no findings")
+
+    def _found(self, otherwise: str) -> str:
+        count = len(self.findings)
+        return f"{count} finding{'s' * (count > 1)}, see below" if count else otherwise
 
     def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
         """Return the number of training samples of the packed set; enough for a batch where it has another source."""
         with contextlib.suppress(DataError):
-            manifest = Manifest.read(self.workspace.packed)
-            if manifest.source == params.data.source:
+            manifest, data = Manifest.read(self.workspace.packed), params.data
+            if manifest.source == (data.source if data.kind == "image" else data.path):
                 return manifest.splits["train"].rows
         return max(sampled, batch_size)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Baseline", "validated"]
 
 _MOST_ROWS = 1_000_000  # that a baseline learns from
+_MOST_BYTES = 1 << 26  # of texts
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class Baseline:
         from ratchet import training
         from ratchet.baselines import fit_baseline
 
-        rows = _rows(job, train)
+        counted = _counted(job, train)
+        rows = _part(counted, train)
         arrays, described = _samples(job, train, rows)
         targets = np.asarray(train.targets)[rows]
         fitted = fit_baseline(arrays, targets, described, job.spec.target, seed=job.plan.seed)
         spec = training.ModelSpec(fitted.network_name, fitted.input, job.spec.target)
         model = training.build(spec).eval()
         model.network.load_state_dict(fitted.weights)
-        return cls(fitted.name, spec, model)
+        part = f" of {len(rows):,} training samples" if len(rows) < len(counted) else ""
+        return cls(fitted.name + part, spec, model)
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Baseline":
@@ -111,12 +114,20 @@ def validated(model: "training.Model", split: "training.Split", job: "TrainingJo
     return validate(model, split, objective=objective, precision=precision, device=cpu, batch_size=job.plan.batch_size)
 
 
-def _rows(job: "TrainingJob", train: "training.Split") -> NDArray[np.int64]:
-    """Return the rows that the baseline learns from. Of a token stream all; it has its own limit."""
+def _counted(job: "TrainingJob", train: "training.Split") -> NDArray[np.int64]:
+    """Return the rows that count in the loss. A token stream has none: its baseline has its own limit."""
     targets = np.asarray(train.targets)
-    counts = np.flatnonzero(targets != job.plan.ignore_index) if targets.dtype == np.int64 else np.arange(len(targets))
-    chosen = min(len(counts), _MOST_ROWS)
-    return counts[np.arange(chosen) * len(counts) // max(1, chosen)]
+    return np.flatnonzero(targets != job.plan.ignore_index) if targets.dtype == np.int64 else np.arange(len(targets))
+
+
+def _part(rows: NDArray[np.int64], train: "training.Split") -> NDArray[np.int64]:
+    """Return the rows, or evenly spaced ones of very many, or of very long texts."""
+    from ratchet.training.texts import TextSplit
+
+    chosen = min(len(rows), _MOST_ROWS)
+    if isinstance(train, TextSplit):
+        chosen = min(chosen, max(1, len(rows) * _MOST_BYTES // max(1, train.bytes)))
+    return rows[np.arange(chosen) * len(rows) // max(1, chosen)]
 
 
 def _samples(
@@ -127,6 +138,7 @@ def _samples(
     A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
     """
     from ratchet import training
+    from ratchet.training.named_arrays import ArraysSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
     from ratchet.training.tokenizers import encode
@@ -145,5 +157,7 @@ def _samples(
             return {"ids": np.asarray(train.windows.ids)}, described
         case training.TableSplit():
             return dict(zip(train.array_names, train.gather(rows), strict=True)), described
+        case ArraysSplit():
+            return dict(zip(train.described.names, train.gather(rows), strict=True)), described
         case _:
             return {}, described

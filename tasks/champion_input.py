@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import Classes, ImageInput, Input, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, Classes, ImageInput, Input, TableInput, Target, TextInput, TokensInput
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,8 @@ class InputAdapter:
         """Whether no conversion is needed."""
         if isinstance(self.packed, ImageInput) and isinstance(self.wanted, ImageInput):
             return self.packed.shape == self.wanted.shape and not self.mismatch
+        if isinstance(self.packed, ArraysInput) and isinstance(self.wanted, ArraysInput):
+            return not self.mismatch
         # Texts are read from the packed set with the tokenizer of the model.
         return isinstance(self.wanted, TextInput | TokensInput) or self.packed == self.wanted
 
@@ -48,6 +50,8 @@ class InputAdapter:
                 return f"it takes {wanted.dtype} pixels, and these are {packed.dtype}"
             if wanted.channels != packed.channels and {wanted.channels, packed.channels} != {1, 3}:
                 return f"it takes images of {wanted.channels} channels, and these have {packed.channels}"
+        if isinstance(packed, ArraysInput) and isinstance(wanted, ArraysInput) and packed.layout != wanted.layout:
+            return f"it takes {wanted.described}, and these data have {packed.described}"
         if isinstance(packed, TableInput) and isinstance(wanted, TableInput):
             missing = {column.name for column in wanted.columns} - {column.name for column in packed.columns}
             if missing:

@@ -1,12 +1,13 @@
 """Explanations of the evaluated model for the report: what each kind of samples allows."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.details import Details, ExplainedText
-from ratchet.evaluation.importance import Importance, measure_importance
+from ratchet.evaluation.importance import Importance, following_columns, measure_importance
 from ratchet.kinds import Classes, TableInput, TokensInput
 from ratchet.settings.model import EvaluationSettings
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["explain_samples"]
 
 _IMPORTANCE_ROWS = 2000  # test rows whose columns are shuffled
+_IMPORTANCE_COLUMNS = 100  # each of which costs three predictions of these rows
 _PROMPTS, _CHARACTERS, _TOKENS = 3, 60, 200  # of generated text: prompts, their length, and tokens of each answer
 
 
@@ -66,9 +68,12 @@ def _importance(
 
     if not columns:
         return None
-    return measure_importance(
-        score, arrays, columns, unit=predictions.answers.unit, confidence=settings.confidence
+    outputs = predict_outputs(model, chosen)
+    measured = following_columns(arrays, columns, outputs, most=_IMPORTANCE_COLUMNS)
+    importance = measure_importance(
+        score, arrays, measured, unit=predictions.answers.unit, confidence=settings.confidence
     )  # fmt: skip
+    return replace(importance, left_out=len(columns) - len(measured))
 
 
 def _words(

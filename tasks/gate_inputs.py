@@ -59,7 +59,7 @@ def judge_model(
     path = workspace.reports / "predictions.parquet"
     predictions = read_predictions(path)
     if predictions.ids != split_ids(workspace.packed, "test"):
-        raise DataError(f"{path}: its images are not the test images of data/packed. Fix: `dvc repro evaluate`")
+        raise DataError(f"{path}: its samples are not the test samples of data/packed. Fix: `dvc repro evaluate`")
     test_set = _TestSet(
         params, workspace, Manifest.read(workspace.packed), predictions, split_samples(workspace.packed, "test")
     )

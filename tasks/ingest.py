@@ -79,11 +79,12 @@ def _index(workspace: Workspace) -> "polars.DataFrame | None":
 def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None:
     """Write the data card. Keep the card of an unchanged version: it shows what changed since an earlier one."""
     from ratchet.data.difference import difference
-    from ratchet.reports.data_card import card
+    from ratchet.reports.data_card import card, shows
 
     after = _index(workspace)
     assert after is not None
-    if workspace.card.exists() and before is not None and before.equals(after):
+    same = before is not None and before.equals(after)
+    if same and workspace.card.exists() and shows(workspace.card, Manifest.read(workspace.packed)):
         return
     changed = None if before is None else difference(before, after)
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))

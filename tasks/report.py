@@ -96,6 +96,7 @@ def _arrays(split: "Split") -> "tuple[NDArray[Any], ...]":
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
     """Return the facts about the data that the report shows: counts for people, no files or digests."""
     profile = files.read_json(workspace.packed / "profile.json")
+    of_class = profile["classes"]["train"]
     return {
         "name": manifest.name,
         "source": manifest.source,
@@ -104,7 +105,7 @@ def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
         "quarantined": manifest.quarantined,
         "copies within splits": profile["copies_within_splits"],
         "label conflicts": profile["label_conflicts"]["groups"],
-        "rows": profile["rows"],
-        "training rows of each class": profile["classes"]["train"],
+        "bytes" if manifest.input.kind == "tokens" else "rows": profile["rows"],
+        **({"training rows of each class": of_class} if of_class else {}),
         "quarantined by rule": dict(manifest.quarantined_by_rule),
     }

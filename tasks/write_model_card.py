@@ -104,7 +104,7 @@ def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dic
         "version": record.dvc.get("data/packed"),
         "target": manifest.target.described,
         "copies within splits": profile["copies_within_splits"],
-        "images with several labels": profile["label_conflicts"]["groups"],
+        "samples with several labels": profile["label_conflicts"]["groups"],
     }
 
 

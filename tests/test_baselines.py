@@ -205,6 +205,16 @@ def test_linear_bag_reaches_the_known_accuracy_on_reviews() -> None:
     assert 0.75 < accuracy < 0.83
 
 
+def test_ngrams_of_a_part_of_a_stream_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    described, target = TokensInput("bytes", (), 8), NextToken(256)
+    ids = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint8)
+    whole = fit_baseline({"ids": ids[:2000]}, ids[:0], described, target, seed=0)
+    monkeypatch.setattr("ratchet.baselines.ngrams._MOST_TOKENS", 2000)
+    part = fit_baseline({"ids": ids}, ids[:0], described, target, seed=0)
+    assert (whole.name, part.name) == ("5-gram counts", "5-gram counts of the first 2,000 tokens")
+    assert_same(whole, part)
+
+
 def test_ngrams_reach_the_known_loss_on_shakespeare() -> None:
     text = dataset("tinyshakespeare.txt").read_text(encoding="utf-8")
     characters = sorted(set(text))

@@ -8,6 +8,8 @@ import torch
 from scipy.special import expit, softmax
 
 from ratchet.kinds import (
+    Array,
+    ArraysInput,
     Classes,
     Column,
     ImageInput,
@@ -39,6 +41,7 @@ INPUTS: list[Input] = [
     TextInput(tokenizer="hashed", buckets=4096),
     TokensInput(),
     TokensInput(tokenizer="characters", vocabulary=("\n", " ", "ä"), context=64),
+    ArraysInput((Array("codes", "int64", ()), Array("load", "float32", (3, 24), 1.5, 0.5)), "a.b:C", "a", "12", "/x"),
 ]
 TARGETS: list[Target] = [
     Classes(("cat", "dög")),

@@ -138,6 +138,13 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
             f"number, above 0.0 ({meaning('class_weights')})",
         ),
         (
+            "columns: {}",
+            "columns: {season: category}",
+            "data.columns: found 'category'. Allowed: {NAME: VALUE, ...} with values: numeric, categorical, datetime, "
+            "text, id or ignored (type of single columns: numeric, categorical, datetime, text, id or ignored; the "
+            "others: by their values)",
+        ),
+        (
             "formats: [jpeg, png, webp, bmp, tiff]",
             "formats: [jpeg, tga]",
             "data.formats: found 'tga'. Allowed: a list, not empty, with values: jpeg, png, webp, bmp, tiff, ppm, gif, "

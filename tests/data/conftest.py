@@ -43,6 +43,7 @@ class Place:
             report=lambda done, total: self.progress.append((done, total)),
             cache=self.cache,
             releases=self.releases,
+            sample_timeout=0.5 if ":" in settings.kind else 0.0,
         )
 
     @staticmethod

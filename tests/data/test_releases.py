@@ -4,7 +4,10 @@ import polars as pl
 import pytest
 
 from ratchet.data import overrides
+from ratchet.data.ingest import ingest
+from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
+from ratchet.settings.model import DataSettings
 
 
 @pytest.fixture
@@ -75,3 +78,40 @@ def test_a_damaged_table_is_reported(tiny, content: str) -> None:
     tiny.releases.write_text(content)
     with pytest.raises(DataError, match=r"releases\.csv"):
         tiny.ingest()
+
+
+ROWS = "text,size,label\n" + "".join(f"number {row:02d},{row},{'ab'[row % 2]}\n" for row in range(40))
+NOTED = "call 555-123-4567 for it,7,a\n"
+
+
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_a_number_that_looks_personal_can_be_released(tmp_path, kind: str) -> None:
+    """Until its content changes, wherever it is in the file."""
+    source, releases, quarantine = (tmp_path / name for name in ("rows.csv", "releases.csv", "quarantine.parquet"))
+    settings = DataSettings.model_validate(
+        {"kind": kind, "path": "rows.csv", "refuse_personal": True, "max_bad_fraction": 1.0, "columns": {}}
+        | ({"columns": {"text": "categorical"}} if kind == "table" else {})
+    )
+
+    def ingested(content: str) -> Manifest:
+        source.write_text(content)
+        return ingest(
+            settings, packed=tmp_path / "packed", quarantine=quarantine, root=tmp_path, report=lambda *_: None,
+            releases=releases,
+        )  # fmt: skip
+
+    rows = sum(split.rows for split in ingested(ROWS + NOTED + ",9,a\nlost,8,\n").splits.values())
+    table = pl.read_parquet(quarantine)
+    (source_of,) = table.filter(pl.col("rule") == "personal-data")["source"]
+    assert overrides.add(releases, table, source_of, reason="a fictional number", by="me") == ["personal-data"]
+    unlabelled = table.filter(pl.col("rule") == "no-label")["source"][0]
+    with pytest.raises(DataError, match="no-label cannot be released, only animated"):
+        overrides.add(releases, table, unlabelled, reason="why not", by="me")
+
+    moved = ingested(ROWS.replace("number 20,", NOTED + "number 20,"))
+    assert sum(split.rows for split in moved.splits.values()) == 41
+    assert rows >= 40
+    assert [(noted["rule"], noted["reason"]) for noted in moved.released] == [("personal-data", "a fictional number")]
+    changed = ingested(ROWS + NOTED.replace("4567", "4568"))
+    assert changed.released == ()
+    assert pl.read_parquet(quarantine)["rule"].to_list() == ["personal-data"]

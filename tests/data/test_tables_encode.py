@@ -11,13 +11,16 @@ import pytest
 
 from ratchet.data.tables.encode import encode
 from ratchet.errors import DataError
-from ratchet.kinds import Column, TableInput
+from ratchet.kinds import Column, TableInput, input_from_json
+from ratchet.serving.raw_inputs import _from_arrays, to_arrays
 
 INPUT = TableInput(
     (
         Column("age", "numeric"),
         Column("price", "numeric", form="1.234,5"),
         Column("day", "datetime", form="%m/%d/%y"),
+        Column("share", "numeric", form="1234.5 %"),
+        Column("digits", "datetime", form="%Y%m%d"),
         Column("colour", "categorical", categories=("red", "green")),
         Column("open", "categorical", categories=("False", "True")),
         Column("code", "categorical", categories=("1", "2", "007")),
@@ -29,7 +32,8 @@ DAY = datetime.datetime(2011, 12, 31, tzinfo=datetime.UTC).timestamp()
 
 def row(**changes: object) -> pl.DataFrame:
     """Return one row of texts, as in a CSV file, with these changes."""
-    plain = {"age": "41", "price": "1.234,5", "day": "12/31/11", "colour": "green", "open": "True", "code": "007"}
+    plain = {"age": "41", "price": "1.234,5", "day": "12/31/11", "share": "50%", "digits": "20111231"}
+    plain |= {"colour": "green", "open": "True", "code": "007"}
     return pl.DataFrame({**plain, **changes}, strict=False)
 
 
@@ -37,7 +41,7 @@ def test_texts_are_read_as_the_file_writes_them() -> None:
     numbers, codes = encode(row(), INPUT)
     assert numbers.dtype == np.float32
     assert codes.dtype == np.int64
-    np.testing.assert_array_equal(numbers, np.array([[41.0, 1234.5, DAY]], np.float32))
+    np.testing.assert_array_equal(numbers, np.array([[41.0, 1234.5, DAY, 0.5, DAY]], np.float32))
     assert codes.tolist() == [[3, 3, 4]]
 
 
@@ -55,6 +59,12 @@ def test_texts_are_read_as_the_file_writes_them() -> None:
         ("age", float("nan"), np.nan),
         ("price", 12.5, 12.5),
         ("price", "12.345,5", 12345.5),
+        ("price", "12.345", 12345.0),
+        ("share", "12.5 %", 0.125),
+        ("share", 0.125, 0.125),
+        ("digits", 20111231, DAY),
+        ("digits", "20111231", DAY),
+        ("digits", "2011-12-31", DAY),
         ("day", "2011-12-31", DAY),
         ("day", "2011-12-31T00:00:00Z", DAY),
         ("day", "2011-12-31T02:00:00+02:00", DAY),
@@ -74,8 +84,8 @@ def test_numbers_and_dates_may_be_texts_or_typed(name: str, value: object, expec
     ("name", "value", "expected"),
     [
         ("colour", "red", 2), ("colour", " red", 2), ("colour", "violet", 1), ("colour", None, 0), ("colour", "?", 0),
-        ("colour", "", 0), ("open", True, 3), ("open", False, 2), ("code", 1, 2), ("code", 2.0, 3), ("code", 7, 1),
-        ("code", float("nan"), 0),
+        ("colour", "", 0), ("open", True, 3), ("open", False, 2), ("code", 1, 2), ("code", 2.0, 3), ("code", 7, 4),
+        ("code", 7.0, 4), ("code", "7", 1), ("code", 8, 1), ("code", float("nan"), 0),
     ],
 )  # fmt: skip
 def test_unseen_categories_are_one_and_missing_ones_zero(name: str, value: object, expected: int) -> None:
@@ -89,7 +99,9 @@ def test_unseen_categories_are_one_and_missing_ones_zero(name: str, value: objec
     [
         (row().drop("age", "day"), r"the rows have no column 'age', 'day'\. The model needs age, price, .*Fix: add"),
         (row(age="old"), r"column 'age': 'old' is no number\. Fix: correct it"),
-        (row(price="1,234.5"), r"column 'price': '1,234.5' is no number"),
+        (row(price="1,234.5"), r"column 'price': '1,234.5' is no number written as 1\.234,5\. Fix: correct it"),
+        (row(price="12.5"), r"column 'price': '12.5' is no number written as"),
+        (row(share="12.5"), r"column 'share': '12.5' is no number written as 1234\.5 %"),
         (row(day="31/12/11"), r"column 'day': '31/12/11' is no date"),
         (row(age="inf"), r"column 'age' has an infinite number"),
         (row(age=1e300), r"column 'age' has an infinite number"),
@@ -101,8 +113,19 @@ def test_values_that_do_not_fit_are_refused_by_name(frame: pl.DataFrame, message
         encode(frame, INPUT)
 
 
+def test_columns_stored_without_offset_keep_their_numbers() -> None:
+    stored = {"kind": "table", "columns": [{"name": "day", "type": "datetime", "mean": DAY, "std": 1.0}]}
+    numbers, _ = encode(row(day="2011-12-31"), input_from_json(stored))
+    assert numbers.tolist() == [[np.float32(DAY)]]
+    stored["columns"][0]["offset"] = DAY
+    packed = encode(row(day="2011-12-31T00:01:01"), input_from_json(stored))
+    assert packed[0].tolist() == [[61.0]]
+    raw = _from_arrays(packed, input_from_json(stored))  # as the gate sends rows to the stored model
+    np.testing.assert_array_equal(to_arrays(raw, input_from_json(stored))[0], packed[0])
+
+
 def test_no_rows_and_no_columns_give_empty_arrays() -> None:
-    assert [values.shape for values in encode(row().clear(), INPUT)] == [(0, 3), (0, 3)]
+    assert [values.shape for values in encode(row().clear(), INPUT)] == [(0, 5), (0, 3)]
     assert [values.shape for values in encode(row(), TableInput(()))] == [(1, 0), (1, 0)]
 
 

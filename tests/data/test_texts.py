@@ -20,6 +20,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.texts import ingest_texts
 from ratchet.errors import DataError, RatchetError, SettingsError
 from ratchet.settings.model import DataSettings
+from ratchet.training.tokenizers import encode, fit_tokenizer
 
 GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
 TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))
@@ -207,6 +208,13 @@ def test_latin_table_is_refused_with_line_and_byte(place: Place) -> None:
         place.ingest(path)
 
 
+def test_manifest_names_the_source_as_the_settings_do(place: Place) -> None:
+    """Without the folder of the project, so that the packed set is the same in every folder."""
+    for label in ("good", "bad"):
+        place.write(f"reviews/{label}.txt", "".join(f"{label} film, number {n}\n" for n in range(40)))
+    assert place.ingest("reviews").source == "reviews"
+
+
 def test_rows_of_a_table_have_their_reasons(place: Place) -> None:
     rows = ',good\n"  ",bad\nfine,\nfine too,maybe\ntext,label\ntoo,many,cells\nwrite to ann@example.org,good\n'
     rows += "typo film,GOOD\n"
@@ -281,7 +289,6 @@ def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
         ("text,label\na,b\nc,b\n", {}, "has only one class"),
         ("text,label\n", {}, "has a header and no rows"),
         ("text,text,label\na,b,c\n", {}, "in the header twice"),
-        ("text,label,packed\na,b,c\n", {}, "'packed' has a reserved name"),
         ("text,label\n" + "".join(f"t{n},c{n}\n" for n in range(30)), {}, "30 different values"),
         ("", {}, "is empty"),
     ],
@@ -289,6 +296,82 @@ def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
 def test_mistakes_are_named(place: Place, content: str, changes: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         place.ingest(place.write("reviews.csv", content), **changes)
+
+
+NAMES = {
+    "splits first": (["train_pos.txt", "train_neg.txt", "test_pos.txt", "test_neg.txt"], ("neg", "pos"), True),
+    "splits last": (["neg.train", "pos.train", "neg.TEST", "pos.TEST"], ("neg", "pos"), True),
+    "one split": (["train_pos.txt", "train_neg.txt"], ("neg", "pos"), False),
+    "class like a split": (["plane.txt", "train.txt"], ("plane", "train"), False),
+    "separator at the end": (["pos-.txt", "neg-.txt"], ("neg", "pos"), False),
+    "separator in a class": (["very-good.txt", "good.txt"], ("good", "very-good"), False),
+}
+
+
+@pytest.mark.parametrize(("names", "classes", "given"), NAMES.values(), ids=NAMES.keys())
+def test_names_of_files_give_classes_and_splits(
+    place: Place, names: list[str], classes: tuple[str, ...], given: bool
+) -> None:
+    for name in names:
+        place.write(f"data/{name}", "".join(f"{name} has text {number}\n" for number in range(40)))
+    manifest = place.ingest("data")
+    assert manifest.target.names == classes
+    tested = {text.partition(" ")[0] for text in place.texts("test")}
+    assert tested == {name for name in names if not given or "test" in name.lower()}
+    assert place.quarantined() == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["pos.txt", "neg.txt", "test_pos.txt"], "'test_pos.txt' names a split, and 'neg.txt' names none. Fix:"),
+        (["pos.txt", "pos-.txt"], "the names of the 2 files give one class, 'pos'. Fix:"),
+        (["pos/a.txt", "neg/a.txt", "unsup/a.txt"], "'unsup' has the name of texts without a class. Fix:"),
+        (["pos.txt", "neg.txt", "other.txt"], "class 'other' has 0; data.min_per_class requires 2"),
+    ],
+)  # fmt: skip
+def test_names_without_a_clear_class_are_refused(place: Place, names: list[str], message: str) -> None:
+    for name in names:
+        content = "" if "other" in name else "".join(f"{name} has text {number}\n" for number in range(40))
+        place.write(f"data/{name}", content)
+    with pytest.raises(DataError, match=message):
+        place.ingest("data")
+
+
+def test_texts_of_unusual_characters_and_lengths_are_kept(place: Place) -> None:
+    kept = {
+        "emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 2_000_000, "line": "x" * 10_000_000,
+        "crlf": "a\r\nb",
+    }  # fmt: skip
+    folder(place)
+    for name, text in kept.items():
+        place.write(f"data/good/{name}.txt", text)
+    place.write("data/good/joiners.txt", "\u200d\u200b")
+    manifest = place.ingest("data")
+    packed = {text for name in split.SPLITS for text in place.texts(name)}
+    assert packed >= set(kept.values())
+    assert place.quarantined() == {"empty-text": ["2 characters, none visible"]}
+    ids = encode(place.texts("train") + list(kept.values()), fit_tokenizer(packed, "hashed"))
+    assert np.diff(ids.starts).min() > 0
+    assert sum(files.rows for files in manifest.splits.values()) == 85
+
+
+def test_spaces_and_capitals_in_splits_are_ignored(place: Place) -> None:
+    names = [" Train", "train ", "TEST", "Validation ", " val", "train"]
+    rows = [f"{line},{names[number % 6]}" for number, line in enumerate(TABLE.splitlines()[1:])]
+    manifest = place.ingest(place.write("r.csv", "\n".join(["text,label,split", *rows])))
+    assert {name: files.rows for name, files in manifest.splits.items()} == {"train": 41, "validation": 26, "test": 13}
+
+
+def test_columns_with_names_of_the_index_are_kept(place: Place) -> None:
+    rows = [f"{number},{line},{number % 3},{number % 5}" for number, line in enumerate(TABLE.splitlines()[1:])]
+    place.ingest(place.write("r.csv", "\n".join(["id,text,label,class,class_", *rows])))
+    index = place.index()
+    places = index["id"].str.extract(r"(\d+)$").cast(pl.Int64) - 2  # rows are counted from 1, and the header is one
+    assert index["id_"].to_list() == places.to_list()
+    assert index["class__"].to_list() == [number % 3 for number in places]
+    assert index["class_"].to_list() == [number % 5 for number in places]
+    assert set(index["class"]) == {"good", "bad"}
 
 
 def test_paths_that_are_no_source_are_refused(place: Place) -> None:

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 from ratchet.data.manifest import Manifest
-from ratchet.data.reading.plain_text import read_text
 from ratchet.data.token_streams import ingest_tokens
 from ratchet.errors import DataError
 from ratchet.kinds import NextToken, TokensInput
@@ -123,25 +122,31 @@ def test_text_of_the_test_split_is_not_in_train(place: Place) -> None:
 
 
 BROKEN = {
-    "utf-16": (LINES.encode("utf-16"), "other-encoding", "UTF-16"),
-    "utf-32": (LINES.encode("utf-32"), "other-encoding", "UTF-32"),
-    "latin-1": ("caf\u00e9".encode("latin-1") * 9, "not-utf8", "byte 0xe9 at place 3"),
-    "latin-1 after a mark": (b"\xef\xbb\xbfcaf\xe9\n", "not-utf8", "byte 0xe9 at place 6"),
-    "cut inside a character": ("日本".encode()[:-1], "not-utf8", "byte 0xe6 at place 3"),
-    "surrogate": (b"ab\xed\xa0\x80", "not-utf8", "byte 0xed at place 2"),
-    "zero bytes": (b"text\0text", "binary-file", "byte 0 at place 4"),
-    "zip": (b"PK\x03\x04rest", "binary-file", "a ZIP archive or an Office document"),
-    "pdf": (b"%PDF-1.7", "binary-file", "a PDF document"),
-    "empty": (b"", "empty-file", "0 bytes"),
-    "only a mark": (b"\xef\xbb\xbf", "empty-file", "only a byte order mark"),
+    "latin-1": ("caf\u00e9".encode("latin-1") * 9, "not-utf-8", "byte 0xe9 at position 3 is not UTF-8"),
+    "latin-1 after a mark": (b"\xef\xbb\xbfcaf\xe9\n", "not-utf-8", "byte 0xe9 at position 6 is not UTF-8"),
+    "cut inside a character": ("日本".encode()[:-1], "not-utf-8", "byte 0xe6 at position 3 is not UTF-8"),
+    "surrogate": (b"ab\xed\xa0\x80", "not-utf-8", "byte 0xed at position 2 is not UTF-8"),
+    "half of UTF-16": ("text".encode("utf-16")[:-1], "not-utf-8", "byte 0x74 at position 8 is not UTF-16"),
+    "late": ("日本語\n".encode() * 900_000 + b"\xff", "not-utf-8", "byte 0xff at position 9,000,000 is not UTF-8"),
+    "zero byte": (b"text\0text", "nul-character", "U+0000 as character 5"),
+    "late zero byte": ("日本語\n".encode() * 900_000 + b"\0", "nul-character", "U+0000 as character 3,600,001"),
+    "UTF-16 without a mark": ("text".encode("utf-16-le"), "nul-character", "U+0000 as character 2"),
+    "zip": (b"PK\x03\x04rest", "not-text", "a ZIP archive"),
+    "pdf": (b"%PDF-1.7", "not-text", "a PDF document"),
+    "empty": (b"", "empty-text", "0 bytes"),
+    "only a mark": (b"\xef\xbb\xbf", "empty-text", "3 bytes"),
+    "unreadable": (None, "unreadable-text", "Too many levels of symbolic links"),
 }
 
 
 @pytest.mark.parametrize(("content", "rule", "value"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_bad_file_is_named_with_its_fault(place: Place, content: bytes, rule: str, value: str) -> None:
+def test_a_bad_file_is_named_with_its_fault(place: Place, content: bytes | None, rule: str, value: str) -> None:
     for number in range(30):
         place.write(f"{number:02}.txt", f"text number {number}\n")
-    place.write("broken.txt", content)
+    if content is None:
+        (place.root / "text" / "broken.txt").symlink_to("broken.txt")
+    else:
+        place.write("broken.txt", content)
     place.ingest()
     assert place.refused() == [("broken.txt", rule, value)]
     assert place.profile()["quarantined_by_rule"] == {rule: 1}
@@ -149,12 +154,16 @@ def test_a_bad_file_is_named_with_its_fault(place: Place, content: bytes, rule: 
 
 def test_a_single_bad_file_stops_the_ingest_with_its_fault(place: Place) -> None:
     place.write("all.txt", b"good\n\xff\n")
-    with pytest.raises(DataError, match=r"all\.txt, not-utf8 \(found byte 0xff at place 5\)"):
+    with pytest.raises(DataError, match=r"all\.txt, not-utf-8 \(found byte 0xff at position 5"):
         place.ingest("text/all.txt")
 
 
-def test_marks_and_line_ends_of_other_systems_are_removed() -> None:
-    assert read_text("\ufeffone\r\ntwo\rthree\n".encode()).content == b"one\ntwo\nthree\n"
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_marks_and_line_ends_of_other_systems_are_removed(place: Place, encoding: str) -> None:
+    for name, text in (("train", "one\r\ntwo\rthree\r\n🎭"), ("val", "a\rb\r"), ("test", "\r\n\r\nc")):
+        place.write(f"{name}/a.txt", text.encode(encoding))
+    place.ingest()
+    assert [place.text(split) for split in SPLITS] == ["one\ntwo\nthree\n🎭\n", "a\nb\n", "\n\nc\n"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.inspection import permutation_importance
 
 from ratchet.evaluation.answers import ScoreUnit
-from ratchet.evaluation.importance import measure_importance
+from ratchet.evaluation.importance import following_columns, measure_importance
 
 
 def test_importance_agrees_with_scikit_learn() -> None:
@@ -42,3 +42,15 @@ def test_column_that_is_ignored_has_no_importance() -> None:
     assert measured.columns[0].drop.value == 0.0
     assert measured.columns[1].drop.value > 0.0
     assert np.array_equal(codes[:, 0], np.arange(20))  # the arrays of the caller stay as they are
+
+
+def test_columns_of_wide_tables_are_chosen_by_the_predictions() -> None:
+    generator = np.random.default_rng(1)
+    numbers = generator.normal(size=(200, 30)).astype(np.float32)
+    numbers[::7, 3], numbers[:, 4] = np.nan, 5.0
+    codes = generator.integers(0, 3, (200, 2))
+    outputs = np.stack([np.nan_to_num(numbers[:, 3]) - 2 * numbers[:, 20], codes[:, 1].astype(np.float64)], axis=1)
+    columns = [(f"n{at}", 0, at) for at in range(30)] + [("c0", 1, 0), ("c1", 1, 1)]
+    chosen = following_columns((numbers, codes), columns, outputs, most=3)
+    assert [name for name, _, _ in chosen] == ["n3", "n20", "c1"]
+    assert following_columns((numbers, codes), columns[:3], outputs, most=3) == columns[:3]

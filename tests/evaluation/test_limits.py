@@ -42,7 +42,7 @@ def test_class_with_a_lower_recall_is_named() -> None:
     (weak,) = find_limits(measured).weak_classes
     assert (weak.name, weak.rows, weak.recall.value) == ("cat", 2000, 0.8)
     (sentence,) = limit_sentences(measured)
-    assert sentence.startswith("Recall of class cat is 80.0 % on 2,000 test images (CI ")
+    assert sentence.startswith("Recall of class cat is 80.0 % on 2,000 test samples (CI ")
 
 
 def test_low_recall_that_chance_explains_is_not_weak() -> None:
@@ -55,8 +55,8 @@ def test_classes_with_few_images_or_none_are_named() -> None:
     assert limits.untested == ["bee"]
     assert [(metrics.name, metrics.support) for metrics in limits.barely_tested] == [("cat", 29), ("dog", 5)]
     assert limit_sentences(measured) == [
-        "Not measured, because there are no test images: bee.",
-        "Too few test images for a reliable recall (fewer than 30): cat (29), dog (5).",
+        "Not measured, because there are no test samples: bee.",
+        "Too few test samples for a reliable recall (fewer than 30): cat (29), dog (5).",
     ]
 
 
@@ -64,7 +64,7 @@ def test_small_test_set_is_named() -> None:
     measured = metrics(GOOD, dict.fromkeys(CLASSES, 40))
     assert find_limits(measured).accuracy == measured.accuracy
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Small test set")]
-    assert sentence.startswith("Small test set (160 images): accuracy has a CI of 9")
+    assert sentence.startswith("Small test set (160 samples): accuracy has a CI of 9")
 
 
 def test_slice_with_a_lower_accuracy_is_named() -> None:
@@ -73,7 +73,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
     (weak,) = find_limits(measured).weak_slices
     assert (weak.column, weak.value, weak.rows, weak.accuracy.value) == ("light", "dark", 800, 0.5)
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
-    assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test images (CI ")
+    assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test samples (CI ")
 
 
 @pytest.mark.parametrize("sure", [1.0, 12.0])

@@ -168,14 +168,14 @@ def test_numbers_are_flat_and_all_numbers() -> None:
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        (np.zeros((0, 2)), np.zeros(0, int), DataError, "no test images"),
+        (np.zeros((0, 2)), np.zeros(0, int), DataError, "no test samples"),
         (np.zeros((2, 3)), np.zeros(2, int), DataError, "was not trained on the packed data"),
         (np.zeros((2, 2)), np.array([0, 2]), DataError, r"test row 1 has label 2\. Allowed: 0 to 1"),
         (
             np.array([[0.0, 1.0], [np.nan, 0.0]]),
             np.zeros(2, int),
             TrainingError,
-            r"1 of 2 test images \(first: row 1\)",
+            r"1 of 2 test samples \(first: row 1\)",
         ),
     ],
 )

@@ -49,6 +49,11 @@ def lines(link: Link) -> dict[str, tuple[str, ...]]:
     return by_title
 
 
+def test_source_of_other_kinds_is_the_kind() -> None:
+    params = {"data.kind": "table", "data.source": "digits", "data.path": "data/raw"}
+    assert lines(data_link([replace(RUN, params=params)], storage=""))["source"][0] == "table, read from data/raw"
+
+
 def test_a_complete_lineage_has_every_link() -> None:
     acts = {("digits", "2"): ["ann: promote: better"]}
     assert lines(data_link([RUN], storage="kept in DVC's cache", others=2, acts=acts)) == {

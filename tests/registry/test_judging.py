@@ -248,7 +248,7 @@ def test_predictions_of_other_images_are_refused(pets: Pets) -> None:
     path = pets.workspace.reports / "predictions.parquet"
     pl.read_parquet(path).reverse().write_parquet(path, metadata=pl.read_parquet_metadata(path))
     with pytest.raises(
-        DataError, match=r"its images are not the test images of data/packed\. Fix: `dvc repro evaluate`"
+        DataError, match=r"its samples are not the test samples of data/packed\. Fix: `dvc repro evaluate`"
     ):
         pets.judge(run)
     assert pets.judgements() == []

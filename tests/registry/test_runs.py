@@ -116,6 +116,7 @@ def test_a_clock_set_back_makes_no_negative_duration(place: Any, key: str, monke
     ("model", "shown"),
     [
         ({"name": "convnet"}, "convnet"),
+        ({"name": "auto"}, "image"),
         ({"name": "efficientnet_v2_s"}, "efficientnet_v"),
         ({"factory": "my.package.nets:small_residual_net"}, "small_residual"),
     ],

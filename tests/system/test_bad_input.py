@@ -152,7 +152,7 @@ def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     with nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train"), ("ratchet", "train", "--set", "seed=5")):
             message = fresh.refused(*command)
-            assert f"data.path: {folder} does not exist. Fix: set it to a folder with your images" in message
+            assert f"data.path: {folder} does not exist. Fix: set it to the folder with your data" in message
     assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
 
 

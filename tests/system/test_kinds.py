@@ -1,16 +1,21 @@
-"""Tables, texts and plain text through the whole pipeline: `dvc repro`, a kill in the training, the registered model.
+"""Each kind of data through the whole pipeline: `dvc repro`, a kill in the training, the registered model.
 
-The data are real: penguins, a part of rt-polarity and of tinyshakespeare, from the folder RATCHET_DATASETS.
+The data are real: penguins, parts of rt-polarity, of tinyshakespeare and of bike-sharing, from the folder
+RATCHET_DATASETS. The class and the settings of the own kind are those of docs/your-own-kind.md.
 """
 
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from ratchet.evaluation.metrics import read_metrics
@@ -19,7 +24,8 @@ pytestmark = pytest.mark.system
 
 DATASETS = Path(os.environ.get("RATCHET_DATASETS", "/nowhere"))
 COMMON = ("gate.minimum_metric=none", "gate.calibration_error=1", "training.checkpoint_steps=1", "training.log_every=1")
-NETWORK = {"table": "tabm", "text": "bag", "tokens": "decoder"}
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-kind.md"
+HOURS = 1500  # of bike-sharing
 
 
 def penguins(folder: Path) -> tuple[str, ...]:
@@ -43,7 +49,20 @@ def plays(folder: Path) -> tuple[str, ...]:
     return "data.kind=tokens", "data.path=data/raw/plays.txt", "model.context=32", "training.epochs=1"
 
 
-SOURCES: dict[str, Callable[[Path], tuple[str, ...]]] = {"table": penguins, "text": reviews, "tokens": plays}
+def rentals(folder: Path) -> tuple[str, ...]:
+    lines = (DATASETS / "tabular" / "bike-sharing" / "hour.csv").read_text(encoding="utf-8").splitlines()
+    (folder / "hour.csv").write_text("\n".join(lines[: HOURS + 1]))
+    page = PAGE.read_text(encoding="utf-8")
+    for name in ("bike_windows", "bike_net"):
+        [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
+        (folder.parents[1] / f"{name}.py").write_text(code)
+    commands = re.findall(r"^\$ ratchet set (.*)$", page, re.MULTILINE)
+    return *(setting for command in commands for setting in command.split()), "training.batch_size=128"
+
+
+SOURCES: dict[str, Callable[[Path], tuple[str, ...]]] = {
+    "table": penguins, "text": reviews, "tokens": plays, "own": rentals,
+}  # fmt: skip
 
 
 @pytest.fixture(params=list(SOURCES))
@@ -101,5 +120,59 @@ def test_each_kind_becomes_a_registered_model(kind: str, project: Any, new_proje
         registered = f"models:/{MODELS[kind]}/1"
         assert project.good("ratchet", "generate", registered, "--prompt", "First", "--max-tokens", "20") == written
 
+    if kind == "own":
+        own_kind_is_served(project, project.root.with_name("elsewhere"))
 
-MODELS = {"table": "penguins", "text": "reviews", "tokens": "plays"}
+
+MODELS = {"table": "penguins", "text": "reviews", "tokens": "plays", "own": "bikewindows"}
+
+SERVE = """
+import importlib.util, os, sys
+os.chdir(sys.argv[2])
+import mlflow, numpy as np, pandas as pd
+
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model("models:/bikewindows/1")
+spec = importlib.util.spec_from_file_location("read", sys.argv[3])
+read = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(read)
+windows = read.BikeWindows(sys.argv[4])
+values = [windows[place]["value"] for place in (len(windows) - 1, 5)]
+answers = model.predict(values)
+plain = [{name: np.asarray(part).tolist() for name, part in value.items()} for value in values]  # as JSON has it
+assert np.array_equal(model.predict(plain), answers)
+assert np.array_equal(model.predict(pd.DataFrame({"value": values})), answers)
+arrays = [read.BikeWindows.arrays(value) for value in values]
+named = {name: np.stack([array[name] for array in arrays]) for name in arrays[0]}
+assert np.array_equal(model.predict(named), answers)
+for wrong in (values + [{**values[0], "hour": 99}], {"hour": named["hour"]}, {**named, "hour": named["hour"][:1]}):
+    try:
+        model.predict(wrong)
+    except mlflow.exceptions.MlflowException as error:
+        print("refused:", error.message)
+print(sys.modules["bike_windows"].__file__)
+print(windows[len(windows) - 1]["id"])
+print(answers[0, 0])
+"""
+
+
+def own_kind_is_served(project: Any, elsewhere: Path) -> None:
+    """The registered model answers raw values as the evaluation did, in a process without the project's code."""
+    elsewhere.mkdir()
+    shutil.copytree(project.root / "src", elsewhere / "src")
+    table, reader = project.root / "data" / "raw" / "hour.csv", project.root / "bike_windows.py"
+    uri = f"sqlite:///{project.root}/mlruns/mlflow.db"
+    written = project.good(
+        sys.executable, "-c", SERVE, uri, str(elsewhere), str(reader), str(table), PYTHONPATH=str(elsewhere / "src")
+    )
+    *refused, code, name, answer = written.splitlines()[-6:]
+    assert refused == [
+        "refused: value 2: IndexError: index 99 is out of bounds for axis 0 with size 24 (line 38 of bike_windows.py)",
+        "refused: found hour; allowed: arrays hour, float32 (24); rentals, float32 (48); weather, float32 (48, 3)",
+        "refused: hour has shape (1, 24); allowed: (n, 24), with one n for all arrays",
+    ]
+    assert not Path(code).is_relative_to(elsewhere)
+    assert "bike_windows.py" not in {path.name for path in (elsewhere / "src").rglob("*.py")}
+    predictions = pl.read_parquet(project.workspace.reports / "predictions.parquet")
+    [evaluated] = predictions.filter(id=name)["predicted rentals"]
+    assert float(answer) == pytest.approx(evaluated, rel=1e-5)

@@ -29,9 +29,15 @@ from ratchet.kinds import (
     TextInput,
     TokensInput,
 )
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import ModelSpec
 from ratchet.training.models.baseline_nets import BASELINES, Blend, Constant, Trees, blend_weights, blended
 from ratchet.training.models.tabular import TableFront
+from ratchet.training.texts import TextSplit
+from ratchet.training.tokenizers import encode
 from ratchet.training.words_and_pairs import encode_terms, learn_terms, terms_of
+from tasks.baseline import Baseline
+from tasks.training_job import TrainingJob, make_plan
 
 Arrays = dict[str, NDArray[np.generic]]
 TEXTS = ["good good film", "bad film", "a good story", "bad bad bad story", "Good FILM, good story", "bad plot", ""] * 8
@@ -253,6 +259,24 @@ def test_linear_bag_takes_ids_of_another_tokenizer() -> None:
     fitted = fit_baseline(arrays, labels, described, classes(2), seed=0)
     assert fitted.input == described
     assert fitted.weights["idf"].shape == (64,)
+
+
+def test_baseline_of_a_part_of_very_many_texts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = [text.encode() for text in TEXTS]
+    starts = np.cumsum([0, *map(len, content)], dtype=np.int64)
+    ids, targets = encode(TEXTS, TextInput("hashed", buckets=64)), np.arange(len(TEXTS)) // 4 % 2
+    split = TextSplit(
+        "train", (ids,), targets, np.arange(len(TEXTS), dtype=np.uint64),
+        content=np.frombuffer(b"".join(content), np.uint8), starts=starts, rows=np.arange(len(TEXTS)),
+    )  # fmt: skip
+    spec = ModelSpec("bag", TextInput("hashed", buckets=64), classes(2))
+    job = TrainingJob(make_plan(TrainingSettings(), spec.target, seed=0), spec, None, "network", {}, {})
+    assert Baseline.fit(job, split).name == "TF-IDF + logistic regression"
+    monkeypatch.setattr("tasks.baseline._MOST_BYTES", split.bytes // 4)
+    fitted = Baseline.fit(job, split)
+    assert fitted.name == f"TF-IDF + logistic regression of {len(TEXTS) // 4} training samples"
+    chosen = [TEXTS[number * 4] for number in range(len(TEXTS) // 4)]
+    assert fitted.spec.input.vocabulary == learn_terms(chosen).vocabulary
 
 
 def test_terms_are_words_and_neighbours_in_any_script() -> None:

@@ -288,9 +288,9 @@ def expect(rule: str, *subject: str, **values: object) -> Callable[[Finding], bo
         (DropoutInEval, expect("random-in-eval")),
         (Detached, expect("no-gradient", "body.0", "body.1")),
         (Unused, expect("no-gradient", "gate")),
-        (Loud, expect("first-loss-high", classes=3, chance=math.log(3))),
+        (Loud, expect("first-loss-high", formula="ln(3) = ", chance=pytest.approx(math.log(3)))),
         (Blind, expect("input-scaled-again", scale=0.0, only="")),
-        (Faint, expect("cannot-overfit", images=16)),
+        (Faint, expect("cannot-overfit", samples=16)),
         (KeptLosses, expect("kept-graph", "norms[0]", "norms[1]")),
         (RunningMean, expect("kept-graph", "seen")),
         (Frozen, expect("frozen-at-random", "body.0.bias", "body.0.weight")),
@@ -420,7 +420,7 @@ def test_labels_outside_the_classes_are_reported(look: Callable[..., list[Findin
     labels = np.arange(96) % 3
     labels[[5, 50]] = 3, -1
     (finding,) = look(train=split("train", 96, first=0, labels=labels))
-    assert describe_finding(finding).problem == "2 labels in train are not 0 to 2, the 3 classes: -1, 3"
+    assert describe_finding(finding).problem == "2 labels in train are not 0 to 2 (3 classes): -1, 3"
     ignored = np.where(np.arange(96) % 7, np.arange(96) % 3, -100)
     assert look(train=split("train", 96, first=0, labels=ignored)) == []
 

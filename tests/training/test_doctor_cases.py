@@ -794,26 +794,26 @@ Splits = Callable[..., tuple[DatasetSplit, DatasetSplit]]
 def test_planted_bug_of_a_dataset_is_named(own_splits: Splits, name: str) -> None:
     prepare, change, expected = DATASETS[name]
     train, validation = own_splits(prepare, change, rows=240 if "repeated" in name else 480)
-    findings = list(check_samples(train, validation, CLASSES, PLAN))
+    findings = list(check_samples(train, validation, SPEC, PLAN))
     assert any(map(expected, findings)), findings
 
 
 @pytest.mark.parametrize("name", SOUND_DATASETS)
 def test_sound_dataset_gets_no_finding(own_splits: Splits, name: str) -> None:
-    assert list(check_samples(*own_splits(*SOUND_DATASETS[name]), CLASSES, PLAN)) == []
+    assert list(check_samples(*own_splits(*SOUND_DATASETS[name]), SPEC, PLAN)) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_value_that_is_not_finite_does_not_confuse_the_tests(own_splits: Splits, value: float) -> None:
     train, validation = own_splits("", f"image[0, 0, 0] = float('{value}') if index == 3 else image[0, 0, 0]")
-    assert all(finding.rule != "rescaled-split" for finding in check_samples(train, validation, CLASSES, PLAN))
+    assert all(finding.rule != "rescaled-split" for finding in check_samples(train, validation, SPEC, PLAN))
 
 
 def test_sample_that_cannot_be_read_is_one_clear_error(own_splits: Splits) -> None:
     train, validation = own_splits("self.broken = False", "assert not self.broken")
     train.reader.open("train").broken = True
     with pytest.raises(TrainingError, match=r"data\.factory: sample \d+ cannot be read \(AssertionError"):
-        list(check_samples(train, validation, CLASSES, PLAN))
+        list(check_samples(train, validation, SPEC, PLAN))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12])
@@ -843,7 +843,7 @@ def test_training_with_checkpointed_gradients_is_examined_too(tmp_path: Path) ->
 
 def test_labels_shifted_in_a_packed_split_are_named() -> None:
     shifted = replace(TRAIN, targets=(TRAIN.targets + 1) % 10)
-    (finding,) = check_samples(shifted, VALIDATION, CLASSES, PLAN)
+    (finding,) = check_samples(shifted, VALIDATION, SPEC, PLAN)
     assert finding.rule == "labels-renumbered"
     assert {"0 in train is 9 in validation", "1 in train is 0 in validation"}.intersection(finding.subject)
 
@@ -864,4 +864,4 @@ def test_noise_without_classes_gets_no_finding(seed: int) -> None:
     """Nothing can be learned here, in any reading of the data."""
     noise = np.random.default_rng(seed).integers(0, 256, (336, 16, 16, 3), dtype=np.uint8)
     train, validation = packed("train", 256, seed, images=noise[:256]), packed("validation", 80, 50, images=noise[256:])
-    assert list(check_samples(train, validation, CLASSES, PLAN)) == []
+    assert list(check_samples(train, validation, SPEC, PLAN)) == []

@@ -1,9 +1,14 @@
 """Generation of text. The truth is a softmax computed with NumPy, and the model without a cache."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -12,6 +17,7 @@ from typer.testing import CliRunner
 from commands.cli import app
 from ratchet.errors import TrainingError
 from ratchet.kinds import NextToken, TokensInput
+from ratchet.registry.pyfunc import ServedModel
 from ratchet.training import ModelSpec, build, image_spec, save_model
 from ratchet.training.generate import Generator, Sampling, choose, window_start
 from ratchet.training.models import Model
@@ -152,6 +158,12 @@ def test_temperature_0_ignores_random_numbers() -> None:
     assert {choose(LOGITS, Sampling(temperature=0.0), position) for position in (0.0, 0.5, 0.999999)} == {1}
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-200, 1e-12, 1e308])
+def test_extreme_temperatures_are_allowed(temperature: float) -> None:
+    expected = np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]) if temperature < 1 else np.array([0.2] * 5 + [0.0])
+    assert shares(Sampling(temperature=temperature), LOGITS) == pytest.approx(expected, abs=1e-3)
+
+
 def test_the_text_ends_before_a_stop_text() -> None:
     generator = make_generator(spread=0.05)
     sampling = Sampling(max_tokens=150, temperature=2.0)
@@ -227,11 +239,29 @@ def test_wrong_settings_are_refused(name: str, value: object, message: str) -> N
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [("", "the prompt is empty"), ("the %&% dog", "the prompt has characters that the model does not know: '%', '&'")],
+    [
+        ("", "the prompt is empty"),
+        ("the \udce9", r"the prompt has '\\udce9', which is no character"),
+        ("the %&% dog", "the prompt has characters that the model does not know: '%', '&'"),
+    ],
 )
 def test_prompts_that_a_model_cannot_continue_are_refused(prompt: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make_generator()(prompt, Sampling())
+
+
+def test_the_served_model_writes_the_texts_of_the_command() -> None:
+    served, prompts = ServedModel(make_model(), make_spec()), ["the ", "fox"]
+    params = {"max_tokens": 20, "temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 3}
+    expected = make_generator().texts(prompts, Sampling(**params))
+    for raw in (prompts, np.array(prompts, dtype=object), pl.DataFrame({"prompt": prompts}).to_pandas()):
+        assert served.predict(raw, params).tolist() == expected
+    assert served.predict(["the "]).tolist() == make_generator().texts(["the "], Sampling())
+    assert served.predict(prompts, {"max_tokens": 0}).tolist() == ["", ""]
+    with pytest.raises(TrainingError, match="top_p: found 2"):
+        served.predict(prompts, {"top_p": 2.0})
+    with pytest.raises(ValueError, match="row 1: found None; allowed: a text"):
+        served.predict(["the ", None])
 
 
 @pytest.fixture
@@ -255,6 +285,28 @@ def test_the_command_prints_prompts_and_texts(folder: Path) -> None:
     assert run(str(folder), *prompts, "--no-cache") == expected
     stopped = run(str(folder), "--prompt", "the ", "--seed", "4", "--stop", texts[0][10])
     assert stopped == f"the {texts[0][: texts[0].index(texts[0][10])]}\n"
+
+
+@pytest.mark.parametrize("end", ["closed pipe", "Ctrl-C", "ASCII"])
+def test_the_command_ends_without_a_traceback(folder: Path, end: str) -> None:
+    arguments = [sys.executable, "-m", "commands", "generate", str(folder), "--prompt", "the 日", "--max-tokens"]
+    with subprocess.Popen(
+        [*arguments, "20" if end == "ASCII" else "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "ascii" if end == "ASCII" else "utf-8"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        begun = process.stdout.read(5)
+        if end == "closed pipe":
+            process.stdout.close()
+        elif end == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+        errors = process.stderr.read().decode()
+        assert begun == ("the ?" if end == "ASCII" else "the 日").encode()[:5]
+        interrupted = "ratchet: interrupted; the text is not complete\n"
+        expected = {"closed pipe": (1, ""), "Ctrl-C": (130, interrupted), "ASCII": (0, "")}
+        assert (process.wait(60), errors) == expected[end]
 
 
 def test_the_command_explains_what_it_cannot_do(folder: Path, tmp_path: Path) -> None:

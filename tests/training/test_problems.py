@@ -24,7 +24,7 @@ from ratchet.training import (
     save_model,
 )
 from ratchet.training.batches import ShardedArray
-from ratchet.training.models import TableModel
+from ratchet.training.models import FrontModel
 
 TABLE = TableInput(
     (
@@ -132,7 +132,7 @@ def test_a_saved_table_model_loads_with_the_same_answers(lab, tmp_path: Path) ->
     save_model(tmp_path / "saved", weights, lab.spec, about={})
     loaded, spec = load_model(tmp_path / "saved")
     assert spec == lab.spec
-    assert isinstance(loaded, TableModel)
+    assert isinstance(loaded, FrontModel)
     assert {name.split(".")[0] for name in weights} == {"network", "temperature"}
     outputs = predict_outputs(loaded, lab.validation)
     assert outputs.shape == (12, 2)

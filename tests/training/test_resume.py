@@ -3,13 +3,17 @@
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from ratchet.errors import CheckpointError
-from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped
+from ratchet.kinds import Classes
+from ratchet.training import Checkpointed, Epoch, Finished, ModelSpec, Notice, Points, Started, Stopped
+from ratchet.training.texts import TextSplit
+from ratchet.training.tokenizers import encode, fit_tokenizer
 
 PLANS = {
     "adamw": {},
@@ -234,6 +238,30 @@ def test_a_compiled_training_resumes_exactly(lab) -> None:
     lab.stop_at(3, plan)  # the next batch is the short one
     torch.compiler.reset()
     lab.assert_same(lab.run(plan).weights, events[-1].weights)
+
+
+@pytest.mark.system
+def test_a_compiled_training_of_texts_resumes_exactly(lab) -> None:
+    """Batches of texts have many widths. They are filled up to a few, and each of these is compiled for itself."""
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("torch.compile needs a C++ compiler, and there is none on this machine")
+    texts = [" ".join("ab"[number % 3 == 0] for number in range(3 * length)) for length in range(1, 12)]
+    described, target = fit_tokenizer(texts, "words"), Classes(("even", "odd"))
+    labels = np.arange(len(texts)) % 2
+    split = TextSplit(
+        "train", (encode(texts, described),), labels, np.arange(len(texts), dtype=np.uint64),
+        content=np.zeros(0, np.uint8), starts=np.zeros(1, np.int64), rows=np.arange(len(texts)),
+    )  # fmt: skip
+    lab = replace(lab, train=split, validation=split, spec=ModelSpec("bag", described, target))
+    plan = lab.plan(
+        target=target, epochs=1, batch_size=1, compile="default", flip="none", channels_last=False, checkpoint_steps=1
+    )
+    undisturbed = lab.run(plan, name="undisturbed")
+    lab.stop_at(4, plan)
+    torch.compiler.reset()
+    lab.assert_same(lab.run(plan).weights, undisturbed.weights)
+    widths = {split.batch(np.array([row]), torch.device("cpu"), plan=plan)[0][0].shape[1] for row in range(len(texts))}
+    assert widths == {16, 32, 64}
 
 
 def test_without_a_compiler_training_goes_on_and_says_so(lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_prediction_is_the_mean_of_the_members(target: Target) -> None:
 def test_mean_probability_of_certain_members_is_finite() -> None:
     model = Whole(TabM, TableInput((AGE,)), TARGETS[1]).eval()
     with torch.no_grad():
-        model.network.head_bias.fill_(1e4)
+        model.network.head.bias.fill_(1e4)
         assert model(*rows(TableInput((AGE,)), 3)).isfinite().all()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -9,11 +10,12 @@ from numpy.typing import NDArray
 
 from ratchet.baselines.constant import fit_constant
 from ratchet.baselines.ngrams import fit_ngrams
-from ratchet.baselines.texts import fit_linear_bag, text_ids
-from ratchet.baselines.trees import fit_trees
-from ratchet.kinds import Classes, Input, NextToken, Numbers, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, Classes, Input, NextToken, Numbers, TableInput, Target, TextInput, TokensInput
+from ratchet.training.models.arrays import as_table, flattened
 
 __all__ = ["FittedBaseline", "fit_baseline"]
+
+_MOST_VALUES = 1000  # of a sample of a user's own kind that trees are fitted to
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def fit_baseline(
 
     Args:
         arrays: of the packed training split. Table: numbers and codes. Text: text and starts, or ids (of the
-            tokenizer of `described`) and starts. Tokens: ids, int64 (tokens,), of the whole stream. Others: not read.
+            tokenizer of `described`) and starts. Tokens: ids, (tokens,), of the whole stream. A user's own kind: its
+            arrays. Images: not read.
         targets: of the packed training split, in their own units. Not read for the next token.
         described: the input; a text's may be without tokenizer, and the vocabulary is learned then.
         target: what is predicted.
@@ -46,14 +49,25 @@ def fit_baseline(
     """
     if isinstance(described, TokensInput):
         assert isinstance(target, NextToken)
-        name, weights = fit_ngrams(arrays["ids"].astype(np.int64), described, target)
+        name, weights = fit_ngrams(cast(NDArray[np.integer], arrays["ids"]), described, target)
         return FittedBaseline(name, "ngrams", described, weights)
     assert not isinstance(target, NextToken)
     fittable = len(targets) > 1 and (not isinstance(target, Classes) or len(np.unique(targets)) > 1)
     if isinstance(described, TableInput) and fittable and _has_values(arrays):
+        from ratchet.baselines.trees import fit_trees  # imports scikit-learn, which takes four seconds of CPU time
+
         weights = fit_trees(arrays["numbers"], arrays["codes"], targets, described, target, seed=seed)
         return FittedBaseline("HistGradientBoosting", "trees", described, weights)
+    if isinstance(described, ArraysInput) and fittable and described.size <= _MOST_VALUES:
+        from ratchet.baselines.trees import fit_trees
+
+        tensors = (torch.from_numpy(np.asarray(arrays[name])) for name in described.names)
+        numbers, codes = flattened(*tensors).numpy(), np.zeros((len(targets), 0), np.int64)
+        weights = fit_trees(numbers, codes, targets, as_table(described), target, seed=seed)
+        return FittedBaseline("HistGradientBoosting", "array-trees", described, weights)
     if isinstance(described, TextInput) and fittable:
+        from ratchet.baselines.texts import fit_linear_bag, text_ids
+
         described, ids, starts = text_ids(arrays, described)
         weights = fit_linear_bag(ids, starts, targets, described, target)
         model = "ridge regression" if isinstance(target, Numbers) else "logistic regression"

@@ -12,7 +12,7 @@ __all__ = ["fit_ngrams"]
 
 _ORDERS = {"words": 3}  # by tokenizer; of all others:
 _ORDER = 5
-_MOST_TOKENS = 20_000_000  # of the stream that are counted, from its start
+_MOST_TOKENS = 10_000_000  # of the stream that are counted, from its start
 _MOST_GRAMS = 20_000_000  # of a model; one with more gets shorter contexts
 _MOST_COLUMNS = 1024  # shares of one context; the rarest of more are left to the shorter context
 
@@ -36,15 +36,18 @@ class _Level:
         return shares
 
 
-def fit_ngrams(ids: Ints, described: TokensInput, target: NextToken) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return the name and the state of an `Ngrams` for a stream of token ids, int64 (tokens,)."""
-    ids = ids[:_MOST_TOKENS]
+def fit_ngrams(
+    stream: NDArray[np.integer], described: TokensInput, target: NextToken
+) -> tuple[str, dict[str, torch.Tensor]]:  # fmt: skip
+    """Return the name and the state of an `Ngrams` for a stream of token ids, (tokens,)."""
+    ids = stream[:_MOST_TOKENS].astype(np.int64)
+    part = f" of the first {len(ids):,} tokens" if len(ids) < len(stream) else ""
     order = max(1, min(_ORDERS.get(described.tokenizer, _ORDER), len(ids)))
     while True:
         keys, levels = _count(ids, target.tokens, order)
         grams = sum(len(level.counts) for level in levels)
         if grams <= _MOST_GRAMS or order == 1:
-            return f"{order}-gram counts", _tensors(keys, levels, target.tokens)
+            return f"{order}-gram counts{part}", _tensors(keys, levels, target.tokens)
         order -= 1
 
 

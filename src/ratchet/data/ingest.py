@@ -29,8 +29,9 @@ from ratchet.data.reading.subset import subset
 from ratchet.data.reading.survey import Survey
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
+from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import Classes, ImageInput, Target
 from ratchet.settings.model import DataSettings
 from ratchet.workspace import disk_errors
 
@@ -40,6 +41,7 @@ Report = Callable[[int, int], None]
 Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit images
 
 AUTO_DEPTH = 16  # bits: for sets without 16-bit images
+_SAMPLED_CLASSES = 10  # a trial run takes as many samples without classes as of this number of classes
 AUTO_SIDE = 64  # pixels: packed side of images that differ in size or are larger
 _FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth", "full_pixels")
 
@@ -61,25 +63,17 @@ def ingest(
         cache: path of the cache for the next ingest; None: no cache.
         releases: path of the table of samples released by hand; None: no releases.
         sample: take only a few samples of each class, from all over the source.
-        sample_timeout: seconds that a user's own Dataset may take for one sample; 0: no limit.
+        sample_timeout: seconds that a user's own Dataset or kind may take for one sample; 0: no limit.
 
     Raises:
         SettingsError: no source has this name.
         DataError: the source cannot be read, too many samples are bad, or the whole set breaks a rule.
         WorkspaceError: the disk is full or cannot be written.
     """
-    if settings.kind != "image":
+    if settings.kind != "image" or settings.source == "factory":
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            fill = _ingest_of(settings.kind)
+            fill = _ingest_of(settings.kind, sample_timeout, releases)
             return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
-    if settings.source == "factory":
-        from ratchet.data.custom_dataset import ingest_custom  # imports torch
-
-        with disk_errors(packed), files.draft_directory(packed) as draft:
-            return ingest_custom(
-                settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample,
-                sample_timeout=sample_timeout,
-            )  # fmt: skip
     check_formats(settings.formats)
     with pillow_settings():
         source = open_source(settings, root=root)
@@ -89,19 +83,29 @@ def ingest(
             return work.unchanged() or work.run()
 
 
-def _ingest_of(kind: str) -> Callable[..., Manifest]:
-    """Return the function that fills the draft of a packed set of this kind."""
-    if kind == "table":
-        from ratchet.data.tables.ingest import ingest_table
+def _ingest_of(kind: str, sample_timeout: float, releases: Path | None) -> Callable[..., Manifest]:
+    """Return the function that fills the draft of a packed set of this kind, or of a user's own image Dataset."""
+    match kind:
+        case "table":
+            from ratchet.data.tables.ingest import ingest_table
 
-        return ingest_table
-    if kind == "text":
-        from ratchet.data.texts.ingest import ingest_texts
+            return partial(ingest_table, released=overrides.read(releases))
+        case "text":
+            from ratchet.data.texts.ingest import ingest_texts
 
-        return ingest_texts
-    from ratchet.data.token_streams import ingest_tokens
+            return partial(ingest_texts, released=overrides.read(releases))
+        case "tokens":
+            from ratchet.data.token_streams import ingest_tokens
 
-    return ingest_tokens
+            return ingest_tokens
+        case "image":
+            from ratchet.data.custom_dataset import ingest_custom  # imports torch
+
+            return partial(ingest_custom, sample_timeout=sample_timeout)
+        case _:
+            from ratchet.data.own_kind import ingest_own_kind  # imports torch
+
+            return partial(ingest_own_kind, sample_timeout=sample_timeout, released=overrides.read(releases))
 
 
 class _Ingest:
@@ -114,7 +118,9 @@ class _Ingest:
         self.settings, self.source, self.released = settings, source, released
         self.packed, self.table, self.cache = packed, table, cache
         listing = source.listing
-        self.listing = subset(listing, classes=len(source.classes)) if sample else listing
+        self.labelling = source.labelling
+        self.names = list(source.classes) if self.labelling is None else self.labelling.shown.to_list()  # by label
+        self.listing = self._subset(listing) if sample else listing
         self.total = self.listing.height + source.refused.height
         # Images are decoded at full size only if a split is drawn, because that is slow.
         self.full_size = not {"validation", "test"} <= source.given and self.listing["group"].has_nulls()
@@ -123,6 +129,12 @@ class _Ingest:
         )
         self._report = report
         self._done = self._reported = 0
+
+    def _subset(self, listing: pl.DataFrame) -> pl.DataFrame:
+        if self.labelling is None:
+            return subset(listing, classes=len(self.source.classes))
+        chosen = subset(listing.with_columns(label=pl.lit(None, pl.Int64)), classes=_SAMPLED_CLASSES)
+        return listing.join(chosen.select("row"), on="row", how="semi", maintain_order="left")
 
     def unchanged(self) -> Manifest | None:
         """Return the current packed set if it was made of the same inputs and not altered since, else None."""
@@ -164,7 +176,7 @@ class _Ingest:
 
     def _check(self, facts: pl.DataFrame) -> pl.DataFrame:
         """Return the quarantine rows of the rules about single samples."""
-        broken = image_rules.check_facts(facts, self.settings, classes=len(self.source.classes))
+        broken = image_rules.check_facts(facts, self.settings, classes=len(self.names))
         return pl.concat([self.source.refused, broken, exact_duplicates.duplicate_ids(facts)])
 
     def _guess_shape(self) -> Shape:
@@ -209,10 +221,19 @@ class _Ingest:
         manifest = Manifest.sealed(
             notes, format=FORMAT, name=self.source.name, splits=splits,
             input=ImageInput(size, size, channels, mean, std, depth=pixels.depth if has_depth else None),
-            target=Classes(tuple(self.source.classes)),
+            target=self._target(index),
         )  # fmt: skip
         manifest.write(draft)
         return manifest, bad
+
+    def _targets(self, index: pl.DataFrame) -> Labelling | None:
+        """Return the targets of these rows if they are no classes."""
+        return None if self.labelling is None else self.labelling.take(index["label"].to_numpy())
+
+    def _target(self, index: pl.DataFrame) -> Target:
+        targets = self._targets(index)
+        train = slice(0, int((index["split"] == "train").sum()))
+        return Classes(tuple(self.source.classes)) if targets is None else targets.target(train)
 
     def _check_set(
         self, facts: pl.DataFrame, bad: pl.DataFrame, pixels: PixelStore
@@ -242,7 +263,7 @@ class _Ingest:
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
             folds=self.settings.folds, fold=self.settings.fold,
         )  # fmt: skip
-        names = pl.Series(list(self.source.classes), dtype=pl.String)
+        names = pl.Series(self.names, dtype=pl.String)
         index = good.drop(_FACTS_OF_READING).with_columns(
             pl.Series("split", assigned, pl.String),
             pl.Series("class", names.gather(good["label"])),
@@ -263,14 +284,16 @@ class _Ingest:
             folder, pixels.reader(index), lambda images: (histogram(images), signatures(images)),
             rows=index.height, shape=pixels.shape, shard_mib=self.settings.shard_mib, workers=self.survey.workers,
         )  # fmt: skip
-        values = np.zeros((pixels.shape[-1], 256), np.int64)
+        histograms = np.zeros((pixels.shape[-1], 256), np.int64)
         for counts, block in results:
-            values += counts
+            histograms += counts
             near_duplicates.add(block)
         pack.check_shards(folder.parent, shards, shape=pixels.shape, pixels=index["pixels"])
-        targets = pack.write_array(folder, "targets", index["label"].to_numpy().astype(np.int64))
+        known = self._targets(index)
+        values = index["label"].to_numpy().astype(np.int64) if known is None else known.values
+        targets = pack.write_array(folder, "targets", values)
         keys = pack.write_array(folder, "keys", split.keys(index["id"]))
-        return SplitFiles(index.height, {"images": shards}, targets, keys), values
+        return SplitFiles(index.height, {"images": shards}, targets, keys), histograms
 
     def _write_descriptions(
         self, draft: Path, index: pl.DataFrame, facts: pl.DataFrame, bad: pl.DataFrame, values: NDArray[np.int64],
@@ -282,11 +305,14 @@ class _Ingest:
             return pixels.reader(index[rows])(0, len(rows))
 
         extra = [name for name in self.listing.columns if name not in LISTING]
-        pack.write_index(draft, index if index["group"].count() else index.drop("group"), extra=extra)
+        targets = self._targets(index)
+        kept = index if targets is None else index.with_columns(label=pl.lit(None, pl.Int64))
+        pack.write_index(draft, kept if index["group"].count() else kept.drop("group"), extra=extra)
         description = profile(
-            index, classes=self.source.classes, pixels=packed_pixels(values),
-            conflicts=exact_duplicates.label_conflicts(index), quarantined=quarantine.by_rule(bad), extra=extra,
+            index, classes=self.source.classes, pixels=packed_pixels(values), quarantined=quarantine.by_rule(bad),
+            conflicts=exact_duplicates.label_conflicts(index) if targets is None else [], extra=extra,
             terms=image_rules.image_terms(self.settings), near_duplicates=near_duplicates.pairs(index, images),
+            targets=targets,
         )  # fmt: skip
         depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
         if len(depths):
@@ -316,9 +342,7 @@ class _Ingest:
         self.released.write_ipc(tables)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
-        return files.digest_json(
-            [settings, list(self.source.classes), code, hashlib.sha256(tables.getvalue()).hexdigest()]
-        )
+        return files.digest_json([settings, self.names, code, hashlib.sha256(tables.getvalue()).hexdigest()])
 
     def _outputs(self) -> str:
         """Digest of the current outputs: the content of small files and the sizes of large ones; "" if one is missing.

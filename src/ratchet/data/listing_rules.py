@@ -35,7 +35,12 @@ _MAX_CHECKED = 10_000  # texts of a column
 
 
 def check_table(
-    table: pl.DataFrame, settings: DataSettings, *, extra: Sequence[str], classes: Sequence[str]
+    table: pl.DataFrame,
+    settings: DataSettings,
+    *,
+    extra: Sequence[str],
+    classes: Sequence[str] | None,
+    header: pl.Series,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the quarantine rows of wrong rows, and the other rows with typed extra columns.
 
@@ -45,15 +50,13 @@ def check_table(
             whether the file exists. Null: none, or none that is allowed.
         settings: whether texts that look personal are refused.
         extra: further columns. Texts that are nearly all numbers or dates of one form are converted.
-        classes: names, by label.
+        classes: names, by label; None: the labels are no classes, and are not checked here.
+        header: whether each row is the header again.
     """
     kinds = {name: kind for name in extra if (kind := _kind(table[name])) is not None}
     texts = [name for name in extra if table[name].dtype == pl.String] if settings.refuse_personal else []
-    is_header = ((pl.col("path") == settings.path_column) & (pl.col("label") == settings.label_columns[0])).fill_null(
-        False
-    )
-    headers = table.filter(is_header)
-    rows = table.filter(~is_header) if headers.height else table
+    headers = table.filter(header)
+    rows = table.filter(~header) if headers.height else table
     checked = _with_answers(rows, classes)
     checked = checked.with_columns(looks_personal(checked[name]).alias(f"personal {name}") for name in texts)
     headers = headers.select(
@@ -65,14 +68,14 @@ def check_table(
     return refused, checked.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
 
 
-def _with_answers(rows: pl.DataFrame, classes: Sequence[str]) -> pl.DataFrame:
+def _with_answers(rows: pl.DataFrame, classes: Sequence[str] | None) -> pl.DataFrame:
     """Add a boolean column for each rule that is not about a column's text."""
     named = pl.col("path").str.strip_chars().fill_null("") != ""
     return rows.with_columns(
         named=named,
         inside=pl.when(named).then(pl.col("normal").is_not_null()),
         there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
-        labelled=pl.col("means").is_in(list(classes)).fill_null(False),
+        labelled=pl.lit(True) if classes is None else pl.col("means").is_in(list(classes)).fill_null(False),
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
     )
 

@@ -14,7 +14,9 @@ from ratchet.errors import DataError
 
 __all__ = ["RELEASABLE", "add", "apply", "read"]
 
-RELEASABLE = ("animated", "bad-aspect", "format-mismatch", "format-not-allowed", "too-large", "too-small")
+RELEASABLE = (
+    "animated", "bad-aspect", "format-mismatch", "format-not-allowed", "personal-data", "too-large", "too-small"
+)  # fmt: skip
 """Rules that can be released. Samples that break another rule cannot be trained on, or would be a leak."""
 
 _COLUMNS = ("source", "rule", "content", "reason", "by", "at")
@@ -49,7 +51,8 @@ def add(path: Path, quarantined: pl.DataFrame, source: str, *, reason: str, by: 
     """Release `source` from every rule that it breaks, and return these rules.
 
     Raises:
-        DataError: the sample is not in quarantine, a rule cannot be released, or there is no reason.
+        DataError: the sample is not in quarantine, a rule cannot be released, its content is not known, or there is no
+            reason.
     """
     if not reason.strip():
         raise DataError("a release needs a reason. Fix: add --reason '...'")
@@ -63,6 +66,8 @@ def add(path: Path, quarantined: pl.DataFrame, source: str, *, reason: str, by: 
         raise DataError(
             f"{source}: {strict[0]} cannot be released, only {', '.join(RELEASABLE)}. Fix: {rows['hint'][0]}"
         )
+    if rows["content"].null_count():
+        raise DataError(f"{source}: cannot be released, because its content was not read. Fix: {rows['hint'][0]}")
     at = datetime.now(UTC).isoformat(timespec="seconds")
     new = rows.select(*_COLUMNS[:3]).with_columns(reason=pl.lit(reason.strip()), by=pl.lit(by), at=pl.lit(at))
     content = io.BytesIO()

@@ -25,6 +25,7 @@ __all__ = [
     "write_array",
     "write_index",
     "write_shards",
+    "write_shards_of",
 ]
 
 Result = TypeVar("Result")
@@ -93,6 +94,26 @@ def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
     np.save(content, values, allow_pickle=False)
     files.write_bytes(folder / f"{name}.npy", content.getvalue())
     return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
+
+
+def write_shards_of(folder: Path, name: str, values: NDArray[Any], *, shard_mib: int) -> tuple[Shard, ...]:
+    """Write an array to folder/NAME-NNNNN.npy, in files of at most `shard_mib` MiB if one row is not larger.
+
+    Raises:
+        DataError: the disk returns other content than was written.
+    """
+    step = max(1, shard_mib * MIB // max(1, values[:1].nbytes))
+    shards = []
+    for number, start in enumerate(range(0, len(values), step)):
+        part = values[start : start + step]
+        stored = write_array(folder, f"{name}-{number:05d}", part)
+        if files.digest_file(folder.parent / stored.file) != stored.sha256:
+            raise DataError(
+                f"{stored.file}: the disk returns other content than was written. Fix: check the disk, then ingest "
+                "again"
+            )
+        shards.append(Shard(stored.file, len(part), stored.sha256))
+    return tuple(shards)
 
 
 def write_index(packed: Path, index: pl.DataFrame, *, extra: Sequence[str] = ()) -> None:

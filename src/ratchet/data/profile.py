@@ -6,20 +6,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.checks.leakage import revealing_columns
+from ratchet.data.checks.leakage import determining_columns, revealing_columns
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.split import SPLITS
+from ratchet.data.tables.targets import Labelling
 
-__all__ = ["bins", "profile", "sorted_bins"]
+__all__ = ["bins", "profile", "sorted_bins", "telling_columns"]
 
 _MAX_LISTED = 100
+_NOTABLE = 0.5  # share of the variance of a number that a column alone explains
 _WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
 
 
 def profile(
     index: pl.DataFrame, *, classes: Sequence[str], pixels: Mapping[str, object],
     conflicts: Sequence[Mapping[str, Sequence[str]]], quarantined: Mapping[str, int], terms: Mapping[str, object],
-    extra: Sequence[str] = (), near_duplicates: pl.DataFrame | None = None,
+    extra: Sequence[str] = (), near_duplicates: pl.DataFrame | None = None, targets: Labelling | None = None,
 ) -> dict[str, object]:  # fmt: skip
     """Return the content of profile.json.
 
@@ -29,13 +31,17 @@ def profile(
         terms: rules about a single sample.
         extra: columns of the index that come from the source.
         near_duplicates: result of NearDuplicates.pairs; None: not searched for.
+        targets: of the same rows, if they are no classes.
     """
     counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
-    train = index.select("split", *_WATCHED).filter(pl.col("split") == "train")
+    watched = [name for name in _WATCHED if targets is None or name != "class"]
+    train = index.select("split", *watched).filter(pl.col("split") == "train")
+    sizes = dict(index.group_by("split").len().rows())
     return {
-        "rows": {split: sum(numbers.values()) for split, numbers in per_split.items()},
+        "rows": {split: sizes.get(split, 0) for split in SPLITS},
         "classes": per_split,
+        **(targets.described(slice(0, train.height)) if targets else {}),
         "pixels": {"of": "train", **pixels},
         "brightness": _column_quantiles(train["brightness"]),
         "contrast": _column_quantiles(train["contrast"]),
@@ -44,10 +50,26 @@ def profile(
         "copies_within_splits": index.height - index.select("split", "pixels").n_unique(),
         "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_MAX_LISTED])},
         "near_duplicates": _near_duplicates(near_duplicates),
-        "telling": revealing_columns(index, extra=extra),
+        "telling": telling_columns(index, targets, extra) if targets else revealing_columns(index, extra=extra),
         "quarantined_by_rule": dict(quarantined),
-        "contract": {"request": dict(terms), "drift": {name: bins(train[name]) for name in _WATCHED}},
+        "contract": {"request": dict(terms), "drift": {name: bins(train[name]) for name in watched}},
     }
+
+
+def telling_columns(index: pl.DataFrame, targets: Labelling, columns: Sequence[str]) -> dict[str, object]:
+    """Return the constant columns, and those that predict the target without the sample itself.
+
+    Args:
+        index: the packed rows.
+        targets: of the same rows.
+        columns: of the index.
+    """
+    if targets.classes:
+        return revealing_columns(index, extra=columns, built_in=())
+    values = targets.values.reshape(index.height, -1)[:, 0]
+    rows = index.select("split", *columns).with_columns(label=pl.Series(values).cast(pl.Float64))
+    constant = [name for name in columns if index[name].n_unique() == 1]
+    return {"constant": constant, "class": determining_columns(rows, columns=columns, least=_NOTABLE)}
 
 
 def bins(values: pl.Series) -> dict[str, object]:

@@ -39,12 +39,6 @@ REASONS: Mapping[str, Reason] = {
     "too-large": Reason("{width} x {height} pixels", "scale the image down, or raise data.max_pixels"),
     "bad-aspect": Reason("{width} x {height} pixels", "crop the image, or raise data.max_aspect"),
     "unknown-label": Reason("{label}", "the label is not a class: correct it, or list the class in data.classes"),
-    # text files
-    "binary-file": Reason("{value}", "the file is not plain text: save it as text, or move it away"),
-    "other-encoding": Reason("{value}", "save the file as UTF-8"),
-    "not-utf8": Reason(
-        "{value}", "the bytes from this place (counted from 0) are not UTF-8: save the file as UTF-8, or correct them"
-    ),
     # rows of a table
     "no-path": Reason("", "the row has no path: add it, or remove the row"),
     "outside-folder": Reason(
@@ -100,16 +94,18 @@ REASONS: Mapping[str, Reason] = {
     "no-order": Reason(
         "{column} {value}", "the row has no value in the column of data.order_by: add it, or remove the row"
     ),
-    # samples of a user's own Dataset
-    "raised": Reason(
-        "{problem}", "your Dataset raised an error for this sample: correct the file it reads, or the Dataset"
+    # samples of a user's own Dataset or kind
+    "raised": Reason("{problem}", "your code raised an error for this sample: correct the file it reads, or the code"),
+    "not-arrays": Reason(
+        "{problem}",
+        "return a dictionary with value and the label from __getitem__, and one of NumPy arrays of numbers from arrays",
     ),
     "not-a-sample": Reason(
         "{problem}",
         "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
     ),
     "other-shape": Reason(
-        "{image}", "all images must have the same type and shape, and most have another: convert, resize or crop it"
+        "{image}", "all samples must have the same type and shape, and most have another: convert, resize or crop it"
     ),
     "not-finite": Reason(
         "nan or infinity in {image}",
@@ -120,7 +116,7 @@ REASONS: Mapping[str, Reason] = {
         "{value}", "another sample has the same id: use unique ids, and put each sample into one split"
     ),
     "duplicate-across-splits": Reason(
-        "{value}", "the same pixels are in a split that must stay unseen: remove one of the samples"
+        "{value}", "the same content is in a split that must stay unseen: remove one of the samples"
     ),
 }
 """By rule."""

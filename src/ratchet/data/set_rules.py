@@ -65,17 +65,24 @@ def check_index(
         cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
         faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
         raise DataError(
-            f"data.source {settings.source}: the set breaks its contract: {faults}. Fix: correct the source's ids and "
-            "labels"
+            f"{_source(settings)}: the set breaks its contract: {faults}. Fix: correct the source's ids and labels"
         ) from None
     sizes = dict(index.group_by("split").len().rows())
+    groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
     for split in SPLITS:
         if not sizes.get(split):
             fraction = "" if split == "train" else f", or raise data.{split}_fraction"
+            undivided = f", in {groups:,} groups of {settings.group_column!r} that stay whole" if groups else ""
+            leave = ", or list the column in data.drop" if groups else ""
             raise DataError(
-                f"split {split} is empty ({index.height} good samples in all). Fix: add samples to the source{fraction}"
+                f"split {split} is empty ({index.height} good samples in all{undivided}). "
+                f"Fix: add samples to the source{fraction}{leave}"
             )
     _check_class_sizes(index, classes, least=settings.min_per_class, quarantined=quarantined, table=table)
+
+
+def _source(settings: DataSettings) -> str:
+    return f"data.source {settings.source}" if settings.kind == "image" else f"data.path {settings.path}"
 
 
 def _check_class_sizes(

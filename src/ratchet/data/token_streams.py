@@ -1,15 +1,18 @@
 """Ingest of text for language models: check the files, cut or assign them to splits, and pack each split's text.
 
-A file that is not UTF-8 is quarantined. One file, or fewer than ten, are cut at line ends: the first part of each is
-for training, then validation, then test, so that the model is tested on text that follows. Ten files and more are
-assigned whole, by the hash of their content. Folders train, validation (or val) and test keep their splits. A split is
-the text of its files in the order of their names; each file ends with a line end.
+Files are decoded as texts with labels are. A file that is no text is quarantined. One file, or fewer than ten, are cut
+at line ends: the first part of each is for training, then validation, then test, so that the model is tested on text
+that follows. Ten files and more are assigned whole, by the hash of their content. Folders train, validation (or val)
+and test keep their splits. A split is the text of its files in the order of their names; each file ends with a line
+end.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -18,10 +21,11 @@ import polars as pl
 from ratchet import files
 from ratchet.data import pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
-from ratchet.data.reading.plain_text import read_text
+from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
+from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.split import SPLITS, SplitName, assign
+from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import NextToken, TokensInput
 from ratchet.kinds.pieces import piece_bounds
@@ -33,11 +37,9 @@ Report = Callable[[int, int], None]
 
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
-_FOLDERS: dict[str, SplitName] = {
-    "train": "train", "training": "train", "validation": "validation", "val": "validation", "valid": "validation",
-    "dev": "validation", "test": "test",
-}  # fmt: skip
+_FOLDERS: dict[str, SplitName] = {**SPLIT_FOLDERS, "training": "train", "dev": "validation"}
 _LINE_END = b"\n"
+_AT_ONCE = 1 << 23  # bytes that are decoded at a time
 _MOST_FREQUENT = 20  # characters that the profile lists
 
 
@@ -51,10 +53,13 @@ class _File:
     digest: str  # SHA-256 (hex) of the file's bytes
     split: SplitName | None = None
 
-    @property
+    @cached_property
     def packed(self) -> str:
         """SHA-256 (hex) of the text, without its last line ends: they are alike in every packed file."""
-        return hashlib.sha256(self.content.rstrip(_LINE_END)).hexdigest()
+        end = len(self.content)
+        while end and self.content[end - 1] == _LINE_END[0]:
+            end -= 1
+        return hashlib.sha256(memoryview(self.content)[:end]).hexdigest()
 
 
 def ingest_tokens(
@@ -73,6 +78,7 @@ def ingest_tokens(
     copies = exact_duplicates.cross_split_duplicates(_index(whole))  # before one of them is cut
     bad, refused = pl.concat([bad, copies]), set(copies["source"].to_list())
     parts = _split([file for file in good if file.id not in refused], settings)
+    del good, whole  # a second copy of the text
     duplicates = exact_duplicates.cross_split_duplicates(_index(parts))
     bad = pl.concat([bad, duplicates])
     refused = set(duplicates["source"].to_list())
@@ -96,7 +102,7 @@ def ingest_tokens(
 def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str]]:
     """Return the folder of the files, and their names, sorted."""
     path = settings.path
-    is_file = bool(PurePosixPath(path).suffix) if is_url(path) else (root / expanded(path)).is_file()
+    is_file = bool(PurePosixPath(path).suffix) if is_url(path) else os.path.isfile(root / expanded(path))
     if is_file:
         folder, _, name = path.rpartition("/")
         return open_storage(folder or ".", root=root), [name]
@@ -118,19 +124,45 @@ def _read(
     for row, name in enumerate(names):
         try:
             raw = read_whole(storage, name)
-        except PermissionError as error:
-            failures.append((name, row, "permission", first_line(error)))
+            content, decoded = _checked(raw)
         except OSError as error:
-            failures.append((name, row, "unreadable", first_line(error)))
+            content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or first_line(error))
+        if decoded.rule is not None:
+            failures.append((name, row, decoded.rule, str(decoded.problem)))
         else:
-            text = read_text(raw)
-            if text.rule is not None:
-                failures.append((name, row, text.rule, text.value))
-            else:
-                content = text.content[: _boundary(text.content, _SAMPLE_BYTES)] if sample else text.content
-                good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), _given(name)))
+            content = content[: _boundary(content, _SAMPLE_BYTES)] if sample else content
+            good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), _given(name)))
         report(row + 1, len(names))
     return good, quarantine.rows(failures)
+
+
+def _checked(raw: bytes) -> tuple[bytes, Decoded]:
+    """Return the text of a file as UTF-8, in which CRLF and CR are LF. Its rule and problem are set if it is no text.
+
+    UTF-8 is decoded in pieces, because a string may take four times the memory of its bytes.
+    """
+    encoding, mark = encoding_of(raw)
+    decoded, characters = Decoded(""), 0
+    for start, end in _line_pieces(raw) if encoding == "utf-8" else [(0, len(raw))]:
+        decoded = decode(raw[start:end], offset=start, marked=start == 0)
+        if decoded.text is None:
+            return b"", decoded
+        if (place := decoded.text.find("\0")) >= 0:
+            return b"", Decoded(None, "nul-character", f"U+0000 as character {characters + place + 1:,}")
+        characters += len(decoded.text)
+    if not characters:
+        return b"", Decoded(None, "empty-text", f"{len(raw)} bytes")
+    content = raw[mark:] if encoding == "utf-8" else str(decoded.text).encode()
+    return content.replace(b"\r\n", _LINE_END).replace(b"\r", _LINE_END), Decoded("")
+
+
+def _line_pieces(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of pieces of whole lines, of some MiB each."""
+    start = 0
+    while start < len(content):
+        end = content.find(_LINE_END, start + _AT_ONCE) + 1 or len(content)
+        yield start, end
+        start = end
 
 
 def _given(name: str) -> SplitName | None:
@@ -215,29 +247,27 @@ def _index(parts: Sequence[_File]) -> pl.DataFrame:
 
 def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
     """Return the rows of index.parquet: a row for each piece, on which models are compared."""
-    rows = []
+    tables = []
     for split in SPLITS:
         text = b"".join(_texts(parts, split))
-        for number, (start, end) in enumerate(piece_bounds(np.frombuffer(text, np.uint8))):
-            digest = hashlib.sha256(text[start:end]).hexdigest()
-            rows.append((split, number, f"{split} {number}", "", digest))
-    texts = ("id", "class", "content")
-    schema = {"split": pl.String, "row": pl.Int64, **dict.fromkeys(texts, pl.String)}
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(source=pl.col("id"))
+        view = memoryview(text)
+        bounds = piece_bounds(np.frombuffer(text, np.uint8))
+        digests = [hashlib.sha256(view[start:end]).hexdigest() for start, end in bounds]
+        pieces = pl.DataFrame({"content": digests}, schema={"content": pl.String}).with_row_index("row")
+        tables.append(pieces.select(
+            pl.lit(split).alias("split"), pl.col("row").cast(pl.Int64), pl.format(f"{split} {{}}", "row").alias("id"),
+            pl.lit("").alias("class"), "content",
+        ))  # fmt: skip
+    return pl.concat(tables).with_columns(source=pl.col("id"))
 
 
 def _write_split(folder: Path, parts: Sequence[_File], shard_mib: int) -> SplitFiles:
     folder.mkdir()
     text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
-    size = shard_mib * pack.MIB
-    shards = []
-    for number, start in enumerate(range(0, len(text), size)):
-        piece = text[start : start + size]
-        stored = pack.write_array(folder, f"text-{number:05d}", piece)
-        shards.append(Shard(stored.file, len(piece), stored.sha256))
+    shards = pack.write_shards_of(folder, "text", text, shard_mib=shard_mib)
     targets = pack.write_array(folder, "targets", np.zeros(0, np.int64))
     keys = pack.write_array(folder, "keys", np.zeros(0, np.uint64))
-    return SplitFiles(len(text), {"text": tuple(shards)}, targets, keys)
+    return SplitFiles(len(text), {"text": shards}, targets, keys)
 
 
 def _texts(parts: Sequence[_File], split: str) -> Iterator[bytes]:
@@ -251,7 +281,8 @@ def _profile(parts: Sequence[_File], by_rule: dict[str, int]) -> dict[str, objec
     counts = {split: Counter[str]() for split in SPLITS}
     for split in SPLITS:
         for content in _texts(parts, split):
-            counts[split].update(content.decode())
+            for start, end in _line_pieces(content):
+                counts[split].update(content[start:end].decode())
     train, index = counts["train"], _index(parts)
     return {
         "rows": {split: sum(len(content) for content in _texts(parts, split)) for split in SPLITS},

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, mean_of
 
-__all__ = ["ColumnImportance", "Importance", "measure_importance"]
+__all__ = ["ColumnImportance", "Importance", "following_columns", "measure_importance"]
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -37,6 +37,37 @@ class Importance:
     repeats: int
     confidence: float
     columns: tuple[ColumnImportance, ...]  # in the order of the columns
+    left_out: int = 0  # columns of a wide table that were not measured
+
+
+def following_columns(
+    arrays: Arrays, columns: Sequence[tuple[str, int, int]], outputs: NDArray[np.floating], *, most: int
+) -> list[tuple[str, int, int]]:
+    """Return at most `most` of the columns, in their order: those that correlate most with an output of the model.
+
+    Args:
+        arrays: of a model's input, each (rows, columns of its kind); NaN: missing.
+        columns: name, number of the array, and number of the column in it.
+        outputs: of the model for these rows, (rows, outputs).
+        most: number of columns.
+    """
+    if len(columns) <= most:
+        return list(columns)
+    answers = _standardised(outputs.reshape(len(outputs), -1).astype(np.float64))
+    related = [np.abs(_standardised(array.astype(np.float64)).T @ answers).max(axis=1) for array in arrays]
+    strength = np.array([related[array][column] for _, array, column in columns])
+    chosen = np.sort(np.argsort(-strength, kind="stable")[:most])
+    return [columns[place] for place in chosen]
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return columns with mean 0 and length 1; missing values, and columns without spread, are 0."""
+    known = np.isfinite(values)
+    mean = np.where(known, values, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    centred = np.where(known, values - mean, 0.0)
+    length = np.sqrt(np.square(centred).sum(axis=0))
+    result: NDArray[np.float64] = centred / np.where(length > 0, length, 1.0)
+    return result
 
 
 def measure_importance(

@@ -189,7 +189,7 @@ def check_classes(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequen
             "the model was not trained on the packed data. Fix: run ingest and train again"
         )
     if len(labels) == 0:
-        raise DataError("there are no test images. Fix: set data.test_fraction above 0, or add test samples")
+        raise DataError("there are no test samples. Fix: set data.test_fraction above 0, or add test samples")
     invalid = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if invalid.size:
         raise DataError(
@@ -199,7 +199,7 @@ def check_classes(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequen
     infinite = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if infinite.size:
         raise TrainingError(
-            f"the model's outputs for {infinite.size} of {len(labels)} test images (first: row {infinite[0]}) are not "
+            f"the model's outputs for {infinite.size} of {len(labels)} test samples (first: row {infinite[0]}) are not "
             "finite numbers: training diverged. Fix: train again with a lower training.learning_rate"
         )
 

@@ -1,9 +1,10 @@
 """Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
+__all__ = ["Array", "ArraysInput", "Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,26 @@ class ImageInput:
 class Column:
     """One feature of a table.
 
-    A date becomes a number: seconds since 1970-01-01 in UTC.
+    A date becomes a number: seconds since 1970-01-01 in UTC. Numbers are packed as `value - offset` in float32, so that
+    minutes of a date and the last digits of a large number survive. `mean`, `std` and `quantiles` are those of the
+    packed numbers.
     """
 
     name: str
     type: Literal["numeric", "datetime", "categorical"]
     mean: float = 0.0  # of the known training values
     std: float = 1.0  # of the known training values; never 0
-    quantiles: tuple[float, ...] = ()  # of the known training values, at equal steps from the smallest to the largest
+    quantiles: tuple[float, ...] = ()  # of the known training values, in equal steps from the smallest to the largest
     categories: tuple[str, ...] = ()  # values of the training rows, in the order of their codes (the first has code 2)
     form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
+    offset: float = 0.0  # a training value in the middle, for dates and for large numbers that are close together
 
 
 @dataclass(frozen=True)
 class TableInput:
     """Rows of a table. Two arrays, in the order of `numeric` and of `categorical`.
 
-    numbers: float32 (n, numeric columns); NaN: missing.
+    numbers: float32 (n, numeric columns), less `Column.offset`; NaN: missing.
     codes: int64 (n, categorical columns); 0: missing, 1: not among the training rows, 2 and up: `Column.categories`.
     """
 
@@ -133,4 +137,69 @@ class TokensInput:
         return "a stream of text"
 
 
-Input = ImageInput | TableInput | TextInput | TokensInput
+@dataclass(frozen=True)
+class Array:
+    """One of the arrays that a user's own kind makes of each sample. All samples have this type and shape."""
+
+    name: str
+    dtype: str  # float32, uint8, int8, int16, int32, int64 or bool
+    shape: tuple[int, ...]  # of one sample
+    mean: float = 0.0  # of all training values
+    std: float = 1.0  # of all training values; never 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a network gets its values in standard deviations from the mean."""
+        return self.dtype == "float32"
+
+    @property
+    def size(self) -> int:
+        """Values of one sample."""
+        return math.prod(self.shape)
+
+    @property
+    def described(self) -> str:
+        """Text for people: "load, float32 (168)"."""
+        return f"{self.name}, {self.dtype} ({', '.join(map(str, self.shape))})"
+
+
+@dataclass(frozen=True)
+class ArraysInput:
+    """Samples of a user's own kind: named arrays, (n, *shape) each, in the order of their names.
+
+    Two of them are equal if their code is, wherever it is.
+    """
+
+    arrays: tuple[Array, ...]
+    reader: str  # package.module:Class of the user's code, which makes the arrays of a raw value
+    code: str  # file or folder with that code, relative to `root`
+    code_digest: str  # of its files at ingest
+    root: str = field(default=".", compare=False)  # folder of `code` on this machine; not part of the identity
+    kind: Literal["arrays"] = "arrays"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(array.name for array in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """Values of all arrays of one sample."""
+        return sum(array.size for array in self.arrays)
+
+    @property
+    def layout(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+        """Name, type and shape of each array: models with the same layout take the same arrays."""
+        return tuple((array.name, array.dtype, array.shape) for array in self.arrays)
+
+    @property
+    def sample(self) -> str:
+        """Word for one sample."""
+        return "sample"
+
+    @property
+    def described(self) -> str:
+        """Text for people: "arrays load, float32 (168); weather, float32 (4, 24)"."""
+        return f"array{'s' * (len(self.arrays) > 1)} {'; '.join(array.described for array in self.arrays)}"
+
+
+Input = ImageInput | TableInput | TextInput | TokensInput | ArraysInput

@@ -13,14 +13,18 @@ __all__ = ["PIECE", "piece_bounds"]
 
 PIECE = 512  # bytes
 _NEW_LINE = 10
+_AT_ONCE = 1 << 24  # bytes
 
 
 def piece_bounds(text: NDArray[np.uint8]) -> list[tuple[int, int]]:
     """Return start and end of each piece of a text in UTF-8, uint8 (bytes,)."""
+    lines = np.concatenate([
+        np.flatnonzero(text[start : start + _AT_ONCE] == _NEW_LINE) + (start + 1)
+        for start in range(0, max(1, len(text)), _AT_ONCE)
+    ])  # fmt: skip
     ends = [0]
-    for end in (np.flatnonzero(text == _NEW_LINE) + 1).tolist():
-        if end - ends[-1] >= PIECE:
-            ends.append(end)
+    while (place := int(np.searchsorted(lines, ends[-1] + PIECE))) < len(lines):
+        ends.append(int(lines[place]))
     if len(text) - ends[-1] >= PIECE or len(ends) == 1:
         ends.append(len(text))
     ends[-1] = len(text)  # a short rest belongs to the last piece

@@ -3,12 +3,15 @@
 from dataclasses import asdict, fields
 from typing import Any
 
-from ratchet.kinds.inputs import Column, ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.kinds.inputs import Array, ArraysInput, Column, ImageInput, Input, TableInput, TextInput, TokensInput
 from ratchet.kinds.targets import Classes, Labels, NextToken, Numbers, Target
 
 __all__ = ["input_from_json", "target_from_json", "to_json"]
 
-_INPUTS: dict[str, Any] = {"image": ImageInput, "table": TableInput, "text": TextInput, "tokens": TokensInput}
+_INPUTS: dict[str, Any] = {
+    "image": ImageInput, "table": TableInput, "text": TextInput, "tokens": TokensInput, "arrays": ArraysInput,
+}  # fmt: skip
+_PARTS: dict[str, Any] = {"columns": Column, "arrays": Array}
 _TARGETS: dict[str, Any] = {
     "classification": Classes, "multi-label": Labels, "regression": Numbers, "next-token": NextToken,
 }  # fmt: skip
@@ -16,8 +19,13 @@ _TARGETS: dict[str, Any] = {
 
 def to_json(described: Input | Target) -> dict[str, Any]:
     """Return an input or a target as plain data. Values that are defaults are left out, except the kind or problem."""
-    defaults = {field.name: field.default for field in fields(described) if field.name not in ("kind", "problem")}
-    return {key: value for key, value in asdict(described).items() if value != defaults.get(key, ...)}
+    content = asdict(described)
+    left_out = {
+        field.name
+        for field in fields(described)
+        if not field.compare or (field.name not in ("kind", "problem") and content[field.name] == field.default)
+    }
+    return {key: value for key, value in content.items() if key not in left_out}
 
 
 def input_from_json(content: dict[str, Any]) -> Input:
@@ -27,8 +35,9 @@ def input_from_json(content: dict[str, Any]) -> Input:
         ValueError, TypeError, KeyError: it is not one.
     """
     values = _tuples(content)
-    if "columns" in values:
-        values["columns"] = tuple(Column(**_tuples(column)) for column in values["columns"])
+    for name, part in _PARTS.items():
+        if name in values:
+            values[name] = tuple(part(**_tuples(content)) for content in values[name])
     built: Input = _INPUTS[values["kind"]](**values)
     return built
 

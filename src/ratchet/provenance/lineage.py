@@ -47,12 +47,14 @@ def run_link(run: ArchivedRun, acts: Acts = MappingProxyType({})) -> Link:
 
 
 def _source(run: ArchivedRun) -> tuple[str, ...]:
-    kind, path = run.params.get("data.source"), run.params.get("data.path")
-    if kind is None or path is None:
+    params = run.params
+    kind = params.get("data.kind", "image")
+    source, path = params.get("data.source") if kind == "image" else kind, params.get("data.path")
+    if source is None or path is None:
         return ("unknown: the run's settings are not in MLflow",)
     value = run.record.dvc_inputs.get(path) if run.record else None
     known = f"DVC hash {value}" if value else "DVC hash unknown: DVC had not recorded it when the run was made"
-    return (f"{kind}, read from {path}", known)
+    return (f"{source}, read from {path}", known)
 
 
 def _data(run: ArchivedRun) -> tuple[str, ...]:

@@ -40,7 +40,11 @@ _SQLITE = "sqlite:///"
 VIEW = "accuracy"
 """Id of the saved view of the runs page with accuracy first: `viewStateShareKey` in the page's address."""
 _VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-_VIEW_METRICS = ("test/accuracy", "test/log_loss", "validation/accuracy")
+_VIEW_METRICS = (
+    "test/accuracy", "test/log_loss", "validation/accuracy", "test/r2", "test/mae", "test/micro_f1",
+    "test/bits_per_character",
+)  # fmt: skip
+"""Columns of the view, of every problem."""
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
-from ratchet.kinds import ImageInput, TableInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, TableInput, TokensInput
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.versions import Version, Versions
 
@@ -59,11 +59,12 @@ class ModelRegistry(Versions):
         if known:
             return known
         signature = ModelSignature(
-            inputs=_input_schema(spec),
+            # MLflow would change the values of a user's own kind, such as arrays in a dictionary.
+            inputs=None if isinstance(spec.input, ArraysInput) else _input_schema(spec),
             outputs=_output_schema(spec),
             **({"params": _generation_params()} if isinstance(spec.input, TokensInput) else {}),
         )
-        requirements = _requirements()  # before the exporter imports more
+        requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
             checksums = self._seal(folder, sealed)
@@ -228,9 +229,10 @@ def _generation_params() -> "ParamSchema":
     return ParamSchema([ParamSpec(name, kind, getattr(usual, name)) for name, kind in types.items()])
 
 
-def _requirements() -> list[str]:
+def _requirements(spec: "ModelSpec") -> list[str]:
     """Return the model's packages. MLflow's own detection imports everything and takes eighteen seconds."""
+    frames = ["polars"] if isinstance(spec.input, TableInput) else []
     # A process that built a model with torchvision has imported it.
     vision = ["torchvision"] if "torchvision" in sys.modules else []
-    packages = ["mlflow", "numpy", "safetensors", "torch", *vision]
+    packages = ["mlflow", "numpy", *frames, "safetensors", "torch", *vision]
     return [f"{name}=={importlib.metadata.version(name)}" for name in packages]

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
-from ratchet.errors import TrainingError
-from ratchet.kinds import ImageInput, TokensInput
+from ratchet.errors import RatchetError, TrainingError
+from ratchet.kinds import ArraysInput, ImageInput, TokensInput
 from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
 from ratchet.training.models.checksums import CHECKSUMS
+from ratchet.training.own_kind import OwnKind
 
 __all__ = ["ServedModel"]
 
@@ -28,6 +30,9 @@ class ServedModel:
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
+        self.own = OwnKind.of(spec.input) if isinstance(spec.input, ArraysInput) else None
+        if self.own is not None:
+            self.own.check()
 
     def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
@@ -36,24 +41,36 @@ class ServedModel:
 
         Args:
             raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a frame; texts;
-                prompts. Images are scaled here as ingest scaled those of more than 8 bits; integers of another type
-                must be in range.
+                prompts; raw values of a user's own kind, or its arrays by name. Images are scaled here as ingest
+                scaled those of more than 8 bits; integers of another type must be in range.
             params: of a language model, the fields of `Sampling`.
 
         Raises:
-            ValueError: a value is out of range, or a column is missing.
+            MlflowException: a value is out of range, or a column is missing. MLflow's server answers with its message,
+                and hides that of any other error.
+        """
+        try:
+            return self.answers(raw, params or {})
+        except (ValueError, RatchetError) as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+    def answers(self, raw: Any, params: dict[str, Any]) -> NDArray[Any]:
+        """Return what `predict` returns.
+
+        Raises:
+            ValueError, RatchetError: as `predict`.
         """
         if isinstance(self.spec.input, TokensInput):
-            sampling = Sampling(**(params or {}))
+            sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        return self._answers(to_tensors(to_arrays(raw, self.spec.input), self.spec.input))
+        return self._predicted(to_tensors(to_arrays(raw, self.spec.input, own=self.own), self.spec.input))
 
-    def answers(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
+    def answers_to_arrays(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
         """Return float32 (n, outputs) for arrays as `serving.program.Program.predict` takes them."""
         arrays = to_arrays(given[0], self.spec.input) if isinstance(self.spec.input, ImageInput) else given
-        return self._answers(to_tensors(arrays, self.spec.input))
+        return self._predicted(to_tensors(arrays, self.spec.input))
 
-    def _answers(self, inputs: tuple[torch.Tensor, ...]) -> NDArray[np.float32]:
+    def _predicted(self, inputs: tuple[torch.Tensor, ...]) -> NDArray[np.float32]:
         with torch.inference_mode():
             parts = [
                 predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)

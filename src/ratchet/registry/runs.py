@@ -195,7 +195,8 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     existing = client.search_runs([experiment], f"tags.`{UID_TAG}` = '{journal.uid}'", max_results=1)
     if existing:
         return str(existing[0].info.run_id)
-    model = params.model.called.rpartition(":")[2]  # the function's name, for a factory
+    called = params.model.called
+    model = (params.data.kind if called == "auto" else called).rpartition(":")[2]  # the function's name, for a factory
     entries = journal.entries(0)
     tags = {
         UID_TAG: journal.uid,

@@ -15,16 +15,19 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.kinds import ImageInput
+from ratchet.kinds import ImageInput, Numbers
+from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
-__all__ = ["card"]
+__all__ = ["card", "shows"]
 
 _CLASSES = 40  # shown with images; the others are in the table
 _IMAGES = 13  # of a class
 _LISTED = 24
 _COLUMNS, _VALUES = 60, 12  # of a table that are drawn
+_MOST_COLUMNS = 300  # of a table that are listed
+_DIGITS = 12  # of a version
 _IMBALANCE = 10  # times as many samples in the largest class as in the smallest
 
 
@@ -68,6 +71,11 @@ class _PackedSet:
         return None if sample.is_empty() else self.image(sample["split"][0], sample["row"][0])
 
 
+def shows(path: Path, manifest: Manifest) -> bool:
+    """Return whether a card is that of this version."""
+    return f"Data card, version {manifest.digest[:_DIGITS]}<" in path.read_text(encoding="utf-8")
+
+
 def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
     """Return the page as HTML.
 
@@ -84,6 +92,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         manifest=manifest,
         profile=profile,
         columns=profile["telling"],
+        notes=profile.get("problem", {}).get("notes", []),
         changes=changed,
         listed=_LISTED,
         quarantined=quarantined.height,
@@ -93,6 +102,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,
+        targets=profile.get("targets", {}),
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
         **_KINDS[manifest.input.kind](data),
     )
@@ -122,34 +132,57 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
         (column["name"], column["type"], column["why"], column.get("missing"), column.get("distinct"))
         for column in data.profile["columns"]
     ]
-    drawn = {name: _distribution(drift[name]) for name in list(drift)[:_COLUMNS]}
+    dates = {column["name"] for column in data.profile["columns"] if column["type"] == "datetime"}
+    drawn = {name: _distribution(drift[name], dates=name in dates) for name in list(drift)[:_COLUMNS]}
     return {
         "first_near_duplicates": [],
-        "described": described,
+        "described": described[:_MOST_COLUMNS],
+        "columns_total": len(described),
         "distributions": drawn,
-        "targets": data.profile["targets"],
+        "distributions_total": len(drift),
     }
 
 
-def _distribution(bins: Mapping[str, Any]) -> dict[str, int]:
+def _array_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of the arrays of a user's own kind."""
+    keys = ("mean", "std", "min", "median", "max")
+    described = [
+        (array["name"], array["type"], " x ".join(map(str, array["shape"])) or "1", *(array[key] for key in keys))
+        for array in data.profile["arrays"]
+    ]
+    return {"first_near_duplicates": [], "described": described}
+
+
+def _distribution(bins: Mapping[str, Any], *, dates: bool) -> dict[str, int]:
     """Return the number of training rows by value, or by range of values."""
     if "values" in bins:
         largest = sorted(bins["values"].items(), key=lambda item: -item[1])
         return dict(largest[:_VALUES])
-    edges = [f"{edge:.6g}" for edge in bins["edges"]]
-    names = (
-        [f"below {edges[0]}", *map(" to ".join, itertools.pairwise(edges)), f"{edges[-1]} and more"] if edges else []
-    )
+    edges = [date_text(edge) if dates else f"{edge:.6g}" for edge in bins["edges"]]
+    between = map(" to below ".join, itertools.pairwise(edges))
+    names = [f"below {edges[0]}", *between, f"{edges[-1]} and more"] if edges else []
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
 
 
 def _text_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of texts."""
-    return {"first_near_duplicates": [], "facts": data.profile.get("texts", {})}
+    near = data.profile["near_duplicates"]
+    return {"first_near_duplicates": near["first"][:_LISTED], "facts": data.profile["texts"]}
+
+
+def _stream_values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows of a token stream."""
+    profile = data.profile
+    facts = {f"{part}, {split}": profile[part][split] for part in ("characters", "lines", "files") for split in SPLITS}
+    facts["different characters, train"] = profile["distinct_characters"]
+    facts |= {f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
+              for split, texts in profile["unseen_characters"].items()}  # fmt: skip
+    return {"first_near_duplicates": [], "facts": facts, "unit": "bytes"}
 
 
 _KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
-    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _text_values,
+    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _stream_values,
+    "arrays": _array_values,
 }  # fmt: skip
 
 
@@ -166,14 +199,21 @@ def _imbalance(counts: Mapping[str, int]) -> tuple[str, str] | None:
 
 
 def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
-    """Return training images of each class, evenly spread."""
-    images = []
-    for name in list(data.profile["classes"]["train"])[:_CLASSES]:
-        samples = data.index.filter((pl.col("class") == name) & (pl.col("split") == "train"))
-        step = max(1, samples.height // _IMAGES)
-        chosen = samples[::step].head(_IMAGES).select("split", "row").rows()
-        images.append((name, [image for split, row in chosen if (image := data.image(split, row))]))
-    return images
+    """Return training images, evenly spread: of each class, or from the smallest to the largest number."""
+    train = data.index.filter(pl.col("split") == "train")
+    groups = [(name, train.filter(pl.col("class") == name)) for name in data.profile["classes"]["train"]]
+    target = data.manifest.target
+    if isinstance(target, Numbers) and target.outputs == 1:
+        ordered = train.sort(pl.col("class").cast(pl.Float64, strict=False))
+        groups = [(f"from the smallest to the largest {target.names[0]}", ordered)]
+    elif not groups:
+        groups = [("all", train)]
+    return [(name, _spread(data, samples)) for name, samples in groups[:_CLASSES]]
+
+
+def _spread(data: _PackedSet, samples: pl.DataFrame) -> list[InlineImage]:
+    chosen = samples[:: max(1, samples.height // _IMAGES)].head(_IMAGES).select("split", "row").rows()
+    return [image for split, row in chosen if (image := data.image(split, row))]
 
 
 def _depth(data: _PackedSet) -> PixelDepth | None:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,13 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Column, TableInput
 
-__all__ = ["Distribution", "feature_distributions"]
+__all__ = ["Distribution", "date_text", "feature_distributions"]
 
 _BINS = 16
 _VALUES = 12  # of a categorical column; the others are one bar
 _SINGLE = 26  # different numbers of a column, each of which has a bar
 _MOST = 60  # columns that are drawn
+_WEEK = 604_800.0  # seconds
 _TAIL = 0.005  # share of the training values at each end that the first and the last bin collect
 
 
@@ -79,8 +79,13 @@ def _shares(values: NDArray[Any], edges: NDArray[np.float64]) -> tuple[float, ..
 
 def _label(column: Column, value: float) -> str:
     if column.type == "datetime":
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
-    return f"{value:.4g}"
+        return date_text(value + column.offset, with_time=column.std < _WEEK)
+    return f"{value + column.offset:.{9 if column.offset else 4}g}"
+
+
+def date_text(seconds: float, *, with_time: bool = False) -> str:
+    """Return seconds since 1970-01-01 UTC as a date: "2024-05-31", or "2024-05-31 12:30"."""
+    return str(np.datetime64(round(seconds), "s"))[: 16 if with_time else 10].replace("T", " ")
 
 
 def _values(column: Column, train: NDArray[Any], test: NDArray[Any]) -> Distribution:

@@ -23,11 +23,11 @@ from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import SAMPLES, baseline_sentence, metric_text, range_text, value_text
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
-from ratchet.kinds import ImageInput, Input
+from ratchet.kinds import ArraysInput, ImageInput, Input, TokensInput
 from ratchet.reports import templating
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.reports.problem_sections import target_table, worst_slices
-from ratchet.serving.program import INPUTS, PROGRAM
+from ratchet.serving.program import PROGRAM, input_names
 from ratchet.urls import redacted
 
 __all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
@@ -42,7 +42,7 @@ _OUTPUTS: Mapping[str, str] = {
     "classification": "a probability for each class",
     "regression": "the numbers in their own units",
     "multi-label": "a probability for each label",
-    "next-token": "logits for the token after each token",
+    "next-token": "the continuation of each prompt",
 }
 
 
@@ -87,7 +87,8 @@ def _values(content: CardContent) -> dict[str, object]:
     robustness = metrics.robustness if isinstance(metrics, ClassificationMetrics) else None
     measured = robustness if isinstance(robustness, Robustness) else None
     rules = [(rule, rule_text(rule, content.verdict.kind)) for rule in content.verdict.rules]
-    samples = {f"{split} samples": count for split, count in content.rows.items()}
+    unit = "bytes" if isinstance(content.input, TokensInput) else "samples"
+    samples = {f"{split} {unit}": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
     target, headline = target_table(metrics), metrics.headline
     return {
@@ -154,21 +155,25 @@ def _unused(content: CardContent) -> NamedMetric | None:
 
 def _input(described: Input) -> str:
     """Return the sentence part that describes the raw input."""
+    if isinstance(described, ArraysInput):
+        return f"raw values, of which {described.reader} makes {described.described}"
     if not isinstance(described, ImageInput):
-        return described.described
+        return "texts to continue" if isinstance(described, TokensInput) else described.described
     shape = " x ".join(map(str, described.shape))
     return f"images of {shape} (height x width x channels), {_dtype(described)}, resized as the ingest stage does it"
 
 
 def _argument(described: Input) -> str:
     """Return type and shape of the argument of `predict`, for a comment."""
+    if isinstance(described, ArraysInput):
+        return f"a list of raw values, or {described.described}"
     if not isinstance(described, ImageInput):
         return described.described
     return f"{_dtype(described)} ({', '.join(map(str, ('n', *described.shape)))})"
 
 
 def _feeds(described: Input) -> list[str]:
-    names = INPUTS[described.kind]
+    names = input_names(described)
     return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
 
 
@@ -235,12 +240,15 @@ def _program(content: CardContent) -> str:
     """Return the lines of Python that load the model and predict."""
     uri = f"models:/{content.name}/{content.number}"
     target, width = _answers(content.metrics)
+    argument, answer = "inputs", f"{_argument(content.input)} -> float32 (n, {width})"
+    if isinstance(content.input, TokensInput):
+        argument, answer = '["Once upon"], params={"max_tokens": 100}', "one text for each prompt"
     lines = [
         "import mlflow",
         "",
         f"mlflow.set_tracking_uri({content.address!r})",
         f"model = mlflow.pyfunc.load_model({uri!r})",
-        f"{target} = model.predict(inputs)  # {_argument(content.input)} -> float32 (n, {width})",
+        f"{'texts' if isinstance(content.input, TokensInput) else target} = model.predict({argument})  # {answer}",
     ]
     if PROGRAM in content.checksums:
         lines += [
@@ -305,7 +313,7 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
     limits, sentences = find_limits(metrics), []
     for weak in limits.weak_classes[:_WEAK]:
         sentences.append(
-            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test images "
+            f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test samples "
             f"(CI {percent_range(weak.recall)}), significantly below the overall accuracy."
         )
     if more := len(limits.weak_classes[_WEAK:]):
@@ -313,7 +321,7 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
     for part in limits.weak_slices[:_WEAK]:
         sentences.append(
             f"Where {part.column} is {part.value}, accuracy is {percent(part.accuracy.value)} on {part.rows:,} test "
-            f"images (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
+            f"samples (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
         )
     if more := len(limits.weak_slices[_WEAK:]):
         sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
@@ -323,13 +331,13 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
             "probabilities as frequencies. evaluation.temperature_scaling may correct them."
         )
     if limits.untested:
-        sentences.append(f"Not measured, because there are no test images: {_listed(limits.untested)}.")
+        sentences.append(f"Not measured, because there are no test samples: {_listed(limits.untested)}.")
     if limits.barely_tested:
         counted = [f"{row.name} ({row.support:,})" for row in limits.barely_tested]
-        sentences.append(f"Too few test images for a reliable recall (fewer than {FEW_IMAGES}): {_listed(counted)}.")
+        sentences.append(f"Too few test samples for a reliable recall (fewer than {FEW_IMAGES}): {_listed(counted)}.")
     if limits.accuracy is not None:
         sentences.append(
-            f"Small test set ({metrics.rows:,} images): accuracy has a CI of {percent_range(limits.accuracy)}. A "
+            f"Small test set ({metrics.rows:,} samples): accuracy has a CI of {percent_range(limits.accuracy)}. A "
             "smaller difference from another model may be chance."
         )
     return sentences

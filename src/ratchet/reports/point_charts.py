@@ -11,7 +11,7 @@ __all__ = ["bar_chart", "histogram", "scatter_chart"]
 
 Points = Sequence[tuple[float, float]]
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 280, 60, 12, 10, 38
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 280, 60, 24, 10, 38
 _MOST = 1500  # points that are drawn, evenly spaced among all
 _DOT = 2.6
 _LONGEST = 22  # characters of a name

@@ -260,6 +260,11 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
             f"How much worse {importance.metric} becomes when the values of one column are shuffled among "
             f"{importance.rows:,} test samples ({importance.repeats} times). Columns that say the same hide each other."
         )
+        if importance.left_out:
+            note += (
+                f" Only the {len(importance.columns):,} columns that correlate most with the predictions are measured, "
+                f"the other {importance.left_out:,} are not."
+            )
         table = Table("All columns", ["column", f"change ({100 * importance.confidence:g} % CI)"], rows)
         sections.append(Section("Feature importance", note, charts=[chart], tables=[table]))
     if distributions:
@@ -275,6 +280,9 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
             for each in distributions
         ]
         note = "Share of the known values in the training samples and in the test samples."
+        columns = len(importance.columns) + importance.left_out if importance is not None else 0
+        if columns > len(distributions):
+            note += f" The first {len(distributions):,} of {columns:,} columns are drawn."
         legend = [Line(split, colour, ()) for split, colour in zip(("training", "test"), COLOURS, strict=False)]
         sections.append(Section("Features", note, charts=charts, legend=legend))
     return sections

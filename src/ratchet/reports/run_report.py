@@ -150,7 +150,7 @@ def _error_rows(predictions: Predictions | None) -> list[tuple[str, str, str, fl
 
 
 def _of_others(content: ReportContent) -> dict[str, object]:
-    return {"cards": list(content.metrics.named().values())}
+    return {"cards": list(content.metrics.named().values()), "errors": error_cards(content.examples)}
 
 
 def _summary(verdict: Verdict) -> str:
@@ -168,7 +168,8 @@ def _curves(history: Epochs, problem: str) -> list[Chart]:
         *((title, metric, both) for title, metric in _CURVES[problem]),
         ("Learning rate", "learning_rate", (("learning rate", "train", COLOURS[0]),)),
     ):
-        lines = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]
+        every = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]
+        lines = [line for line in every if line.points]  # the legend names what is drawn
         drawing = line_chart(lines, name=f"{title} by epoch", x_label="epoch", share=metric == "accuracy")
         charts.append(Chart(title, drawing, lines))
     return [chart for chart in charts if chart.drawing]

@@ -99,7 +99,9 @@ class Own(Envelope):
         top = options.get("top_k", 1)
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
-        return Question(given_arrays(content["input"], loaded.spec.input, "input"), options={"top_k": top})
+        return Question(
+            given_arrays(content["input"], loaded.spec.input, "input", own=loaded.own), options={"top_k": top}
+        )
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
         identity = answer.identity
@@ -131,7 +133,7 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params")
         known_fields(params, set(), "params.")
-        return Question(given_arrays(values, loaded.spec.input, form))
+        return Question(given_arrays(values, loaded.spec.input, form, own=loaded.own))
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
         body, headers = as_json({"predictions": answer.predictions})

@@ -16,7 +16,7 @@ from torch import nn
 from ratchet import files
 from ratchet.data.depth import largest
 from ratchet.kinds import ImageInput, Input, TextInput
-from ratchet.serving.program import ABOUT, INPUTS, OUTPUT, PROGRAM, first_paragraph
+from ratchet.serving.program import ABOUT, OUTPUT, PROGRAM, first_paragraph, input_names
 from ratchet.training.models import Model, ModelSpec, example_inputs, predictions
 
 __all__ = ["export"]
@@ -33,7 +33,7 @@ def export(model: Model, spec: ModelSpec, folder: Path) -> None:
     inputs = _traced_inputs(spec.input)
     about: dict[str, object]
     try:
-        names = INPUTS[spec.input.kind]
+        names = input_names(spec.input)
         whole = _WithPredictions(model, spec).eval()
         opset = _write(whole, inputs, names, folder / PROGRAM, lengths=isinstance(spec.input, TextInput))
         about = {"program": PROGRAM, "inputs": names, "output": OUTPUT, "opset": opset}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.errors import RegistryError
-from ratchet.kinds import ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput, TokensInput
 from ratchet.serving.program import NotExported, Program, first_paragraph
 from ratchet.training.models import ModelSpec
 
@@ -64,7 +64,7 @@ class LoadedVersion:
         self.why_torch = program.reason if isinstance(program, NotExported) else ""
         try:
             self._run: Callable[[Arrays], NDArray[np.float32]] = (
-                program.predict if isinstance(program, Program) else self._torch.answers
+                program.predict if isinstance(program, Program) else self._torch.answers_to_arrays
             )
             self.sizes = SIZES if isinstance(self.spec.input, TokensInput) else self._reliable_sizes()
         except Exception as error:  # of onnxruntime, torch or a user's code: they have no common base
@@ -95,8 +95,13 @@ class LoadedVersion:
         Raises:
             TrainingError: a parameter is not allowed, or a prompt has text that the model does not know.
         """
-        texts: list[str] = self._torch.predict(prompts, parameters).tolist()
+        texts: list[str] = self._torch.answers(prompts, parameters).tolist()
         return texts
+
+    @property
+    def own(self) -> Any:
+        """The user's own kind; None with another one."""
+        return self._torch.own if isinstance(self.spec.input, ArraysInput) else None
 
     @cached_property
     def _torch(self) -> Any:
@@ -150,6 +155,11 @@ def example_arrays(described: Input, rows: int, *, seed: int) -> Arrays:
         case TextInput():
             known = described.buckets or len(described.vocabulary) + 2
             return (random.integers(1, known, (rows, _TOKENS)),)
+        case ArraysInput():
+            return tuple(
+                random.normal(np.mean(array.mean), np.mean(array.std), (rows, *array.shape)).astype(array.dtype)
+                for array in described.arrays
+            )
         case TokensInput():
             raise AssertionError("a language model is not asked for rows")
 

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.kinds import ImageInput, TableInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, TableInput, TokensInput
 from ratchet.serving.envelopes import (
     Answer,
     Envelope,
@@ -23,7 +23,7 @@ from ratchet.serving.envelopes import (
     read_object,
 )
 from ratchet.serving.loaded import LoadedVersion
-from ratchet.serving.program import INPUTS, OUTPUT
+from ratchet.serving.program import OUTPUT, input_names
 from ratchet.serving.request_values import BadRequest, given_arrays
 from ratchet.training.models import ModelSpec
 
@@ -53,11 +53,13 @@ class Infer(Envelope):
         if isinstance(spec.input, TokensInput):
             asked = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters")
             return Question(prompts=asked.prompts, options={**asked.options, **options}, id=given_id)
-        if isinstance(spec.input, TableInput):
-            values: Any = {name: _column(name, array) for name, array in tensors.items()}
+        if isinstance(spec.input, ArraysInput):
+            values: Any = tensors
+        elif isinstance(spec.input, TableInput):
+            values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        return Question(given_arrays(values, spec.input, "inputs"), options=options, id=given_id)
+        return Question(given_arrays(values, spec.input, "inputs", own=loaded.own), options=options, id=given_id)
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
         texts = isinstance(answer.predictions, list)
@@ -89,12 +91,17 @@ def metadata(loaded: LoadedVersion) -> dict[str, Any]:
     spec = loaded.spec
     if isinstance(spec.input, ImageInput):
         kind = _NAMES[np.dtype(spec.input.raw_dtype)]
-        inputs = [{"name": input_names(spec)[0], "datatype": kind, "shape": [-1, *spec.input.shape]}]
+        inputs = [{"name": tensor_names(spec)[0], "datatype": kind, "shape": [-1, *spec.input.shape]}]
     elif isinstance(spec.input, TableInput):
         kinds = {"numeric": "FP64", "datetime": "BYTES", "categorical": "BYTES"}
         inputs = [{"name": column.name, "datatype": kinds[column.type], "shape": [-1]} for column in spec.input.columns]
+    elif isinstance(spec.input, ArraysInput):
+        inputs = [
+            {"name": array.name, "datatype": _NAMES[np.dtype(array.dtype)], "shape": [-1, *array.shape]}
+            for array in spec.input.arrays
+        ]
     else:
-        inputs = [{"name": input_names(spec)[0], "datatype": "BYTES", "shape": [-1]}]
+        inputs = [{"name": tensor_names(spec)[0], "datatype": "BYTES", "shape": [-1]}]
     texts = isinstance(spec.input, TokensInput)
     shape = [-1] if texts else [-1, spec.target.outputs]
     return {
@@ -106,11 +113,15 @@ def metadata(loaded: LoadedVersion) -> dict[str, Any]:
     }
 
 
-def input_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of a model's tensors in the Open Inference Protocol; of a table those of its columns."""
-    if isinstance(spec.input, TableInput):
-        return tuple(column.name for column in spec.input.columns)
-    return INPUTS["image"] if isinstance(spec.input, ImageInput) else ("text",)
+def tensor_names(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names of a model's input tensors; those of a table are its columns."""
+    match spec.input:
+        case TableInput(columns=columns):
+            return tuple(column.name for column in columns)
+        case ImageInput() | ArraysInput():
+            return input_names(spec.input)
+        case _:
+            return ("text",)
 
 
 def output_name(spec: ModelSpec) -> str:
@@ -183,7 +194,7 @@ def _tensor(tensor: dict[str, Any], binary: memoryview | None, where: str) -> ND
 
 
 def _only(tensors: dict[str, NDArray[Any]], spec: ModelSpec) -> NDArray[Any]:
-    names = input_names(spec)
+    names = tensor_names(spec)
     if tuple(tensors) != names:
         raise BadRequest(f"inputs: found {', '.join(tensors)}; allowed: {', '.join(names)}")
     return tensors[names[0]]

@@ -1,31 +1,35 @@
 """Raw inputs: the values that a client of a model sends, and the arrays that the model takes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.data.depth import eight_bits, raw_values
-from ratchet.kinds import ImageInput, Input, TableInput, TextInput
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 
 if TYPE_CHECKING:
     import polars
     import torch
 
     from ratchet.training import Split
+    from ratchet.training.own_kind import OwnKind
 
 __all__ = ["converted", "from_tensors", "raw_samples", "texts_of", "to_arrays", "to_tensors"]
 
 Arrays = tuple[NDArray[Any], ...]
 
 
-def to_arrays(raw: Any, described: Input) -> Arrays:
+def to_arrays(raw: Any, described: Input, *, own: "OwnKind | None" = None) -> Arrays:
     """Return the arrays of a packed set for raw values.
 
     Args:
         raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a pandas or polars
-            frame, a mapping of columns, or a list of mappings; texts as a list, or a frame with one column.
+            frame, a mapping of columns, or a list of mappings; texts, or raw values of a user's own kind, as a list
+            or a frame with one column; arrays of such a kind as a mapping.
         described: the model's input.
+        own: the user's kind if it is loaded already.
 
     Raises:
         ValueError: a value is out of range, or a column is missing.
@@ -43,6 +47,12 @@ def to_arrays(raw: Any, described: Input) -> Arrays:
 
             texts = texts_of(raw)
             return (ids_of(texts, described).gather(np.arange(len(texts))),)
+        case ArraysInput():
+            if isinstance(raw, Mapping):
+                return _named_arrays(raw, described)
+            from ratchet.training.own_kind import OwnKind
+
+            return (own or OwnKind.of(described)).batch(list(_values(raw)), described)
         case _:
             raise ValueError(f"inputs of kind {described.kind} cannot be served")
 
@@ -73,6 +83,8 @@ def _from_arrays(arrays: Arrays, described: Input) -> Any:
             return arrays[0] if described.depth is None else raw_values(arrays[0], described.depth)
         case TableInput():
             return _table_rows(arrays, described)
+        case ArraysInput():
+            return dict(zip(described.names, arrays, strict=True))
         case _:
             raise ValueError(f"inputs of kind {described.kind} cannot be served")
 
@@ -109,14 +121,38 @@ def _table_rows(arrays: Arrays, described: TableInput) -> Any:
     import pandas  # type: ignore[import-untyped]
 
     numbers, codes = arrays
-    values: dict[str, Any] = {
-        column.name: numbers[:, place].astype(np.float64) for place, column in enumerate(described.numeric)
-    }
+    values: dict[str, Any] = {}
+    for place, column in enumerate(described.numeric):
+        read = numbers[:, place].astype(np.float64) + column.offset
+        is_date = column.type == "datetime"
+        values[column.name] = (read * 1e6).round().astype("datetime64[us]") if is_date else read
     for place, column in enumerate(described.categorical):
         unseen = max(column.categories, key=len, default="") + "?"
         names = np.array([None, unseen, *column.categories], dtype=object)
         values[column.name] = names[codes[:, place]]
     return pandas.DataFrame({column.name: values[column.name] for column in described.columns})
+
+
+def _named_arrays(raw: Mapping[str, Any], described: ArraysInput) -> Arrays:
+    """Return arrays that are given by name, (n, *shape) each."""
+    if set(raw) != set(described.names):
+        raise ValueError(f"found {', '.join(map(str, raw)) or 'no arrays'}; allowed: {described.described}")
+    arrays = tuple(np.asarray(raw[array.name], array.dtype) for array in described.arrays)
+    rows = {len(values) if values.ndim else -1 for values in arrays}
+    for array, values in zip(described.arrays, arrays, strict=True):
+        if values.shape[1:] != array.shape or len(rows) > 1 or rows == {-1}:
+            shape = ", ".join(map(str, ("n", *array.shape)))
+            raise ValueError(f"{array.name} has shape {values.shape}; allowed: ({shape}), with one n for all arrays")
+    return arrays
+
+
+def _values(raw: Any) -> Any:
+    """Return the values of a list, an array, or the only column of a frame."""
+    if not hasattr(raw, "columns"):
+        return raw
+    if len(raw.columns) != 1:
+        raise ValueError(f"found the columns {', '.join(map(str, raw.columns))}; allowed: one column with the values")
+    return raw[raw.columns[0]].to_list()
 
 
 def texts_of(raw: Any) -> list[str]:
@@ -125,13 +161,7 @@ def texts_of(raw: Any) -> list[str]:
     Raises:
         ValueError: a value is no text.
     """
-    if hasattr(raw, "columns"):  # a frame
-        if len(raw.columns) != 1:
-            raise ValueError(
-                f"found the columns {', '.join(map(str, raw.columns))}; allowed: one column with the texts"
-            )
-        raw = raw[raw.columns[0]].to_list()
-    texts = list(np.atleast_1d(np.asarray(raw, dtype=object)))
+    texts = list(np.atleast_1d(np.asarray(_values(raw), dtype=object)))
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"row {place}: found {text!r}; allowed: a text")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.errors import DataError
-from ratchet.kinds import ImageInput, Input, TableInput, TextInput
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 from ratchet.serving.raw_inputs import to_arrays
 
 __all__ = ["BadRequest", "given_arrays", "rows_of", "texts_in"]
@@ -26,14 +26,16 @@ class BadRequest(ValueError):
     """The request cannot be answered; the message names the field, the value, what is allowed and the fix."""
 
 
-def given_arrays(values: Any, described: Input, field: str) -> Arrays:
+def given_arrays(values: Any, described: Input, field: str, *, own: Any = None) -> Arrays:
     """Return the arrays of `LoadedVersion.predict` for raw values.
 
     Args:
         values: images as an array or as nested lists, or image files as bytes or as {"b64": text}; rows of a table as
-            a list of objects or an object of columns; texts as a list.
+            a list of objects or an object of columns; texts as a list; raw values of a user's own kind as a list, or
+            its arrays by name.
         described: the model's input.
         field: of the request, for messages.
+        own: the user's own kind.
 
     Raises:
         BadRequest: a value has another type, shape or range, or a column is missing or unknown.
@@ -45,6 +47,13 @@ def given_arrays(values: Any, described: Input, field: str) -> Arrays:
             return _table(rows_of(values, field), described, field)
         case TextInput():
             return to_arrays(texts_in(values, field), described)
+        case ArraysInput():
+            if not isinstance(values, list | Mapping):
+                raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of {described.reader} values")
+            try:
+                return to_arrays(values, described, own=own)
+            except (DataError, ValueError) as error:
+                raise BadRequest(f"{field}: {error}") from None
         case _:
             raise BadRequest(f"{field}: the model writes texts; send prompts")
 

@@ -125,6 +125,8 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return _allowed(inner, [more for mark in marks for more in getattr(mark, "metadata", [mark])])
     if origin is Literal:
         return _either([spell(choice) for choice in arguments])
+    if origin is dict:
+        return f"{{NAME: VALUE, ...}} with values: {_allowed(arguments[1])}"
     if origin in (Union, UnionType):
         return _either([_allowed(argument) for argument in arguments])
     limits = [

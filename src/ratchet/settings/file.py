@@ -287,9 +287,10 @@ def _error(path: Path, faults: Iterable[str]) -> SettingsError:
     return SettingsError("\n".join(f"{path.name}: {fault}" for fault in faults))
 
 
+_OWN_KIND = "package.module:Class"
 _OF_KINDS = {  # settings that only some kinds of data use
-    "order_by": ("table",), "columns": ("table",), "missing": ("table",), "problem": ("table", "text"),
-    "refuse_personal": ("image", "table", "text"),
+    "order_by": ("table",), "columns": ("table",), "missing": ("table",),
+    "problem": ("image", "table", "text", _OWN_KIND), "refuse_personal": ("image", "table", "text", _OWN_KIND),
 }  # fmt: skip
 
 
@@ -308,11 +309,16 @@ def _contradictions(params: Params) -> Iterator[str]:
         yield f"data.fold: found {data.fold}. Allowed: 0 to {max(0, data.folds - 1)}, for data.folds {data.folds}"
     for name, kinds in _OF_KINDS.items():
         value, usual = getattr(data, name), type(data).model_fields[name].default
-        if value != usual and data.kind not in kinds:
+        if value != usual and (_OWN_KIND if ":" in data.kind else data.kind) not in kinds:
             yield (
                 f"data.{name}: found {value}. Allowed: only with data.kind {' or '.join(kinds)}, and it is "
                 f"{data.kind}. Fix: set it to {usual}"
             )
+    if data.kind == "image" and data.source != "image-manifest" and data.problem not in ("auto", "classification"):
+        yield (
+            f"data.problem: found {data.problem}. Allowed with images: only with data.source image-manifest, whose "
+            f"table has such targets, and it is {data.source}. Fix: set it to auto"
+        )
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from _passwords(params)

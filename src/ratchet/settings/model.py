@@ -45,6 +45,7 @@ class Section(BaseModel):
 
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
+OwnClass = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
@@ -81,8 +82,10 @@ class DataSettings(Section):
         "factory": "Source factory: your own Dataset",
     }
 
-    kind: Literal["image", "table", "text", "tokens"] = setting(
-        "image", "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue"
+    kind: Literal["image", "table", "text", "tokens"] | OwnClass = setting(
+        "image",
+        "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue; or your "
+        "own kind, as package.module:Class",
     )
     source: Text = setting("digits", "digits, image-folder, image-manifest, factory, or a torchvision data set")
     path: Text = setting("data/raw", "folder or URL of the data; downloads are stored there")
@@ -143,7 +146,8 @@ class DataSettings(Section):
     workers: Count = setting(0, "processes that read samples; 0: one per core")
     factory: Function = setting("none", "your own Dataset, as package.module:function, or none")
     code: Text = setting(
-        "src/ratchet/training/custom_dataset.py", "file or folder with the code of data.factory, tracked by DVC"
+        "src/ratchet/training/custom_dataset.py",
+        "file or folder with the code of data.factory, or of your own kind, tracked by DVC",
     )
 
     @property
@@ -269,7 +273,9 @@ class TrainingSettings(Section):
     gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
     deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
     workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process")
-    sample_timeout: Amount = setting(300.0, "seconds that data.factory may take for one sample; 0: no limit")
+    sample_timeout: Amount = setting(
+        300.0, "seconds that data.factory or your own kind may take for one sample; 0: no limit"
+    )
 
     best: Literal[
         "auto", "validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss",

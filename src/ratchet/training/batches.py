@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
@@ -112,8 +112,14 @@ class Split:
     _resident: dict[torch.device, Inputs | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> Self:
+    def open(
+        cls, packed: Path, name: str, manifest: Mapping[str, Any], names: tuple[str, ...] | None = None, **more: Any
+    ) -> Self:
         """Open split `name` of the set in folder `packed` that `manifest` describes.
+
+        Args:
+            names: of the arrays, if they are not `array_names`.
+            more: further fields of the class.
 
         Raises:
             OSError, ValueError, KeyError: a file is missing or damaged.
@@ -126,21 +132,17 @@ class Split:
         }
         targets = np.load(packed / name / "targets.npy", mmap_mode="r")
         keys = np.load(packed / name / "keys.npy", mmap_mode="r")
-        arrays = cls.arrays_of(stored)
+        names = cls.array_names if names is None else names
+        arrays = tuple(stored[array] for array in names)
         counts = {
-            **{array: len(values) for array, values in zip(cls.array_names, arrays, strict=True)},
+            **{array: len(values) for array, values in zip(names, arrays, strict=True)},
             "targets": len(targets),
             "keys": len(keys),
         }
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} {title}" for title, count in counts.items())
             raise TrainingError(f"{packed}: split {name} has {listed}. Fix: `dvc repro --force ingest` packs it again")
-        return cls(name, arrays, targets, keys)
-
-    @classmethod
-    def arrays_of(cls, stored: Mapping[str, ShardedArray]) -> tuple[Array, ...]:
-        """Return the arrays with a row for each sample, from those in the packed set by name."""
-        return tuple(stored[name] for name in cls.array_names)
+        return cls(name, arrays, targets, keys, **more)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -179,10 +181,11 @@ class Split:
         batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
         return batches if device.type == "cpu" else ahead(batches)
 
-    def only(self, rows: Rows) -> "Split":
+    def only(self, rows: Rows) -> Self:
         """Return these rows as a split. Only targets and keys are copied."""
         arrays = tuple(ChosenRows(array, rows) for array in self.arrays)
-        return type(self)(self.name, arrays, np.asarray(self.targets)[rows], np.asarray(self.keys)[rows])
+        targets, keys = np.asarray(self.targets)[rows], np.asarray(self.keys)[rows]
+        return replace(self, arrays=arrays, targets=targets, keys=keys, _resident={})
 
     def interrupt_on(self, stop: Callable[[], bool]) -> None:
         """Let `stop` interrupt a read that blocks. Reads of a packed set do not block."""

@@ -45,7 +45,7 @@ class Factory:
     code: str  # file or folder in it that holds the function's code
 
     def digest(self) -> str:
-        return files.digest_json(OwnCode(self.root, self.code, "data").digests())
+        return files.digest_json(OwnCode(self.root, self.code, "data.factory").digests())
 
     def open(self, split: str) -> Any:
         """Open the Dataset of a split: map-style, with `.classes`, and optionally one name per sample in `.ids`.
@@ -53,7 +53,7 @@ class Factory:
         Raises:
             TrainingError: there is no such function, it raises an error, or it returns something else.
         """
-        make = OwnCode(self.root, self.code, "data").load(self.function)
+        make = OwnCode(self.root, self.code, "data.factory").load(self.function)
         call = f"data.factory: {self.function}({split!r})"
         try:
             dataset: Any = make(split)

@@ -75,7 +75,8 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, position: float) -> 
         return int(order[0])
     if sampling.top_k:
         order = order[: sampling.top_k]
-    scaled = (logits[order].astype(np.float64) - float(logits[order[0]])) / sampling.temperature
+    with np.errstate(over="ignore"):  # of a very low temperature: all but the most probable have exp(-inf)
+        scaled = (logits[order].astype(np.float64) - float(logits[order[0]])) / sampling.temperature
     cumulative = np.cumsum(np.exp(scaled))
     if sampling.top_p < 1.0:
         kept = int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1])) + 1
@@ -124,10 +125,12 @@ class Generator:
         """Return the ids of a prompt.
 
         Raises:
-            TrainingError: it is empty, or the vocabulary does not have all of it.
+            TrainingError: it is empty or not Unicode, or the vocabulary does not have all of it.
         """
         if not prompt:
             raise TrainingError("the prompt is empty. Fix: begin the text with at least one character")
+        if half := next((character for character in prompt if "\ud800" <= character <= "\udfff"), None):
+            raise TrainingError(f"the prompt has {half!a}, which is no character. Fix: write the prompt in UTF-8")
         if missing := unknown(prompt, self.described):
             listed = ", ".join(map(repr, missing[:_SHOWN])) + (" and more" if len(missing) > _SHOWN else "")
             raise TrainingError(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import (
+    ArraysInput,
     Classes,
     ImageInput,
     Input,
@@ -27,6 +28,8 @@ from ratchet.training.batches import ImageSplit, Split, TableSplit
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.models import Model, ModelSpec, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
+from ratchet.training.named_arrays import ArraysSplit
+from ratchet.training.own_kind import OwnKind
 from ratchet.training.plan import Plan
 from ratchet.training.streams import StreamSplit
 from ratchet.training.texts import TextSplit, fitted_input
@@ -95,9 +98,11 @@ def open_split(
                 return TextSplit.read(packed, name, manifest, texts)
             case TokensInput() as stream:
                 return StreamSplit.read(packed, name, manifest, stream)
+            case ArraysInput() as arrays:
+                return ArraysSplit.read(packed, name, manifest, arrays)
 
 
-def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int) -> Input:
+def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int, root: str = ".") -> Input:
     """Return a model's input: that of the packed set, with a tokenizer learned from the training texts.
 
     Args:
@@ -106,9 +111,10 @@ def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, c
         model: name of the model, which decides the tokenizer `auto`.
         tokenizer: the setting model.tokenizer.
         context: the setting model.context; 0: the usual one.
+        root: the project folder, with the code of a user's own kind of data.
 
     Raises:
-        TrainingError: the packed set cannot be read, or the kind has no such tokenizer.
+        TrainingError: the packed set cannot be read, the kind has no such tokenizer, or the code changed since ingest.
     """
     if isinstance(described, TextInput | TokensInput):
         with _readable(packed, "train") as manifest:
@@ -118,6 +124,13 @@ def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, c
             f"model.tokenizer: found {tokenizer}, and the data are of kind {described.kind}. Allowed: auto. "
             "Fix: `ratchet set model.tokenizer=auto`"
         )
+    if isinstance(described, ArraysInput):
+        described = replace(described, root=root)
+        if OwnKind.of(described).digest() != described.code_digest:
+            raise TrainingError(
+                f"data.code: {described.code} changed since the data were ingested with it. Fix: run `ratchet train`, "
+                "which ingests them again"
+            )
     return described
 
 

@@ -378,10 +378,13 @@ class _Training:
 
     def _epoch_metrics(self, order: Rows) -> dict[str, float]:
         state = self.state
-        targets = self.train.host_targets(order[: self.steps[state.batch - 1][1]])
-        metrics = {"train/loss": state.sums.loss.item() / (self.objective.weight(targets) or 1.0)}
+        weight, answers = 0.0, 0
+        for start, end in self.steps[: state.batch]:  # at once, those of a long token stream take much memory
+            targets = self.train.host_targets(order[start:end])
+            weight, answers = weight + self.objective.weight(targets), answers + self.objective.answers(targets)
+        metrics = {"train/loss": state.sums.loss.item() / (weight or 1.0)}
         if not isinstance(self.objective.target, Numbers):
-            metrics["train/accuracy"] = state.sums.correct.item() / (self.objective.answers(targets) or 1)
+            metrics["train/accuracy"] = state.sums.correct.item() / (answers or 1)
         metrics |= {
             "train/gradient_norm": state.sums.norm.item() / state.batch,
             "train/learning_rate": self._learning_rate(

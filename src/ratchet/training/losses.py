@@ -113,10 +113,14 @@ class Objective:
         if self.is_indexed:
             return self._of_classes(outputs, targets)
         if isinstance(self.target, Numbers):
-            targets = (targets - self.mean) / self.std
+            targets = self.scaled(targets)
         else:
             targets = targets * (1.0 - self.smoothing) + self.smoothing / 2
         return _ELEMENTWISE[self.kind](outputs, targets.to(outputs.dtype), reduction="none").mean(1).sum()
+
+    def scaled(self, targets: torch.Tensor) -> torch.Tensor:
+        """Return numbers in units of the training targets' standard deviation from their mean."""
+        return (targets - self.mean) / self.std
 
     def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.kind == "cross-entropy":

@@ -18,6 +18,8 @@ from ratchet.training.state import TrainingState
 
 __all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
 
+_MOST_SHAPES = 256  # of batches that are compiled
+
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
 
 
@@ -122,11 +124,13 @@ def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Mod
     """Return the model compiled as `plan.compile` says, and a message. Weights and state dict stay those of `model`.
 
     Each batch shape is compiled separately. So a kernel depends on the shape alone, not on the shapes before it, and a
-    resumed run computes the same.
+    resumed run computes the same. It would not if shapes beyond PyTorch's limit, which is 8, were left uncompiled.
     """
     if plan.compile == "none":
         return model, ""
     if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         return model, "training.compile: this machine has no C++ compiler, so the model is not compiled"
-    network: nn.Module = torch.compile(model, mode=plan.compile, dynamic=False)  # type: ignore[assignment]
+    network: nn.Module = torch.compile(  # type: ignore[call-overload]
+        model, mode=plan.compile, dynamic=False, recompile_limit=_MOST_SHAPES
+    )
     return network, f"compiled by torch.compile, mode {plan.compile}: the first step of each batch size takes longer"

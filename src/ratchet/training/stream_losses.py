@@ -38,12 +38,13 @@ def piece_losses(
     Returns:
         float32 (pieces, 1), nats; int64 (pieces, 3), the number of tokens, characters and bytes.
     """
+    smallest = np.min_scalar_type(tokens(described) - 1)
     pieces = [text[start:end].tobytes().decode() for start, end in piece_bounds(text)]
-    ids = [encode(piece, described) for piece in pieces]
+    ids = [encode(piece, described).astype(smallest) for piece in pieces]
     sizes = [(len(part), len(piece), len(piece.encode())) for part, piece in zip(ids, pieces, strict=True)]
     losses = token_losses(model, described, np.concatenate(ids), report=report)
-    owner = np.repeat(np.arange(len(pieces)), [size[0] for size in sizes])
-    nats = np.bincount(owner, losses, len(pieces))
+    ends = np.cumsum([size[0] for size in sizes])
+    nats = np.array([part.sum(dtype=np.float64) for part in np.split(losses, ends[:-1])])
     for number, (part, piece) in enumerate(zip(ids, pieces, strict=True)):
         nats[number] += _spelling(part, piece, described)
     return nats.astype(np.float32)[:, None], np.array(sizes, np.int64)
@@ -51,10 +52,10 @@ def piece_losses(
 
 def token_losses(
     model: nn.Module, described: TokensInput, ids: NDArray[np.integer], *, report: Callable[[int], None] | None = None
-) -> NDArray[np.float64]:
-    """Return the loss of each token of a stream in nats, (tokens,), computed in fp32 on the CPU."""
+) -> NDArray[np.float32]:
+    """Return the loss of each token of a stream in nats, float32 (tokens,), computed on the CPU."""
     model = model.cpu().eval()
-    losses = [np.array([math.log(tokens(described))])]
+    losses = [np.array([math.log(tokens(described))], np.float32)]
     if len(ids) < 2:
         return losses[0][: len(ids)]
     split = StreamSplit.of("test", ids, described.context)
@@ -63,13 +64,13 @@ def token_losses(
             (seen,), targets = split.batch(rows, torch.device("cpu"))
             logits, following = model(seen).float().flatten(0, 1), targets.flatten()
             each = functional.cross_entropy(logits, following, ignore_index=IGNORED, reduction="none")
-            losses.append(each[following != IGNORED].double().numpy())
+            losses.append(each[following != IGNORED].numpy())
             if report is not None:
                 report(int(rows[-1]) + 1)
     return np.concatenate(losses)
 
 
-def _spelling(ids: NDArray[np.int64], piece: str, described: TokensInput) -> float:
+def _spelling(ids: NDArray[np.integer], piece: str, described: TokensInput) -> float:
     """Return the nats that the bytes of the unknown tokens of a piece cost."""
     if described.tokenizer == "bytes":
         return 0.0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import TokensInput
-from ratchet.training.batches import Batch, Rows, ShardedArray, Split
+from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.losses import PADDED
 from ratchet.training.plan import Plan
 from ratchet.training.token_ids import encode_utf8
@@ -112,10 +112,6 @@ class StreamSplit(Split):
         text = read_text(packed, name, manifest)
         split = cls.of(name, encode_utf8(text, described), described.context)
         return replace(split, text=text, described=described)
-
-    @classmethod
-    def arrays_of(cls, stored: Mapping[str, ShardedArray]) -> tuple[Any, ...]:
-        raise TypeError("a stream is read with a tokenizer: use StreamSplit.read")
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,24 +1,27 @@
 """A split of texts, with the token ids of a model's tokenizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import Input, TextInput, TokensInput
-from ratchet.training.batches import ChosenRows, Inputs, Rows, Split
+from ratchet.training.batches import Inputs, Rows, Split
+from ratchet.training.plan import Plan
 from ratchet.training.streams import read_text
 from ratchet.training.token_ids import fit
-from ratchet.training.tokenizers import encode, fit_tokenizer, stored_texts
+from ratchet.training.tokenizers import PADDING, encode, fit_tokenizer, stored_texts
 
 __all__ = ["TextSplit", "fitted_input"]
 
 _TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
+_NARROWEST = 16  # tokens of a batch for a compiled model
 _CONTEXT = 64  # tokens of a language model where model.context is 0
 
 
@@ -50,15 +53,24 @@ class TextSplit(Split):
 
     def only(self, rows: Rows) -> "TextSplit":
         """Return these rows as a split. Only targets and keys are copied."""
-        arrays = tuple(ChosenRows(array, rows) for array in self.arrays)
-        return TextSplit(
-            self.name, arrays, np.asarray(self.targets)[rows], np.asarray(self.keys)[rows],
-            content=self.content, starts=self.starts, rows=self.rows[rows],
-        )  # fmt: skip
+        return replace(super().only(rows), rows=self.rows[rows])
 
     def _on(self, device: torch.device) -> Inputs | None:
         """Return None: a batch is as wide as its own longest text, so the ids of a whole split cannot stay on a GPU."""
         return None
+
+    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+        """Return the ids. For training with a compiled model their width is a power of two: each width is compiled."""
+        if plan is None or plan.compile == "none":
+            return inputs
+        (ids,) = inputs
+        missing = max(_NARROWEST, 1 << (ids.shape[1] - 1).bit_length()) - ids.shape[1]
+        return (functional.pad(ids, (0, missing), value=PADDING),)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the split's texts as UTF-8."""
+        return int((self.starts[self.rows + 1] - self.starts[self.rows]).sum())
 
     def texts(self, rows: Rows) -> list[str]:
         """Return the texts of `rows`."""

@@ -14,7 +14,10 @@ from typing import Any, BinaryIO, Protocol
 from ratchet import urls
 from ratchet.errors import DataError, first_line
 
-__all__ = ["Storage", "Tree", "expanded", "is_storage_error", "is_url", "open_storage", "read_whole", "unreachable"]
+__all__ = [
+    "Storage", "Tree", "expanded", "is_storage_error", "is_url", "open_storage", "read_whole", "unreachable",
+    "why_unusable",
+]  # fmt: skip
 
 IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: file systems have coarse clocks, so a recent change may not show in a stamp
@@ -130,10 +133,9 @@ class LocalFolder:
         self._start = os.path.join(path, "")
         self.name = Path(os.path.abspath(path)).name
         self.where = str(path)
-        if not path.is_dir():
-            fault = "is a file" if path.is_file() else "does not exist"
-            fix = _other_forms(path) or ". Fix: set it to a folder with your images"
-            raise DataError(f"data.path: {path} {fault}{fix}")
+        if not os.path.isdir(path):
+            fix = _other_forms(path) or ". Fix: set it to the folder with your data"
+            raise DataError(f"data.path: {path} {why_unusable(path)}{fix}")
 
     def siblings(self) -> list[str]:
         """Return the names of this folder and of the folders beside it, sorted; none if they cannot be listed."""
@@ -163,10 +165,21 @@ class LocalFolder:
             os.close(opened)
 
 
+def why_unusable(path: Path) -> str:
+    """Say what a path is that is not the expected file or folder."""
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        return "is a broken link" if path.is_symlink() else "does not exist"
+    except (OSError, ValueError) as error:  # a loop of links, a name that is too long or has U+0000
+        return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+    return "is a folder" if stat.S_ISDIR(kind) else "is a file" if stat.S_ISREG(kind) else "is not a regular file"
+
+
 def _other_forms(path: Path) -> str:
     """Return an addition to a message if the folder's name exists in another Unicode form; else nothing."""
     for folder in (path, *path.parents):
-        if folder.parent.is_dir() and not folder.exists():
+        if os.path.isdir(folder.parent) and not os.path.lexists(folder):
             name = unicodedata.normalize("NFC", folder.name)
             same = [other for other in os.listdir(folder.parent) if unicodedata.normalize("NFC", other) == name]
             if same:
@@ -253,7 +266,7 @@ class RemoteFolder:
         except PermissionError as error:
             raise unreachable(self.where, error) from None
         if not entries:
-            raise DataError(f"data.path: {self.where} contains nothing. Fix: set it to a folder with your images")
+            raise DataError(f"data.path: {self.where} contains nothing. Fix: set it to the folder with your data")
         tree, folders = Tree(), set[str]()
         for path, info in entries.items():
             name = path.removeprefix(self._top).lstrip("/")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import polars as pl
 from PIL import Image
@@ -10,10 +10,13 @@ from PIL import Image
 from ratchet.data.split import SplitName
 from ratchet.settings.model import DataSettings
 
+if TYPE_CHECKING:
+    from ratchet.data.tables.targets import Labelling
+
 __all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 
 Label = int | None
-"""Class index; None if the source does not know it."""
+"""Class index, or place among the targets that are no classes; None if the source does not know it."""
 
 Reader = Callable[[str], bytes | BinaryIO | tuple[Image.Image, Label]]
 """Function from a sample's id to the content of its file, to an open seekable file if it is large, or to an image with
@@ -24,7 +27,7 @@ LISTING: Mapping[str, Any] = {
 }  # fmt: skip
 """Columns that are known of every sample before it is read; null: not known.
 
-row: its number in the source, for messages. id: unique, and the same on every machine. label: class index. split: if
+row: its number in the source, for messages. id: unique, and the same on every machine. label: see Label. split: if
 the source assigns one. group: samples of one group share a split. stamp: a text that changes whenever the file does.
 """
 
@@ -38,7 +41,11 @@ class Source(Protocol):
 
     @property
     def classes(self) -> Sequence[str]:
-        """Class names; a label is an index into them."""
+        """Class names; a label is an index into them. Empty if the targets are no classes."""
+
+    @property
+    def labelling(self) -> "Labelling | None":
+        """Targets that are no classes; a label is a place among them. None: the targets are classes."""
 
     @property
     def given(self) -> frozenset[SplitName]:

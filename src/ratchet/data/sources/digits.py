@@ -19,6 +19,7 @@ class Digits:
 
     name = "digits"
     is_local = False
+    labelling = None  # the targets are classes
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()
     refused = quarantine.rows([])

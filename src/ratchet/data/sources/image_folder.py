@@ -41,6 +41,8 @@ class ImageFolder:
             the class folders is ambiguous.
     """
 
+    labelling = None  # the targets are classes
+
     def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto", *, of: str = "images") -> None:
         self._of = of  # the samples, in messages
         self.name, self.read, self.is_local = storage.name, storage.read, storage.is_local

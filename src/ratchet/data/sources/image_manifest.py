@@ -1,6 +1,7 @@
 """Images listed in a table: a CSV, JSON or Parquet file beside them with a path and a label in each row.
 
-A row may also have a split and a group. All further columns are copied to the index.
+A label is a class, one or several numbers, or several labels at once. A row may also have a split and a group. All
+further columns are copied to the index.
 """
 
 import difflib
@@ -21,6 +22,7 @@ from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, TableFile, read_table
 from ratchet.data.split import SplitName
+from ratchet.data.tables.targets import Labelling, read_labels
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 
@@ -34,6 +36,7 @@ _RESERVED = frozenset(
 )  # fmt: skip
 """Names of columns that the index or ingest itself uses."""
 
+_NUMBERS = 0.9  # share of labels that are numbers, from which fractions mean that they are no classes
 _NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
 
 
@@ -59,7 +62,15 @@ class ImageManifest:
         table = self._named(self._file.table)
         ragged = self._file.ragged
         table = table.join(ragged.select("row"), on="row", how="anti", maintain_order="left")
-        self.classes, meant = self._classes(table["known"])
+        header = self._is_header(table)
+        frame = self._file.table[(table.filter(~header)["row"] - 1).to_numpy()]
+        self.classes: tuple[str, ...] = ()
+        meant: dict[str, str] = {}
+        targets: Labelling | None = None
+        if self._has_classes(frame):
+            self.classes, meant = self._classes(table["known"])
+        else:
+            targets = read_labels(frame, settings, f"data.manifest: {self._where}")
         splits = table["split"].str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
         given = {split for split in splits.unique() if split is not None}
         self.given: frozenset[SplitName] = frozenset(given)
@@ -75,16 +86,42 @@ class ImageManifest:
         else:
             rows = rows.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
         extra = [name for name in table.columns if name not in ("row", "path", "label", "known", "split", "group")]
-        refused, typed = check_table(rows, settings, extra=extra, classes=self.classes)
+        classes = self.classes if targets is None else None
+        refused, typed = check_table(rows, settings, extra=extra, classes=classes, header=header)
+        if targets is not None:
+            typed = typed.with_columns(target=pl.int_range(pl.len(), dtype=pl.Int64))
+            refused = pl.concat([refused, *_bad_targets(typed, targets)])
         kept = typed.join(refused.select("row").unique(), on="row", how="anti", maintain_order="left")
         duplicates = self._duplicates(kept)
         kept = kept.join(duplicates.select("row"), on="row", how="anti", maintain_order="left")
         ragged = ragged.select("row", "value", source=pl.lit(settings.manifest))
         self.refused = pl.concat([refused, quarantine.table(ragged, "ragged-row"), duplicates]).sort("row", "rule")
-        labels = kept["means"].replace_strict({name: at for at, name in enumerate(self.classes)}, return_dtype=pl.Int64)
+        self.labelling = targets
+        if targets is None:
+            numbers = {name: at for at, name in enumerate(self.classes)}
+            labels = kept["means"].replace_strict(numbers, return_dtype=pl.Int64)
+        else:
+            labels = kept["target"]
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}
         listed = listing(columns | {"group": kept["group"], "stamp": kept["stamp"]})
         self.listing = listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")
+
+    def _is_header(self, table: pl.DataFrame) -> pl.Series:
+        """Return whether each row is the header again."""
+        settings = self._settings
+        same = (pl.col("path") == settings.path_column) & (pl.col("label") == "|".join(settings.label_columns))
+        return table.select(same.fill_null(False)).to_series()
+
+    def _has_classes(self, frame: pl.DataFrame) -> bool:
+        """Whether the labels are classes. Of one column they are, unless its numbers have fractions."""
+        settings, columns = self._settings, self._settings.label_columns
+        if settings.problem != "auto" or len(columns) > 1:
+            return settings.problem == "classification" and len(columns) == 1
+        texts = frame[columns[0]].cast(pl.String)
+        texts = texts.filter(~texts.str.strip_chars().is_in(list(MISSING)))
+        numbers = texts.cast(pl.Float64, strict=False).drop_nulls()
+        fractions = bool((numbers != numbers.floor()).any()) and len(numbers) >= _NUMBERS * len(texts)
+        return settings.classes != "auto" or not fractions
 
     def _table(self, storage: Storage) -> TableFile:
         """Read the file that lists the samples; the cells of CSV are texts."""
@@ -98,7 +135,7 @@ class ImageManifest:
             raise DataError(
                 f"data.manifest: {self._where}: {error.strerror or error}. Fix: set it to a file in data.path"
             ) from None
-        needed = (self._settings.path_column, self._settings.label_columns[0])
+        needed = (self._settings.path_column, *self._settings.label_columns)
         return read_table(content, where=f"data.manifest: {self._where}", needed=needed)
 
     def _other_form(self, storage: Storage) -> str:
@@ -112,9 +149,10 @@ class ImageManifest:
     def _named(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return the table with columns row, path, label, split, group, known, and the extra ones that may be kept."""
         settings, columns = self._settings, self._columns(table)
-        table = without_private(table, settings, needed=(columns["path"], columns["label"]))
-        self._check_flat(table, columns.values())
-        extra = [name for name in table.columns if name not in columns.values()]
+        used = {*columns.values(), *settings.label_columns}
+        table = without_private(table, settings, needed=(columns["path"], *settings.label_columns))
+        self._check_flat(table, used)
+        extra = [name for name in table.columns if name not in used]
         taken = [name for name in extra if name in _RESERVED]
         if taken:
             raise DataError(
@@ -134,13 +172,18 @@ class ImageManifest:
             raise DataError(
                 f"data.manifest: {self._where}: column {doubled[0]!r} is in the header twice. Fix: rename one"
             )
-        settings = self._settings
+        settings, labels = self._settings, self._settings.label_columns
+        if not labels or len(set(labels)) < len(labels):
+            raise SettingsError(
+                f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several different "
+                "columns. Fix: run `ratchet set data.label_column=NAME`"
+            )
         columns = {
-            "path": settings.path_column, "label": settings.label_columns[0],
+            "path": settings.path_column, "label": labels[0],
             "split": settings.split_column, "group": settings.group_column,
         }  # fmt: skip
         defaults = {name: type(settings).model_fields[f"{name}_column"].default for name in columns}
-        for name, column in columns.items():
+        for name, column in [*columns.items(), *(("label", label) for label in labels[1:])]:
             optional = name in ("split", "group") and column == defaults[name]
             if column not in table.columns and not optional:
                 near = "".join(difflib.get_close_matches(column, table.columns, n=1))
@@ -156,6 +199,10 @@ class ImageManifest:
             name: pl.col(column).cast(pl.String) if column in existing else pl.lit(None, pl.String)
             for name, column in columns.items()
         }
+        labels = self._settings.label_columns
+        if len(labels) > 1:
+            cells = [pl.col(name).cast(pl.String).fill_null("") for name in labels]
+            text["label"] = pl.concat_str(cells, separator="|")
         classes = () if self._settings.classes == "auto" else self._settings.classes
         missing = {name: column.str.strip_chars().is_in(list(MISSING)) for name, column in text.items()}
         known = pl.when(~missing["label"] | text["label"].is_in(list(classes))).then(text["label"])
@@ -230,6 +277,12 @@ class ImageManifest:
         return pl.DataFrame(
             {"id": tree.names, "stamp": tree.stamps}, schema={"id": pl.String, "stamp": pl.String}
         ).with_columns(there=pl.lit(True))
+
+
+def _bad_targets(rows: pl.DataFrame, targets: Labelling) -> list[pl.DataFrame]:
+    """Return the quarantine rows of rows without a valid target."""
+    named = rows.select("row", source=pl.coalesce("normal", "path", pl.format("row {}", "row")), value=targets.shown)
+    return [quarantine.table(named[places], rule) for rule, places in targets.faults.items() if len(places)]
 
 
 def _normal(path: str) -> str | None:

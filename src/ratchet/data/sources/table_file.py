@@ -14,20 +14,21 @@ import polars as pl
 from ratchet.data.reading.identify import HEAD, identify
 from ratchet.errors import DataError, first_line
 
-__all__ = ["MISSING", "TableFile", "read_table"]
+__all__ = ["MISSING", "SEPARATORS", "TableFile", "cells_of", "read_table"]
 
 MISSING = (
     "", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A",
 )  # fmt: skip
 """Texts that other tools write into an empty cell."""
 
-_SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = (",", ";", "\t", "|")
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
 _LONG_CELLS = 1000  # cells of several lines in a column that are checked
 _SNIFFED = 4096  # bytes
+_LINES = 50  # that show how the columns are separated
 _HEADER = 1 << 20  # bytes that the header is in
 
 
@@ -60,6 +61,12 @@ class TableFile:
         return [f"line {self._lines[row] - shift}" for row in rows]
 
     @property
+    def first_lines(self) -> list[str]:
+        """The first lines of a CSV file that are not empty."""
+        lines = (self._content or b"")[:_HEADER].decode(errors="replace").split("\n")
+        return [line for line in lines[:_LINES] if line.strip()]
+
+    @property
     def header(self) -> tuple[str, ...]:
         """The cells of the header as they are in the file."""
         if self._content is None:
@@ -88,7 +95,8 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], names: Sequ
         fix = kind.fix if pointer else "save it as UTF-8 CSV, JSON Lines or Parquet"
         raise DataError(f"{where} is {kind.description}, not a table. Fix: {fix}")
     # Excel's separator line becomes an empty line, which keeps the line numbers.
-    content = re.sub(rb"^sep=.\n", b"\n", _utf8(content, where))
+    content = _utf8(content, where)
+    content = content[5:] if re.match(rb"sep=.\n", content) else content
     head = content[:_HEADER].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)
@@ -119,8 +127,8 @@ def _json(text: str, where: str) -> TableFile:
     lines = [line for line in text.split("\n") if line.strip()]  # other line separators may be part of a text
     if not all(line.lstrip().startswith("{") and line.rstrip().endswith("}") for line in lines):
         raise DataError(
-            f"{where} is one JSON object, not a table. Fix: save a list of objects with one path and "
-            "one label each, JSON Lines, CSV or Parquet"
+            f"{where} is one JSON object, not a table. Fix: save a list of objects, one for each row, "
+            "or JSON Lines, CSV or Parquet"
         )
     return _whole(_parsed(_from_json_lines, "\n".join(lines).encode(), where, "JSON Lines"))
 
@@ -153,20 +161,23 @@ def _utf8(content: bytes, where: str) -> bytes:
             f"{where} is not a readable table: line {line} is not {encoding.upper()} "
             f"(byte 0x{content[start]:02x}). Fix: save it as UTF-8 CSV"
         ) from None
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
+    if b"\r" in content:
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
 
 
 def _separator(text: str, needed: Sequence[str]) -> str:
     """Return the separator that gives the header the needed columns, else the most columns."""
-    header = next((line for line in text.splitlines()[:50] if line.strip()), "")
-    cells = {mark: [cell.strip() for cell in _cells(header, mark)] for mark in _SEPARATORS}
+    header = next((line for line in text.splitlines()[:_LINES] if line.strip()), "")
+    cells = {mark: [cell.strip() for cell in cells_of(header, mark)] for mark in SEPARATORS}
     for mark, names in cells.items():
         if set(needed) <= set(names):
             return mark
     return max(cells, key=lambda mark: len(cells[mark]))  # the first of equals; the comma is the first of all
 
 
-def _cells(line: str, separator: str) -> list[str]:
+def cells_of(line: str, separator: str) -> list[str]:
+    """Return the cells of one line of a CSV file; none if it is no CSV."""
     try:
         return next(csv.reader([line], delimiter=separator), [])
     except csv.Error:
@@ -180,9 +191,11 @@ def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> Tab
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         problem = error
     # polars fills a short record with nulls. Without a null in the last column no record is short.
-    inner = re.search(rb'[^%b\n"]"[^%b\n"]' % ((re.escape(separator).encode(),) * 2), content)
+    is_quoted = b'"' in content
+    inner = is_quoted and re.search(rb'[^%b\n"]"[^%b\n"]' % ((re.escape(separator).encode(),) * 2), content)
     if table is not None and table.width > 1 and not inner and not table[table.columns[-1]].null_count():
-        _check_closed(table, separator, where)
+        if is_quoted:
+            _check_closed(table, separator, where)
         return TableFile(table, _ragged([]), content, separator, has_header)
     plain = _without_quotes(content, separator, has_header=has_header)
     return _by_records(content, separator, where, table, problem, has_header=has_header) if plain is None else plain

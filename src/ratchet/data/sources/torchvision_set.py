@@ -34,6 +34,8 @@ class TorchvisionSet:
         DataError: the set is not found and cannot be downloaded, or does not have images with one class each.
     """
 
+    labelling = None  # the targets are classes
+
     refused = quarantine.rows([])
     is_local = False
 

@@ -10,8 +10,17 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
-from ratchet.data.tables.encode import cleaned, plain_values, texts_of
-from ratchet.data.tables.forms import EPOCH, PLAIN, Ambiguous, Form, date_form, number_form, numbers, seconds
+from ratchet.data.tables.encode import cleaned, plain_values, texts_of, without
+from ratchet.data.tables.forms import (
+    PLAIN,
+    Ambiguous,
+    Form,
+    date_form,
+    number_form,
+    numbers,
+    numeric_date_form,
+    seconds,
+)
 from ratchet.errors import DataError
 
 __all__ = ["CONSTANT", "Type", "TypedColumn", "each", "typed_column"]
@@ -27,6 +36,7 @@ _FEWEST_IDS = 20  # different values that a column of ids has at least
 _LONG = 60  # mean characters of a text that is no category
 _DISTINCT = 0.5  # share of different texts from which a column has texts, not categories
 _ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
+_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -97,9 +107,12 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) 
     typed = plain_values(values, values.name)
     if typed is not None and values.dtype != pl.Boolean:
         is_date = isinstance(values.dtype, pl.Date | pl.Datetime)
-        typed = typed if is_date else _without(typed, missing)
+        typed = typed if is_date else without(typed, missing)
         if wanted in ("categorical", "text", "id"):
             return _categorical(values, texts_of(values, values.name), wanted)
+        if wanted == "datetime" and values.dtype.is_numeric():
+            texts = cleaned(texts_of(values, values.name), missing)
+            return _written(values, texts, len(texts) - texts.null_count(), wanted)
         return _numeric(values, typed, "datetime" if is_date else "numeric", "", f"type {values.dtype} of the file")
     texts = texts_of(values, values.name)
     if values.dtype != pl.Boolean:
@@ -119,15 +132,6 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) 
     return _written(values, texts, known, wanted)
 
 
-def _without(values: pl.Series, missing: tuple[str, ...]) -> pl.Series:
-    """Return Float64 values, with nulls for those that data.missing names."""
-    numbers_meant = numbers(pl.Series(values.name, missing, dtype=pl.String), PLAIN).drop_nulls()
-    if not len(numbers_meant):
-        return values
-    is_missing = values.is_in(numbers_meant.implode()).fill_null(False)
-    return pl.select(pl.when(~is_missing).then(values)).to_series().alias(values.name)
-
-
 def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | None) -> TypedColumn:
     """Return a column of texts: numbers in some form, dates, or neither."""
     present = texts.drop_nulls()
@@ -141,7 +145,7 @@ def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | Non
     if known and wanted in (None, "datetime") and values.dtype != pl.Boolean:
         form = date_form(present) if wanted or _looks_dated(present) else Form("", 0)
         if form.matches >= least or wanted == "datetime":
-            written = form.form or ("%Y%m%d" if seconds(present, "%Y%m%d").count() >= 0.5 * known else EPOCH)
+            written = form.form or numeric_date_form(present)
             return _numeric(values, seconds(texts, written), "datetime", written, f"dates as {written}", texts)
     return _categorical(values, texts, wanted)
 
@@ -165,11 +169,12 @@ def _numeric(
         odd = (read.is_null() & texts.is_not_null()).arg_true()
         if len(odd):
             faults["not-a-date" if kind == "datetime" else "not-a-number"] = odd
-    if max(read.max() or 0.0, -(read.min() or 0.0)) > _LARGEST:  # type: ignore[operator]
+    largest = float(max(read.max() or 0.0, -(read.min() or 0.0)))  # type: ignore[operator,arg-type]
+    if largest > _LARGEST:
         infinite = (read.abs() > _LARGEST).fill_null(False)
         faults["infinite-number"] = infinite.arg_true()
         read = read.set(infinite, None)
-    distinct = read.drop_nulls().n_unique()
+    distinct = _distinct(read) if largest <= _EXACT else values.n_unique() - bool(values.null_count())
     column = TypedColumn(values.name, kind, read, values, why, distinct, form, faults)
     known = len(read) - read.null_count()
     if not known:
@@ -182,6 +187,12 @@ def _numeric(
         if _ID_NAME.search(values.name) and bool((read == read.floor()).all()):
             return replace(column, type="id", why="all values are different, and the name is that of an id")
     return column
+
+
+def _distinct(read: pl.Series) -> int:
+    """Return the number of different known values. NumPy sorts numbers faster than polars hashes them."""
+    known = np.sort(read.drop_nulls().to_numpy())
+    return int(np.count_nonzero(known[1:] != known[:-1])) + bool(len(known))
 
 
 def _categorical(values: pl.Series, texts: pl.Series, wanted: Type | None, why: str = "texts") -> TypedColumn:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from ratchet.data.checks.leakage import determining_columns, revealing_columns
 from ratchet.data.profile import sorted_bins
@@ -24,6 +25,7 @@ _TOP = 20
 _MAX_LISTED = 100
 _LEAK_ROWS = 20_000  # rows of each split that the search for leaks takes
 _LEAK = 0.95  # share of the errors of the commonest class that a single column removes
+_EXACT = 2.0**24  # up to here float32 holds every whole number
 _EXPLAINED = 0.9  # share of a number's variance that a single column explains
 
 
@@ -47,7 +49,9 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
         others = {"other": len(known) - sum(top.values())} if counts.height > _TOP else {}
         names = tuple(counts["value"].head(MAX_CATEGORIES))
         return Described(Column(column.name, "categorical", categories=names), {"values": top | others}, top)
-    numbers = np.sort(known.to_numpy().astype(np.float32)).astype(np.float64)  # as they are packed
+    values = known.to_numpy()
+    offset = _offset(column.type, values)
+    numbers = np.sort((values - offset).astype(np.float32)).astype(np.float64)  # as they are packed
     std = float(numbers.std())
     places = np.linspace(0, len(numbers) - 1, QUANTILES)
     below = places.astype(np.int64)
@@ -55,9 +59,24 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
     quantiles = numbers[below] + (places - below) * (numbers[above] - numbers[below])
     kind: Literal["datetime", "numeric"] = "datetime" if column.type == "datetime" else "numeric"
     described = Column(
-        column.name, kind, float(numbers.mean()), std if std > 0 else 1.0, tuple(quantiles.tolist()), form=column.form
-    )
-    return Described(described, sorted_bins(numbers))
+        column.name, kind, float(numbers.mean()), std if std > 0 else 1.0, tuple(quantiles.tolist()),
+        form=column.form, offset=offset,
+    )  # fmt: skip
+    return Described(described, sorted_bins(numbers + offset))
+
+
+def _offset(kind: str, values: NDArray[np.float64]) -> float:
+    """Return the number that is subtracted before numbers are packed as float32.
+
+    A date has no zero of its own. Other numbers keep theirs, unless they are too large for float32 and closer to each
+    other than to zero: then no value loses digits by it. The middle value is not moved by a date such as 9999-12-31.
+    """
+    low, high = float(values.min()), float(values.max())
+    is_far = max(-low, high) > _EXACT and high - low <= max(low, -high)
+    if kind != "datetime" and not is_far:
+        return 0.0
+    middle = len(values) // 2
+    return float(np.partition(values, middle)[middle])
 
 
 def _listed(column: TypedColumn, described: Described | None) -> dict[str, object]:
@@ -74,8 +93,9 @@ def _listed(column: TypedColumn, described: Described | None) -> dict[str, objec
     if known.type == "categorical":
         return entry | {"categories": len(known.categories), "top": dict(described.top)}
     form = {"form": known.form} if known.form else {}
-    numbers = {"mean": known.mean, "std": known.std, "min": known.quantiles[0], "max": known.quantiles[-1]}
-    return entry | form | numbers | {"quantiles": list(known.quantiles[:: (QUANTILES - 1) // 8])}
+    quantiles = [value + known.offset for value in known.quantiles]
+    numbers = {"mean": known.mean + known.offset, "std": known.std, "min": quantiles[0], "max": quantiles[-1]}
+    return entry | form | numbers | {"quantiles": quantiles[:: (QUANTILES - 1) // 8]}
 
 
 def profile_of(
@@ -89,9 +109,8 @@ def profile_of(
     listed = [*content.features, *content.roles.columns]
     return {
         "rows": dict(packing.sizes),
-        "problem": {"chosen": labels.problem, "why": labels.why, "notes": list(labels.notes)},
+        **labels.described(packing.train),
         "classes": {split: {name: counted.get((split, name), 0) for name in packing.classes} for split in SPLITS},
-        "targets": _targets(packing),
         "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,
@@ -111,20 +130,6 @@ def _copies(packing: "Packing") -> tuple[int, int]:
     rows = rows.filter(pl.col("digest").is_duplicated())
     per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
     return rows.height - per_split, per_split - different
-
-
-def _targets(packing: "Packing") -> dict[str, object]:
-    """Return the share of each label, or statistics of each number, in the training rows."""
-    labels = packing.content.labels
-    if packing.classes:
-        return {}
-    values = labels.values[packing.train].astype(np.float64)
-    if labels.problem == "multi-label":
-        return {name: {"share": float(share)} for name, share in zip(labels.names, values.mean(axis=0), strict=True)}
-    low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
-    rows = zip(labels.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
-    keys = ("mean", "std", "min", "median", "max")
-    return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
 
 
 def _request(column: Column) -> list[dict[str, object]]:

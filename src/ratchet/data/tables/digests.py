@@ -19,7 +19,7 @@ Bits = NDArray[np.uint64]
 _SEEDS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _EXPANDED = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
-_HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
+_HEXADECIMAL = np.frombuffer(b"".join(b"%04x" % pair for pair in range(1 << 16)), np.uint32)  # of two bytes
 _MISSING = 0x7FF8_0000_0000_0001
 
 
@@ -65,7 +65,7 @@ def hexadecimal(digests: Bits) -> pa.Array:
     """Return digests, uint64 (n, 2), as texts of 64 hexadecimal digits."""
     further = [(digests[:, place] ^ np.uint64(factor)) * np.uint64(factor) for place, factor in enumerate(_EXPANDED)]
     lanes = np.column_stack([digests, *further]).astype(">u8")
-    characters = _HEXADECIMAL[lanes.view(np.uint8)]  # two characters for each byte
+    characters = _HEXADECIMAL[lanes.view(">u2")]
     ends = np.arange(len(lanes) + 1, dtype=np.int64) * 64
     return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(characters))
 

@@ -1,15 +1,17 @@
 """Raw rows to the arrays of a model. Ingest and a served model use this one function."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.sources.table_file import MISSING
-from ratchet.data.tables.forms import PLAIN, numbers, seconds
+from ratchet.data.tables.forms import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
 
-__all__ = ["MISSING_TEXTS", "cleaned", "encode", "plain_values", "texts_of"]
+__all__ = ["MISSING_TEXTS", "arrays_of", "cleaned", "encode", "plain_values", "texts_of", "without"]
 
 MISSING_TEXTS = (*MISSING, "?")
 """Texts that mean a missing value in any table."""
@@ -22,8 +24,9 @@ _UNSEEN, _FIRST = 1, 2
 def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return numbers, float32 (n, numeric columns), and codes, int64 (n, categorical columns), of raw rows.
 
-    Further columns are ignored. A value may be typed, or a text as in the file that the model learned from. A date may
-    also be written in ISO 8601, or be a number of seconds since 1970-01-01 UTC.
+    Further columns are ignored. A text is read as in the file that the model learned from. A typed value is taken as it
+    is. A date may also be a text in ISO 8601, or a number as the file has it, else of seconds since 1970-01-01 UTC. A
+    typed number means the category that is the same number, so 7 is "007".
 
     Raises:
         DataError: a column is missing, or a value is no number, no date or infinite.
@@ -34,12 +37,36 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
             f"the rows have no column {', '.join(map(repr, missing))}. The model needs "
             f"{', '.join(column.name for column in input.columns)}. Fix: add it; a value may be empty"
         )
-    values = np.empty((frame.height, len(input.numeric)), np.float32)
-    codes = np.empty((frame.height, len(input.categorical)), np.int64)
-    for place, column in enumerate(input.numeric):
-        values[:, place] = _numbers(frame[column.name], column, input.missing)
-    for place, column in enumerate(input.categorical):
-        codes[:, place] = _codes(frame[column.name], column, input.missing)
+    values = [_numbers(frame[column.name], column, input.missing) for column in input.numeric]
+    texts = [_categories(frame[column.name], column, input.missing) for column in input.categorical]
+    return arrays_of(values, texts, input, rows=frame.height)
+
+
+def arrays_of(
+    numbers: Sequence[pl.Series], texts: Sequence[pl.Series], input: TableInput, *, rows: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the arrays of columns that are already read.
+
+    Args:
+        numbers: Float64, of the numeric columns; null: missing.
+        texts: String, of the categorical columns; null: missing.
+        input: the columns.
+        rows: length of each column.
+
+    Raises:
+        DataError: a number is infinite in float32.
+    """
+    values = np.empty((rows, len(input.numeric)), np.float32)
+    codes = np.empty((rows, len(input.categorical)), np.int64)
+    for place, (column, read) in enumerate(zip(input.numeric, numbers, strict=True)):
+        with np.errstate(over="ignore"):
+            values[:, place] = (read - column.offset if column.offset else read).fill_null(float("nan")).to_numpy()
+        if np.isinf(values[:, place]).any():
+            raise DataError(f"column {column.name!r} has an infinite number. Fix: correct it, or leave it empty")
+    for place, (column, cells) in enumerate(zip(input.categorical, texts, strict=True)):
+        known = cells.cast(pl.Enum(column.categories), strict=False).to_physical().cast(pl.Int64) + _FIRST
+        coded = pl.when(cells.is_null()).then(0).otherwise(known.fill_null(_UNSEEN))
+        codes[:, place] = pl.select(coded).to_series().to_numpy()
     return values, codes
 
 
@@ -86,36 +113,46 @@ def texts_of(values: pl.Series, name: str) -> pl.Series:
     return values.cast(pl.String)
 
 
-def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> NDArray[np.float64]:
-    """Return float64 (n,); NaN: missing."""
+def without(values: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+    """Return Float64 values, with nulls for those that data.missing names."""
+    named = numbers(pl.Series(values.name, missing, dtype=pl.String), PLAIN).drop_nulls()
+    if not len(named):
+        return values
+    is_missing = values.is_in(named.implode()).fill_null(False)
+    return pl.select(pl.when(~is_missing).then(values)).to_series().alias(values.name)
+
+
+def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
+    """Return a column of raw rows as Float64; null: missing. Dates are seconds since 1970-01-01 UTC."""
     read = plain_values(values, column.name)
-    if read is None:
-        texts = cleaned(values.cast(pl.String), missing)
-        if column.type == "datetime":
-            read = seconds(texts, f"{column.form}|{_ISO}" if column.form else _ISO)
-        else:
-            read = numbers(texts, column.form or PLAIN).fill_nan(None)
-            if column.form:
-                read = pl.select(pl.coalesce(read, numbers(texts, PLAIN).fill_nan(None))).to_series()
-        wrong = texts.filter(read.is_null() & texts.is_not_null())
-        if len(wrong):
-            kind = "date" if column.type == "datetime" else "number"
-            raise DataError(f"column {column.name!r}: {wrong[0]!r} is no {kind}. Fix: correct it, or leave it empty")
-    result: NDArray[np.float64] = read.fill_null(float("nan")).to_numpy()
-    with np.errstate(over="ignore"):
-        infinite = np.isinf(result.astype(np.float32)).any()
-    if infinite:
-        raise DataError(f"column {column.name!r} has an infinite number. Fix: correct it, or leave it empty")
-    return result
+    is_date = column.type == "datetime"
+    if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):
+        return without(read, missing)
+    texts = cleaned(texts_of(values, column.name), missing)
+    if is_date:
+        read = seconds(texts, f"{column.form}|{_ISO}" if column.form else _ISO)
+    else:
+        read = numbers(texts, column.form or PLAIN).fill_nan(None)
+    wrong = texts.filter(read.is_null() & texts.is_not_null())
+    if len(wrong):
+        form = f" written as {column.form}" if column.form else ""
+        raise DataError(
+            f"column {column.name!r}: {wrong[0]!r} is no {'date' if is_date else 'number'}{form}. Fix: correct it, or "
+            "leave it empty"
+        )
+    return read
 
 
-def _codes(values: pl.Series, column: Column, missing: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return int64 (n,): 0 is missing, 1 not among the categories."""
+def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
+    """Return a column of raw rows as texts; null: missing."""
     texts = cleaned(texts_of(values, column.name), missing)
     if values.dtype == pl.Boolean:  # a CSV file may have True, TRUE or true
-        texts = texts.replace({name.lower(): name for name in column.categories if name.lower() in ("true", "false")})
-    known = texts.cast(pl.Enum(column.categories), strict=False).to_physical().cast(pl.Int64) + _FIRST
-    codes: NDArray[np.int64] = (
-        pl.select(pl.when(texts.is_null()).then(0).otherwise(known.fill_null(_UNSEEN))).to_series().to_numpy()
-    )
-    return codes
+        return texts.replace({name.lower(): name for name in column.categories if name.lower() in ("true", "false")})
+    if not values.dtype.is_numeric():
+        return texts
+    named = pl.Series(column.categories, dtype=pl.String)
+    same = pl.DataFrame({"number": numbers(named, PLAIN), "name": named}).drop_nulls()
+    same = same.filter(pl.col("number").is_unique() & pl.col("number").is_finite())
+    equal = values.cast(pl.Float64).replace_strict(same["number"], same["name"], default=None, return_dtype=pl.String)
+    is_known = texts.is_null() | texts.is_in(named.implode())
+    return pl.select(pl.when(is_known).then(texts).otherwise(pl.coalesce(equal, texts))).to_series()

@@ -8,20 +8,26 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
-__all__ = ["EPOCH", "PLAIN", "Ambiguous", "Form", "date_form", "number_form", "numbers", "seconds"]
+__all__ = [
+    "PLAIN", "Ambiguous", "Form", "are_numbers", "date_form", "number_form", "numbers", "numeric_date_form", "seconds",
+]  # fmt: skip
 
 PLAIN = "1234.5"
-EPOCH = "seconds"  # form of dates: numbers of seconds since 1970-01-01 UTC
+_DIGITS = "%Y%m%d"
+_UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
+"""Forms of dates: numbers since 1970-01-01 UTC, by their parts of a second."""
+_LATEST = 1e11  # seconds, of the year 5138; a larger number is in a smaller unit
 _SPACED = "1 234"
 _NUMBER_FORMS = ("1234,5", "1,234.5", "1.234,5", f"{_SPACED}.5", f"{_SPACED},5", "1'234.5")
 _PERCENT = tuple(f"{form} %" for form in (PLAIN, *_NUMBER_FORMS))
 _DATES = {
     "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
-    "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y",),
-    "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y"),
-    "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y"),
+    "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
+    "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y", "%y/%m/%d"),
+    "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y", "%y-%m-%d"),
     "9-a-Y": ("%d-%b-%Y",), "9-a-9": ("%d-%b-%y",), "9 a Y": ("%d %b %Y",), "a 9, Y": ("%b %d, %Y",),
 }  # fmt: skip
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month."""
@@ -144,10 +150,21 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _decide(texts: pl.Series, formats: Sequence[str]) -> str:
-    """Return the format of texts of one shape: month or day first."""
-    if len(formats) == 1:
-        return formats[0]
-    month, day = (seconds(texts, form) for form in formats)
+    """Return the format of texts of one shape: year, month or day first."""
+    year_first = [form for form in formats if form.startswith("%y")]
+    others = [form for form in formats if form not in year_first]
+    chosen = others[0] if len(others) == 1 else _month_or_day(texts, *others)
+    for form in year_first:
+        first, last = seconds(texts, form), seconds(texts, chosen)
+        if first.count() > last.count():
+            return form
+        if first.count() == last.count() > 0:
+            return _fewer_years(texts, form, chosen)
+    return chosen
+
+
+def _month_or_day(texts: pl.Series, month_first: str, day_first: str) -> str:
+    month, day = seconds(texts, month_first), seconds(texts, day_first)
     only_month, only_day = (
         texts.filter(first.is_not_null() & second.is_null()) for first, second in ((month, day), (day, month))
     )
@@ -161,7 +178,40 @@ def _decide(texts: pl.Series, formats: Sequence[str]) -> str:
             f"{unequal[0]!r} can be month/day or day/month, and no date of the column decides. Fix: write dates as "
             "YYYY-MM-DD"
         )
-    return formats[1] if len(only_day) else formats[0]
+    return day_first if len(only_day) else month_first
+
+
+def _fewer_years(texts: pl.Series, first: str, last: str) -> str:
+    """Decide which end of dates such as 24/05/31 is the year: that with at most half as many different values."""
+    years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in (first, last)}
+    few, many = sorted(years, key=lambda form: years[form])
+    if 2 * years[few] > years[many] and len(texts) > 1:  # one date alone is no input
+        raise Ambiguous(
+            f"the year can be at the beginning or at the end of {texts[0]!r}, and no date of the column decides. Fix: "
+            "write dates as YYYY-MM-DD"
+        )
+    return few
+
+
+def numeric_date_form(texts: pl.Series) -> str:
+    """Return the form of numbers that data.columns calls dates; no text is null.
+
+    Raises:
+        Ambiguous: they are years.
+    """
+    if seconds(texts, _DIGITS).count() >= 0.5 * len(texts):
+        return _DIGITS
+    values = texts.cast(pl.Float64, strict=False).drop_nulls().to_numpy()
+    values = np.abs(values[np.isfinite(values)])
+    middle = float(np.median(values)) if len(values) else 0.0
+    if len(values) and values.min() >= 1000 and values.max() < 3000 and (values == np.floor(values)).all():
+        raise Ambiguous(f"{texts[0]!r} is a year, and a date has a month and a day. Fix: set data.columns to numeric")
+    return next((unit for unit, parts in _UNITS.items() if middle < _LATEST * parts), "nanoseconds")
+
+
+def are_numbers(form: str) -> bool:
+    """Return whether dates of this form are numbers."""
+    return form == _DIGITS or form in _UNITS
 
 
 def seconds(texts: pl.Series, form: str) -> pl.Series:
@@ -171,8 +221,8 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
     """
     values = pl.Series([None], dtype=pl.Float64).new_from_index(0, len(texts))
     for single in form.split("|"):
-        if single == EPOCH:
-            read = texts.cast(pl.Float64, strict=False).fill_nan(None)
+        if single in _UNITS:
+            read = texts.cast(pl.Float64, strict=False).fill_nan(None) / _UNITS[single]
         else:
             read = texts.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6
         values = pl.select(pl.coalesce(values, read)).to_series()

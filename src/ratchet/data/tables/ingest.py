@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ratchet.data import quarantine, set_rules
+from ratchet.data import overrides, quarantine, set_rules
 from ratchet.data.manifest import Manifest
 from ratchet.data.privacy import without_private
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
@@ -27,16 +27,19 @@ _SAMPLE = 2000  # rows of a trial run
 
 
 def ingest_table(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False
-) -> Manifest:
+    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
+    released: pl.DataFrame | None = None,
+) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    `released`: table of the rows released by hand.
 
     Raises:
         SettingsError: a setting names no column of the table, or settings contradict each other.
         DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
     """
-    source = open_table(settings, root=root)
-    return _Ingest(settings, source, table, report, sample=sample).fill(draft)
+    ingest = _Ingest(settings, open_table(settings, root=root), table, report, sample=sample)
+    return ingest.fill(draft, overrides.read(None) if released is None else released)
 
 
 class _Ingest:
@@ -58,11 +61,33 @@ class _Ingest:
             require(source, name, "data.label_column")
         for name in settings.columns:
             require(source, name, "data.columns")
+            self._check_type(name)
         self.frame = without_private(source.frame, settings, needed=settings.label_columns)
 
-    def fill(self, draft: Path) -> Manifest:
+    def _check_type(self, name: str) -> None:
+        """Check that a column with a type in data.columns can be a feature."""
+        others = {"data.label_column": self.settings.label_columns, "data.drop": self.settings.drop}
+        for setting, names in others.items():
+            if name in names:
+                raise SettingsError(
+                    f"params.yaml: data.columns: found {name}, which {setting} names too; allowed: columns to learn "
+                    "from. Fix: take it out of data.columns"
+                    + ("; data.problem sets how the label is read" if setting == "data.label_column" else "")
+                )
+
+    def fill(self, draft: Path, released: pl.DataFrame) -> Manifest:
         """Write the packed set and the quarantine table."""
         self.report(0, self.total)
+        content, bad, used = self._content(released)
+        self.source, self.frame = self.source.without_rows(), self.frame.clear()  # the texts of all cells
+        packing = Packing(self.settings, self.source, content, bad, used)
+        del content
+        self._check_set(packing)
+        self.report(self.total, self.total)
+        return packing.write(draft)
+
+    def _content(self, released: pl.DataFrame) -> tuple[Content, pl.DataFrame, pl.DataFrame]:
+        """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
         roles, faults = self._roles(frame)
@@ -78,14 +103,10 @@ class _Ingest:
             named = [self._role(texts_of(frame[name], name), "label") for name in self.settings.label_columns]
             faults |= rules.personal([*features, *roles.columns, *named])
         refused = rules.refused_rows(features, labels, faults, rows=rows, file=self.source.file, texts=frame)
-        bad = pl.concat([bad, refused])
+        bad, used = overrides.apply(pl.concat([bad, refused]), released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad)
-        content = Content(rows, features, roles, labels).filter(good)
-        packing = Packing(self.settings, self.source, content, bad)
-        self._check_set(packing)
-        self.report(self.total, self.total)
-        return packing.write(draft)
+        return Content(rows, features, roles, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the good records, their numbers from 1, and the quarantine rows of the others.
@@ -173,9 +194,8 @@ class _Ingest:
         column = self._typed(frame[name])
         if column.values.dtype != pl.Float64:
             raise DataError(
-                f"{self.source.where}: data.order_by: column {name!r} has {column.why} such as {column.texts[0]!r}, "
-                "and rows are sorted by numbers or dates. Fix: set data.order_by to another column, or write dates as "
-                "YYYY-MM-DD"
+                f"{self.source.where}: data.order_by: column {name!r} has no numbers or dates ({column.why}, such as "
+                f"{column.texts[0]!r}). Fix: set data.order_by to another column, or write dates as YYYY-MM-DD"
             )
         return column
 
@@ -194,8 +214,17 @@ class _Ingest:
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
             )
+        order = packing.content.roles.order
+        if empty and order is not None:
+            raise DataError(
+                f"{self.source.where}: split {empty[0]} is empty, because rows with equal {self.settings.order_by!r} "
+                f"share a split, and it has {order.n_unique():,} different values. Fix: set data.order_by to another "
+                "column, or to none"
+            )
         settings = self.settings.model_copy(update={"min_per_class": 1}) if self.sample else self.settings
-        set_rules.check_index(packing.index.drop("id"), settings, classes=packing.classes, table=self.table)
+        groups = packing.content.roles.groups
+        index = packing.index.drop("id") if groups is None else packing.index.drop("id").with_columns(group=groups)
+        set_rules.check_index(index, settings, classes=packing.classes, table=self.table)
 
 
 def _known(order: TypedColumn) -> pl.Series:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import pack, quarantine
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, digests, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import Described
 from ratchet.data.tables.digests import hexadecimal, matrix_bits, row_digests
-from ratchet.data.tables.encode import encode
+from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
@@ -29,7 +29,6 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["Content", "Packing", "Roles"]
 
-_MIB = 1 << 20
 Array = NDArray[np.float32] | NDArray[np.int64]
 
 
@@ -92,12 +91,15 @@ class Packing:
         index: one row for each: row (its number in the file), id, source, split, label and class.
         digest: of features and target, uint64 (rows, 2).
         bad: the quarantine table, with the rows that are also in a split of a higher rank.
+        released: releases by hand that let rows in.
         classes: names of the classes; empty if the targets are none.
     """
 
-    def __init__(self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame) -> None:
-        self.settings, self.source = settings, source
-        self.classes = content.labels.names if content.labels.problem == "classification" else ()
+    def __init__(
+        self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame, released: pl.DataFrame
+    ) -> None:
+        self.settings, self.source, self.released = settings, source, released
+        self.classes = content.labels.classes
         digest = content.digest()
         roles = content.roles
         split = splits.assigned(settings, digest, given=roles.given, groups=roles.groups, order=roles.order)
@@ -163,10 +165,13 @@ class Packing:
                 "Fix: set the type of a column in data.columns"
             )
         input = TableInput(tuple(feature.column for feature in self.described.values()), self.settings.missing)
-        frame = pl.DataFrame([column.values for column in self.content.features if column.name in self.described])
-        numbers, codes = encode(frame, input)
+        values = {column.name: column.values for column in self.content.features}
+        numbers, codes = arrays_of(
+            [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],
+            input, rows=len(self.digest),
+        )  # fmt: skip
         arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
-        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(frame))
+        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(self.digest))
         with ThreadPoolExecutor(1) as pool:
             index = pool.submit(self._write_index, draft, packed)
             written = self._write_arrays(draft, arrays)
@@ -175,7 +180,8 @@ class Packing:
         conflicts = exact_duplicates.label_conflicts(self._copied(packed)) if self.classes else []
         files.write_json(draft / "profile.json", describe.profile_of(self, conflicts, by_rule))
         notes = {
-            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule
+            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule,
+            "released": tuple(self.released.to_dicts()),
         }  # fmt: skip
         manifest = Manifest.sealed(
             notes, format=FORMAT, name=self.source.name, input=input, target=self.content.labels.target(self.train),
@@ -203,6 +209,7 @@ class Packing:
         pq.write_table(
             table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
             use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
+            write_statistics=[name for name in table.column_names if name not in unlike],
             compression={name: "none" if name in digests else "zstd" for name in table.column_names},
         )  # fmt: skip
 
@@ -215,23 +222,11 @@ class Packing:
             part = slice(start, start + rows)
             folder = draft / split
             folder.mkdir()
-            shards = {name: self._shards(folder, name, values[part]) for name, values in arrays.items()}
+            shards = {
+                name: pack.write_shards_of(folder, name, values[part], shard_mib=self.settings.shard_mib)
+                for name, values in arrays.items()
+            }
             targets = pack.write_array(folder, "targets", self.content.labels.values[part])
             written[split] = SplitFiles(rows, shards, targets, pack.write_array(folder, "keys", keys[part]))
             start += rows
         return written
-
-    def _shards(self, folder: Path, name: str, values: Array) -> tuple[Shard, ...]:
-        """Write an array in files of at most data.shard_mib MiB, and check what the disk returns."""
-        step = max(1, self.settings.shard_mib * _MIB // max(1, values[:1].nbytes))
-        shards = []
-        for number, start in enumerate(range(0, len(values), step)):
-            part = values[start : start + step]
-            file = pack.write_array(folder, f"{name}-{number:05d}", part)
-            if files.digest_file(folder.parent / file.file) != file.sha256:
-                raise DataError(
-                    f"{file.file}: the disk returns other content than was written. Fix: check the disk, then ingest "
-                    "again"
-                )
-            shards.append(Shard(file.file, len(part), file.sha256))
-        return tuple(shards)

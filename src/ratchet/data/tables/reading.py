@@ -1,14 +1,16 @@
 """The file of a table as a frame: its header, names and cells, and the rows that are no rows."""
 
 import difflib
+import os
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole
-from ratchet.data.sources.table_file import TableFile, read_table
+from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
+from ratchet.data.sources.table_file import SEPARATORS, TableFile, cells_of, read_table
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -16,6 +18,10 @@ from ratchet.settings.model import DataSettings
 __all__ = ["RawTable", "open_table", "require"]
 
 _HEADER_SAMPLE = 2000  # rows
+_MOST = 0.8  # share of the lines that have the same number of cells
+_OTHERS = {"::": 9, "^": 1, " ": 1}
+"""Separators that are not read, with the number of cells by a usual separator up to which they count."""
+_PANDAS = {"::": "::", "^": r"\^", " ": r"\s+"}
 _HEAD = 1 << 16  # bytes
 
 
@@ -39,6 +45,10 @@ class RawTable:
     name: str
     has_header: bool
 
+    def without_rows(self) -> "RawTable":
+        """Return the table without its content, which is most of the memory of an ingest."""
+        return replace(self, frame=self.frame.clear(), file=TableFile(self.frame.clear(), self.ragged))
+
 
 def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     """Read the file data.path.
@@ -52,6 +62,7 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     where, needed = f"data.path: {shown}", settings.label_columns
     file = read_table(content, where=where, needed=needed)
     header = [name.strip() for name in file.header]
+    _check_layout(file.first_lines, where)
     has_header = not _looks_like_data(header, file.table, wanted=needed)
     if not has_header:
         names = [f"column_{place}" for place in range(1, len(header) + 1)]
@@ -73,8 +84,8 @@ def _content(path: str, root: Path) -> bytes:
     """Return the bytes of a local or remote file."""
     if not is_url(path):
         local = root / expanded(path)
-        if not local.is_file():
-            raise DataError(f"data.path: {local} {_why_no_file(local)}")
+        if not os.path.isfile(local):
+            raise DataError(f"data.path: {local} {why_unusable(local)}. Fix: set it to {_near_file(local)}")
         folder, name = str(local.parent), local.name
     else:
         folder, _, name = path.rpartition("/")
@@ -90,12 +101,46 @@ def _content(path: str, root: Path) -> bytes:
     return content
 
 
-def _why_no_file(path: Path) -> str:
-    if path.is_dir():
+def _near_file(path: Path) -> str:
+    """Return the fix for a path that is no file, with a likely file."""
+    if os.path.isdir(path):
         tables = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (".csv", ".tsv", ".parquet"))
-        return f"is a folder. Fix: set it to a file{f', such as {path / tables[0]}' if tables else ''}"
-    near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1)
-    return f"does not exist. Fix: set it to a CSV or Parquet file{f' ({near[0]}?)' if near else ''}"
+        return f"a file{f', such as {path / tables[0]}' if tables else ''}"
+    others = [file.name for file in path.parent.glob("*") if file.is_file()] if os.path.isdir(path.parent) else []
+    near = difflib.get_close_matches(path.name, others, n=1)
+    return f"a CSV or Parquet file{f' ({near[0]}?)' if near else ''}"
+
+
+def _check_layout(lines: list[str], where: str) -> None:
+    """Check that a CSV file has a known separator, and no title above its header."""
+    columns = {mark: [len(cells_of(line, mark)) for line in lines] for mark in SEPARATORS}
+    usual = {mark: max(counts[1:], key=counts[1:].count, default=1) for mark, counts in columns.items()}
+    separator = max(usual, key=lambda mark: usual[mark])
+    first, rest = columns[separator][:1], columns[separator][1:]
+    other = next((mark for mark, least in _OTHERS.items() if usual[separator] <= least and _divides(mark, lines)), None)
+    if other is not None:
+        raise DataError(
+            f"{where}: the columns are separated by {other!r}; allowed are comma, semicolon, tab and |. Fix: save it "
+            f"with commas, such as with pandas: read_csv(FILE, sep={_PANDAS[other]!r}, engine='python').to_csv()"
+        )
+    fits = any(1 < counts[0] == usual[mark] for mark, counts in columns.items() if counts)
+    if first and first[0] < usual[separator] and not fits and rest.count(usual[separator]) >= _MOST * len(rest):
+        raise DataError(
+            f"{where}: the first line ({lines[0][:40]!r}) has {first[0]} of the {usual[separator]} cells of the rest. "
+            "Fix: delete a title above the header, or write one name for each column"
+        )
+    names = [cell for cell in cells_of(lines[0], separator) if cell.strip()] if lines and first[0] > 1 else []
+    if len(names) == 1 and usual[separator] > 2:
+        raise DataError(
+            f"{where}: the first line has one name ({names[0]!r}) for {usual[separator]} columns. Fix: delete a title "
+            "above the header, or write one name for each column"
+        )
+
+
+def _divides(mark: str, lines: list[str]) -> bool:
+    """Return whether a mark divides all lines into the same number of cells."""
+    counts = {len(re.findall(_PANDAS[mark], line.strip())) for line in lines}
+    return len(lines) > 1 and len(counts) == 1 and counts != {0}
 
 
 def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[str, ...]) -> bool:
@@ -122,7 +167,7 @@ def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[st
 def _names(header: list[str], where: str) -> list[str]:
     """Return the names of the columns; those without one are numbered."""
     names = [name or f"column_{place}" for place, name in enumerate(header, start=1)]
-    doubled = [name for place, name in enumerate(names) if name in names[:place]]
+    doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
         raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
     return names

@@ -1,5 +1,6 @@
 """Rules about single rows of a table. A row that breaks one is quarantined."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import polars as pl
@@ -15,6 +16,8 @@ from ratchet.data.tables.targets import Labelling
 
 __all__ = ["Faults", "personal", "refused_rows", "shared_rows"]
 
+_AT_ONCE = 50  # rules of one schema; pandera's time for each grows with the width of the table
+
 Faults = dict[tuple[str, str], pl.Series]
 """Places of the rows that break a rule in a column, by rule and column."""
 
@@ -26,7 +29,7 @@ def refused_rows(
     """Return the quarantine rows of the rows that break a rule.
 
     Args:
-        columns: the features; the schema checks their types too.
+        columns: the features.
         labels: the targets.
         further: faults of other columns.
         rows: number of each row in the file, from 1.
@@ -38,28 +41,29 @@ def refused_rows(
     }
     faults |= {(rule, ""): places for rule, places in labels.faults.items() if len(places)}
     faults |= {key: places for key, places in further.items() if len(places)}
-    frame = {"row": rows, "label": labels.shown.cast(pl.String)}
-    schema = {"row": pa.Column(pl.Int64), "label": pa.Column(pl.String, nullable=True)}
-    for place, column in enumerate(columns):
-        frame[f"feature {place}"] = column.values
-        schema[f"feature {place}"] = pa.Column(column.values.dtype, nullable=True)
-    good = pl.Series([True]).new_from_index(0, len(rows))
-    keys = {f"{rule} {place}": key for place, (key, rule) in enumerate((key, key[0]) for key in faults)}
-    for name, key in keys.items():
-        frame[name] = good.clone().scatter(faults[key], False)
-        schema[name] = pa.Column(pl.Boolean, must(key[0]))
-    frame["source"] = _places(faults, rows, file)
-    cells = {f"cell {column}": texts[column].cast(pl.String) for _, column in keys.values() if column}
-    return failures(pl.DataFrame(frame | cells), schema, _values(keys), source="source")
+    source, content = _places(faults, rows, file, texts)
+    broken = [quarantine.rows([])]
+    for start in range(0, len(faults), _AT_ONCE):
+        frame = {"row": rows, "source": source, "content": content, "label": labels.shown.cast(pl.String)}
+        chosen = list(faults)[start : start + _AT_ONCE]
+        keys = {f"{key[0]} {place}": key for place, key in enumerate(chosen)}
+        for name, key in keys.items():
+            frame[name] = pl.Series([True]).new_from_index(0, len(rows)).scatter(faults[key], False)
+        schema = {name: pa.Column(pl.Boolean, must(rule)) for name, (rule, _) in keys.items()}
+        cells = {f"cell {column}": texts[column].cast(pl.String) for _, column in keys.values() if column}
+        broken.append(failures(pl.DataFrame(frame | cells), schema, _values(keys), source="source"))
+    return pl.concat(broken).sort("row", "rule", "value")
 
 
-def _places(faults: Faults, rows: pl.Series, file: TableFile) -> pl.Series:
-    """Return "line 7" for each row with a fault; null for the others."""
-    names = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
+def _places(faults: Faults, rows: pl.Series, file: TableFile, texts: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Return "line 7" and the SHA-256 (hex) of the cells for each row with a fault; null for the others."""
+    none = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
     if not faults:
-        return names
+        return none, none
     bad = pl.concat([places.cast(pl.UInt32) for places in faults.values()]).unique().sort()
-    return names.scatter(bad, pl.Series(file.places(rows.gather(bad).to_list())))
+    cells = ("\x1f".join(map(str, row)) for row in texts[bad].iter_rows())
+    contents = pl.Series([hashlib.sha256(row.encode()).hexdigest() for row in cells], dtype=pl.String)
+    return none.scatter(bad, pl.Series(file.places(rows.gather(bad).to_list()))), none.clone().scatter(bad, contents)
 
 
 def _values(keys: dict[str, tuple[str, str]]) -> Callable[[str, str], pl.Expr | None]:

@@ -1,5 +1,6 @@
 """The problem of a table, and the target of each row."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -8,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.checks.label_spelling import look_alikes
+from ratchet.data.checks.label_spelling import look_alikes, skeleton
 from ratchet.data.tables.encode import cleaned, plain_values, texts_of
 from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
@@ -24,6 +25,7 @@ _LEAST_OF_INTEGER = 5  # rows of each integer that is a class
 _ID_SHARE = 0.5  # share of different labels from which they are no classes
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
+_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,28 @@ class Labelling:
     def take(self, places: NDArray[np.int64]) -> "Labelling":
         """Return the targets of the rows at these places."""
         return replace(self, values=self.values[places], shown=self.shown[places], faults={})
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty if the targets are none."""
+        return self.names if self.problem == "classification" else ()
+
+    def described(self, train: slice) -> dict[str, object]:
+        """Return the problem, and statistics of the training rows' targets, as profile.json has them."""
+        problem = {"chosen": self.problem, "why": self.why, "notes": list(self.notes)}
+        return {"problem": problem, "targets": self._statistics(train)}
+
+    def _statistics(self, train: slice) -> dict[str, dict[str, float]]:
+        """Return the share of each label, or statistics of each number, in the training rows; none of classes."""
+        if self.classes:
+            return {}
+        values = self.values[train].astype(np.float64)
+        if self.problem == "multi-label":
+            return {name: {"share": float(share)} for name, share in zip(self.names, values.mean(axis=0), strict=True)}
+        low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
+        rows = zip(self.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
+        keys = ("mean", "std", "min", "median", "max")
+        return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
 
     def target(self, train: slice) -> Target:
         """Return the description of the target; statistics are those of the training rows."""
@@ -103,6 +127,12 @@ class _Label:
     def numeric_share(self) -> float:
         return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether the column has 0 and 1. Another number means that it has not, another text is a fault."""
+        binary, known = self.binary(), self.numbers.drop_nulls()
+        return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
+
     def binary(self) -> pl.Series:
         """Return 0 or 1 for each text that means one, Float64; null for others."""
         known = {text: _TRUE[text.lower()] for text in self.counts if text.lower() in _TRUE}
@@ -119,7 +149,7 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
             )
         return settings.problem, "data.problem"
     if len(columns) > 1:
-        if all(column.binary().null_count() <= column.texts.null_count() for column in columns):
+        if all(column.is_binary for column in columns):
             return "multi-label", f"{len(columns)} label columns with 0 and 1"
         if all(column.numeric_share > 0.5 for column in columns):
             return "regression", f"{len(columns)} label columns with numbers"
@@ -132,8 +162,9 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
     if column.is_boolean or column.numeric_share < 0.9:
         return "classification", f"texts in {column.name!r}"
     known = column.numbers.drop_nulls()
-    counts = known.value_counts()["count"]
     whole = bool((known == known.floor()).all())
+    exact = column.texts if whole and known.abs().max() >= _EXACT else column.numbers  # type: ignore[operator]
+    counts = exact.drop_nulls().value_counts()["count"]
     least = int(counts.min())  # type: ignore[arg-type]
     if whole and len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER:
         return "classification", f"{len(counts)} different whole numbers in {column.name!r}"
@@ -141,20 +172,23 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
 
 
 def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
-    """Check that a number to predict has at least two values."""
-    known = values[np.isfinite(values)]
+    """Check that a number to predict has at least two values as float32."""
+    with np.errstate(over="ignore"):
+        known = values.astype(np.float32)
+    known = known[np.isfinite(known)]
     if len(known) and (known == known[0]).all():
         raise DataError(
-            f"{where}: label column {name!r} has only the value {known[0]:g}, so there is nothing to predict. "
-            "Fix: set data.label_column"
+            f"{where}: label column {name!r} has only the value {known[0]:g}, to the 7 digits of float32, so there is "
+            "nothing to predict. Fix: set data.label_column, or subtract or scale the numbers before"
         )
 
 
 def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> Labelling:
-    texts, notes = _plain_classes(column)
+    wanted = None if settings.classes == "auto" else settings.classes
+    texts, notes = _plain_classes(column, wanted)
     counts: dict[str, int] = dict(texts.drop_nulls().value_counts().rows())
-    if settings.classes != "auto":
-        classes = tuple(settings.classes)
+    if wanted is not None:
+        classes = tuple(wanted)
     else:
         if len(counts) > max(_FEW, _ID_SHARE * len(column.present)):
             raise DataError(
@@ -168,6 +202,7 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
             f"{where}: label column {column.name!r} has only one class ({classes[0]!r}), but at least two are needed. "
             "Fix: set data.label_column"
         )
+    notes += _spellings(column.name, [name for name in classes if name in counts])
     places = {name: place for place, name in enumerate(classes)}
     labels = texts.replace_strict(places, default=None, return_dtype=pl.Int64)
     faults = {
@@ -189,26 +224,41 @@ def _in_order(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def _plain_classes(column: _Label) -> tuple[pl.Series, tuple[str, ...]]:
-    """Return labels without the final point that all have, or that another spelling lacks, and without ".0"."""
-    texts, notes = column.texts, []
-    if (
-        column.numeric_share == 1.0
-        and not column.is_boolean
-        and not column.texts.drop_nulls().str.contains(r"^0\d").any()
-    ):
-        plain = texts_of(column.numbers, column.name)
-        if any(name not in column.counts for name in plain.drop_nulls().unique()):
-            notes.append(f"{column.name}: whole numbers are classes without decimal point")
-        return plain, tuple(notes)
+def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Series, tuple[str, ...]]:
+    """Return labels without the final point that all have, or that another spelling lacks, and without ".0".
+
+    A label of data.classes, `wanted`, stays as it is.
+    """
+    own = set(wanted or ())
+    if column.numeric_share == 1.0 and not column.is_boolean and not column.present.str.contains(r"^0\d").any():
+        read = pl.DataFrame({"text": column.texts, "number": texts_of(column.numbers, column.name)}).unique("text")
+        changed = {
+            text: number for text, number in read.drop_nulls().rows()
+            if text not in own and not text.removeprefix("-").isdecimal()
+        }  # fmt: skip
+        changed = {text: number for text, number in changed.items() if text != number}
+        note = f"{column.name}: whole numbers are classes without decimal point"
+        return column.texts.replace(changed), (note,) if changed else ()
     pointed = {name: name[:-1].rstrip() for name in column.counts if name.endswith(".") and len(name) > 1}
     all_pointed = len(pointed) == len(column.counts)
     changed = {name: plain for name, plain in pointed.items() if all_pointed or plain in column.counts}
-    if changed:
-        first = min(changed)
-        notes.append(f"{column.name}: the final point is removed, as in {first!r}")
-        texts = texts.replace(changed)
-    return texts, tuple(notes)
+    changed = {name: plain for name, plain in changed.items() if name not in own and (not own or plain in own)}
+    if not changed:
+        return column.texts, ()
+    return column.texts.replace(changed), (f"{column.name}: the final point is removed, as in {min(changed)!r}",)
+
+
+def _spellings(column: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return a note about each group of classes that look alike, such as yes and Yes."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in classes:
+        alike[skeleton(name)].append(name)
+    return tuple(
+        f"{column}: {' and '.join(map(repr, names))} differ only in spelling, and they are {len(names)} classes. To "
+        "make them one, write them alike in the file"
+        for names in alike.values()
+        if len(names) > 1
+    )
 
 
 def _numbers(columns: Sequence[_Label], where: str, why: str) -> Labelling:

@@ -1,6 +1,7 @@
 """Sources of texts: a table, a folder of classes with one text per file, or files of texts, one class per file."""
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ import numpy as np
 import polars as pl
 
 from ratchet.data import quarantine
-from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage
+from ratchet.data.labelled import LabelledSamples
+from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
-from ratchet.data.sources.image_folder import ImageFolder
+from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.tables.targets import Labelling
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
-from ratchet.data.texts.table import SAMPLE, TABLES, TextSamples, read_table_of_texts
+from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
@@ -23,6 +25,7 @@ __all__ = ["read_samples"]
 
 Report = Callable[[int, int], None]
 
+_UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})  # folders of texts without a class
 _NOT_SAMPLES = re.compile(r"(read.?me|licen[sc]e|copying|changelog)", re.IGNORECASE)
 _LAYOUT = (
     "set it to a CSV or Parquet file with a text and a label in each row, a folder with one folder of texts per "
@@ -30,7 +33,7 @@ _LAYOUT = (
 )
 
 
-def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> TextSamples:
+def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> LabelledSamples:
     """Read all texts of the source that data.path names.
 
     Args:
@@ -60,24 +63,23 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
 def _is_file(path: str, root: Path) -> bool:
     """Whether a setting names a file with a table, not a folder."""
     if is_url(path):
-        return path.partition("?")[0].casefold().endswith(TABLES)
+        is_table = path.partition("?")[0].casefold().endswith(TABLES)
+        if not is_table and path.startswith("http"):
+            raise DataError(
+                f"data.path: found {path}. A web server lists no files. Fix: name the address of a table "
+                f"({', '.join(TABLES)}), or copy the texts here"
+            )
+        return is_table
     local = root / expanded(path)
-    if not local.exists():
-        raise DataError(f"data.path: {local} does not exist. Fix: {_LAYOUT}")
-    if local.is_file() and local.suffix.casefold() == ".txt":
+    is_file = os.path.isfile(local)
+    if not is_file and not os.path.isdir(local):
+        raise DataError(f"data.path: {local} {why_unusable(local)}. Fix: {_LAYOUT}")
+    if is_file and local.suffix.casefold() == ".txt":
         raise DataError(
             f"data.path: {local} is one text file without labels. Fix: {_LAYOUT}; for a language model set "
             "data.kind=tokens"
         )
-    return local.is_file()
-
-
-def _content(storage: Storage, name: str) -> bytes:
-    content = storage.read(name)
-    if isinstance(content, bytes):
-        return content
-    with content as file:
-        return file.read()
+    return is_file
 
 
 def _digest(content: bytes) -> str:
@@ -88,15 +90,21 @@ def _frame(rows: Sequence[Sequence[Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SAMPLE, orient="row")
 
 
-def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> TextSamples:
+def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> LabelledSamples:
     """Read a folder of classes, or train, validation and test folders of classes: each file is a text."""
     source = ImageFolder(storage, settings.label_level, of="texts")
+    unlabelled = [name for name in source.classes if name.casefold() in _UNLABELLED]
+    if unlabelled:
+        raise DataError(
+            f"{storage.where}: the class folder {unlabelled[0]!r} has the name of texts without a class. Fix: move it "
+            "away, or rename it if it is a class"
+        )
     listed = subset(source.listing, classes=len(source.classes)) if sample else source.listing
     extra = [name for name in listed.columns if name.startswith("level_")]
     rows = []
     for done, (row, name, split) in enumerate(listed.select("row", "id", "split").iter_rows(), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
             decoded = decode(content)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
@@ -105,34 +113,34 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
     refused = quarantine.table(source.refused.select("source", "row", "value"), "unreadable-text")
     table = _frame(rows).with_columns(listed[name] for name in extra)
     labels = _labelling(listed["label"], source.classes, "the folders are the classes")
-    return TextSamples(source.name, storage.where, table, labels, refused, tuple(extra))
+    return LabelledSamples(source.name, storage.where, table, labels, refused, tuple(extra))
 
 
-def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> TextSamples:
-    """Read files of texts, one per line. The part of a file's name that the others do not share is the class."""
+def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> LabelledSamples:
+    """Read files of texts, one per line; see `_named`."""
     files = [name for name in names if not _NOT_SAMPLES.search(name)]
     if len(files) < 2:
         raise DataError(f"data.path: {storage.where} has {len(files)} files and no folders. Fix: {_LAYOUT}")
-    labels = _distinct_parts(files)
+    labels, splits = _named(files, storage.where)
     classes = tuple(sorted(set(labels)))
     targets: list[int] = []
     rows: list[tuple[Any, ...]] = []
-    for done, (name, label) in enumerate(zip(files, labels, strict=True), 1):
+    for done, (name, label, split) in enumerate(zip(files, labels, splits, strict=True), 1):
         try:
-            content = _content(storage, name)
+            content = read_whole(storage, name)
         except OSError as error:
             raise DataError(
                 f"{storage.where}/{name}: cannot be read ({error.strerror or error}). Fix: {_LAYOUT}"
             ) from None
         for line, (raw, decoded) in enumerate(_lines(content, f"{storage.where}/{name}"), 1):
-            rows.append((len(rows), f"{name}:{line}", *decoded, _digest(raw), None, None))
+            rows.append((len(rows), f"{name}:{line}", *decoded, _digest(raw), split, None))
             targets.append(classes.index(label))
         report(done, len(files))
     others = [(name, at) for at, name in enumerate((name for name in names if name not in files), len(rows))]
     beside = pl.DataFrame(others, schema={"source": pl.String, "row": pl.Int64}, orient="row")
     refused = quarantine.table(beside.with_columns(value=pl.lit("a description of the data")), "unreadable-text")
     targeted = _labelling(pl.Series(targets, dtype=pl.Int64), classes, "the names of the files are the classes")
-    return TextSamples(storage.name, storage.where, _frame(rows), targeted, refused)
+    return LabelledSamples(storage.name, storage.where, _frame(rows), targeted, refused)
 
 
 def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> Labelling:
@@ -160,11 +168,42 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[bytes, Decoded]]:
         at += len(raw) + 1
 
 
-def _distinct_parts(names: Sequence[str]) -> list[str]:
-    """Return the part of each name that is left without the parts that all share: rt.neg, rt.pos -> neg, pos."""
-    parts = [re.findall(r"[^._-]+[._-]*", name) for name in names]
-    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
-        parts = [each[:-1] for each in parts]
-    while all(len(each) > 1 for each in parts) and len({each[0] for each in parts}) == 1:
-        parts = [each[1:] for each in parts]
-    return ["".join(each).strip("._-") for each in parts]
+def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None]]:
+    """Return the class and the split of each file: rt.neg, rt.pos -> neg, pos; train_pos, test_pos -> pos, pos.
+
+    The class is the part of a name that the others do not share. A part that names a split is not of the class.
+
+    Raises:
+        DataError: all are of one class, or only some names have a split.
+    """
+    parts = _distinct_parts([re.findall(r"[^._-]+[._-]*", name) for name in files])
+    places = [[place for place, part in enumerate(name) if _plain(part).casefold() in SPLIT_FOLDERS] for name in parts]
+    splits = [
+        _plain(name[place[0]]) if place and len(name) > 1 else None for name, place in zip(parts, places, strict=True)
+    ]
+    if any(splits) and None in splits:
+        given = next(name for name, split in zip(files, splits, strict=True) if split)
+        raise DataError(
+            f"{where}: {given!r} names a split, and {files[splits.index(None)]!r} names none. Fix: rename one of them"
+        )
+    if any(splits):
+        parts = _distinct_parts([
+            [*name[: place[0]], *name[place[0] + 1 :]] for name, place in zip(parts, places, strict=True)
+        ])  # fmt: skip
+    labels = [_plain("".join(name)) for name in parts]
+    if len(set(labels)) == 1:
+        raise DataError(f"{where}: the names of the {len(files)} files give one class, {labels[0]!r}. Fix: {_LAYOUT}")
+    return labels, splits
+
+
+def _distinct_parts(names: Sequence[list[str]]) -> list[list[str]]:
+    """Return the parts of each name without those that all names begin or end with."""
+    parts = list(names)
+    for end in (-1, 0):
+        while all(len(each) > 1 for each in parts) and len({_plain(each[end]) for each in parts}) == 1:
+            parts = [each[:-1] if end else each[1:] for each in parts]
+    return parts
+
+
+def _plain(part: str) -> str:
+    return part.strip("._-")

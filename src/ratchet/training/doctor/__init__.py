@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import ImageInput, TokensInput
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.dataset_checks import balanced_rows
@@ -22,11 +22,12 @@ from ratchet.training.doctor.settings_checks import check_disk, check_memory, ch
 from ratchet.training.models import Model, ModelSpec
 from ratchet.training.plan import Plan
 
-__all__ = ["Finding", "describe_finding", "examine"]
+__all__ = ["Finding", "check_samples", "describe_finding", "examine"]
 
 _SAMPLES, _SAMPLES_LARGE = 16, 8  # that the model is tried on; the second where the first would have more values than
 _LARGE = 1 << 20
-_WRONG_LABELS = {"labels-out-of-range", "labels-renumbered", "labels-of-neighbours"}
+_FEWEST_PIECES, _TOKENS = 4, 1024  # of a token stream: fewer pieces if they have more tokens than that
+_WRONG_TARGETS = {"labels-out-of-range", "targets-not-finite", "labels-renumbered", "labels-of-neighbours"}
 
 
 def examine(
@@ -45,7 +46,7 @@ def examine(
     """Return everything that is wrong with a training that is about to begin.
 
     Args:
-        train, validation: its data; a few samples are read, and of packed data up to 256 MiB of pixels.
+        train, validation: its data; a few samples are read, and of packed data up to 256 MiB to find equal samples.
         model: on `device`, with its initial weights, not compiled.
         device, precision: as chosen for the run.
         pretrained: file that weights were loaded from, if any.
@@ -54,22 +55,19 @@ def examine(
     """
     rows = len(train) if rows is None else rows
     with reproducible(plan.seed, deterministic=plan.deterministic):
-        is_image_classifier = isinstance(spec.input, ImageInput) and isinstance(spec.target, Classes)
         findings = [
-            *(check_samples(train, validation, spec.classes, plan) if is_image_classifier else ()),
+            *check_samples(train, validation, spec, plan),
             *check_settings(model, plan, rows=rows, pretrained=pretrained),
             *check_disk(model, plan, checkpoints),
         ]
         memory = partial(check_memory, model, plan, device=device, precision=precision, rows=rows)
-        if any(finding.rule in _WRONG_LABELS for finding in findings):
+        if any(finding.rule in _WRONG_TARGETS for finding in findings):
             return findings
         if without_batch := list(memory(activations=0)):
             return findings + without_batch
-        if not is_image_classifier:
-            return findings
-        (images,), labels = _batch(train, spec, plan, device)
+        batch = _batch(train, spec, plan, device)
         try:
-            probe = ModelProbe(model, images, labels, plan, spec.target, pretrained=pretrained is not None)
+            probe = ModelProbe(model, batch, plan, spec, pretrained=pretrained is not None)
         except TrainingError as error:  # training itself may need no copy
             reason, _, _ = str(error).partition(". Fix: ")
             return [*findings, Finding.of("model-not-examined", reason=reason)]
@@ -78,6 +76,9 @@ def examine(
 
 def _batch(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
     """Return the batch that the model is tried on, without augmentation."""
-    values = _SAMPLES * math.prod(spec.image.shape)
-    rows = balanced_rows(train, _SAMPLES if values <= _LARGE else _SAMPLES_LARGE, plan)
-    return next(train.feed([rows], device))
+    count = _SAMPLES
+    if isinstance(spec.input, TokensInput):
+        count = max(_FEWEST_PIECES, min(_SAMPLES, _TOKENS // spec.input.context))
+    elif isinstance(spec.input, ImageInput) and _SAMPLES * math.prod(spec.input.shape) > _LARGE:
+        count = _SAMPLES_LARGE
+    return next(train.feed([balanced_rows(train, count, plan)], device))

@@ -19,7 +19,7 @@ from ratchet.training.doctor.passes import generator_states, same_tensor, seeded
 from ratchet.training.doctor.rules import Finding
 from ratchet.training.plan import Plan
 
-__all__ = ["ReadSamples", "Reading", "balanced_rows", "check_dataset", "read_sample", "read_samples"]
+__all__ = ["ReadSamples", "Reading", "balanced_rows", "check_dataset", "has_classes", "read_sample", "read_samples"]
 
 _RUNS = 8  # runs of neighbours
 _LARGEST_BYTES, _LONGEST_SECONDS = 96 << 20, 4.0
@@ -53,9 +53,14 @@ class Reading:
 
 
 def balanced_rows(split: Split, count: int, plan: Plan) -> NDArray[np.int64]:
-    """Draw up to `count` rows, about equally many of each class: int64, sorted, dependent on the plan's seed."""
+    """Draw up to `count` rows, about equally many of each class: int64, sorted, dependent on the plan's seed.
+
+    Of other problems, rows are drawn at random.
+    """
     generator = np.random.Generator(np.random.Philox(plan.seed))
     drawn = generator.choice(len(split), min(len(split), 1000 * count), replace=False)
+    if not has_classes(split):
+        return np.sort(drawn[:count])
     drawn = drawn[split.targets[drawn] != plan.ignore_index]
     labels = np.asarray(split.targets[drawn])
     turn = np.zeros(len(labels), np.int64)  # number of rows of the same class that were drawn before
@@ -63,6 +68,12 @@ def balanced_rows(split: Split, count: int, plan: Plan) -> NDArray[np.int64]:
         of_class = labels == label
         turn[of_class] = np.arange(of_class.sum())
     return np.sort(drawn[np.argsort(turn, kind="stable")[:count]])
+
+
+def has_classes(split: Split) -> bool:
+    """Return whether the targets are one class for each sample."""
+    targets = split.targets
+    return targets.ndim == 1 and len(targets) == len(split) and np.issubdtype(targets.dtype, np.integer)
 
 
 def read_sample(dataset: Any, place: int, seed: int) -> Reading:
@@ -113,7 +124,7 @@ def _rows(split: Split, count: int, plan: Plan) -> NDArray[np.int64]:
     starts = np.linspace(0, max(0, len(split) - run), _RUNS).astype(np.int64)
     rows = np.unique((starts[:, None] + np.arange(run)).ravel())
     rows = rows[(rows < len(split))]
-    return np.asarray(rows[split.targets[rows] != plan.ignore_index])
+    return np.asarray(rows[split.targets[rows] != plan.ignore_index]) if has_classes(split) else rows
 
 
 def _seed(place: int) -> int:

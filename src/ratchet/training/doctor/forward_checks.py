@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from ratchet.training.batches import Inputs
 from ratchet.training.device import seed_step
 from ratchet.training.doctor.layers import batch_norms, layer_name, layer_names, tracks
 from ratchet.training.doctor.passes import (
@@ -23,7 +24,7 @@ from ratchet.training.doctor.passes import (
     seeded_generators,
 )
 from ratchet.training.doctor.rules import Finding
-from ratchet.training.models import Model
+from ratchet.training.models import ImageModel, Model
 
 __all__ = ["check_modes", "check_passes"]
 
@@ -54,7 +55,7 @@ def check_modes(model: Model, *, pretrained: bool) -> Iterator[Finding]:
         yield Finding.of("training-mode-incomplete", *affected, batch_norms=norms)
 
 
-def check_passes(model: Model, images: torch.Tensor, seed: int, *, pretrained: bool) -> Iterator[Finding]:
+def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -> Iterator[Finding]:
     """Compare three passes in training mode, two of them from one seed, and one in eval mode.
 
     Weights are changed a little first, so that a constant that forward() writes into them is noticed.
@@ -67,7 +68,7 @@ def check_passes(model: Model, images: torch.Tensor, seed: int, *, pretrained: b
 
         def run(mode: str, offset: int) -> _Pass:
             model.load_state_dict(start, strict=False)
-            return _Pass.run(model, images, mode, seed=seed + offset)
+            return _Pass.run(model, inputs, mode, seed=seed + offset)
 
         first, again, other = (run("training", offset) for offset in (0, 0, 1))
         for offset in range(1, _PASSES):  # stochastic depth skips some layers in each pass
@@ -79,7 +80,8 @@ def check_passes(model: Model, images: torch.Tensor, seed: int, *, pretrained: b
     yield from _randomness(first, again, other)
     yield from _batch_norms(model, first, pretrained=pretrained)
     yield from _dropouts(model, first)
-    yield from _input(model.prepared(images)[0].float(), {"training": first.input, "eval": evaluated.input})
+    if isinstance(model, ImageModel):
+        yield from _input(model.prepared(*inputs)[0].float(), {"training": first.input, "eval": evaluated.input})
     changed = next((each for each in (first, evaluated) if each.changed), None)
     if changed is not None:
         yield Finding.of("changed-in-forward", *changed.changed, mode=changed.mode)
@@ -98,16 +100,16 @@ class _Pass:
     unmoved: list[str]  # batch norms in training mode with the same running statistics as before
 
     @classmethod
-    def run(cls, model: Model, images: torch.Tensor, mode: str, *, seed: int) -> "_Pass":
+    def run(cls, model: Model, inputs: Inputs, mode: str, *, seed: int) -> "_Pass":
         model.train(mode == "training")
         norms = {name: norm for name, norm in batch_norms(model).items() if norm.training and tracks(norm)}
         statistics = {name: _statistics(norm) for name, norm in norms.items()}
         watched = [*model.named_parameters(), *(model.named_buffers() if mode == "eval" else ())]
         before = {path: tensor.detach().clone() for path, tensor in watched}
-        seed_step(seed, 0, images.device)
+        seed_step(seed, 0, inputs[0].device)
         with Recorder() as calls:
-            logits = model(images)
-        generators = generator_states(images.device)
+            logits = model(*inputs)
+        generators = generator_states(inputs[0].device)
         after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         changed = layer_names(p for p, tensor in before.items() if p in after and not same_tensor(tensor, after[p]))
         unmoved = [n for n, norm in norms.items() if norm.training and torch.equal(statistics[n], _statistics(norm))]

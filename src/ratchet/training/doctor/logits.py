@@ -1,4 +1,4 @@
-"""Check the last operations before the logits: functions that bound them, and factors that make them tiny or huge."""
+"""Check the last operations before the outputs: functions that bound them, and factors that make them tiny or huge."""
 
 import math
 
@@ -10,7 +10,7 @@ from ratchet.training.doctor.rules import Finding
 
 __all__ = ["check_logits", "probability_function"]
 
-_PROBABILITY = 1.0e-4  # by which the probabilities of one image may miss a sum of 1
+_PROBABILITY = 1.0e-4  # by which the probabilities of one sample may miss a sum of 1
 _PASSES = {  # operations that keep the order and the meaning of the values
     "Add", "Alias", "As", "AsStrided", "Clone", "Contiguous", "Div", "Expand", "Mul", "Neg", "Permute", "Reshape",
     "ReshapeAlias", "Select", "Slice", "Squeeze", "Sub", "T", "ToCopy", "Transpose", "Unsqueeze", "UnsafeView", "View",
@@ -30,6 +30,13 @@ _BOUNDS = {  # operation -> name of the function, whether it always harms
     "Clamp": ("clamp", False),
 }
 _RANGES = {"Softmax": 1.0, "Sigmoid": 1.0, "Hardsigmoid": 1.0, "Tanh": 2.0}  # largest minus smallest value
+_LIMITS = {  # smallest and largest value
+    "Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0),
+    "Relu": (0.0, math.inf), "Threshold": (0.0, math.inf), "Softplus": (0.0, math.inf), "Elu": (-1.76, math.inf),
+    "Gelu": (-0.17, math.inf), "Silu": (-0.28, math.inf),
+}  # fmt: skip
+_SCALING = {"Add", "Div", "Mul", "Neg", "Sub"}
+_OUT_OF_REACH = 0.1  # share of the numbers
 _LEAF = "torch::autograd::AccumulateGrad"
 _ROUNDING = 1e-4  # share of the distance between two samples' logits by which their sums may differ
 _NEARLY = 3e-3  # the same for their lengths, which the epsilon of a norm changes
@@ -39,7 +46,7 @@ _SCALES = 1e-2, 1e2  # factors between the last layer and the logits; fastnet ha
 
 def probability_function(logits: torch.Tensor) -> str | None:
     """Return softmax, log-softmax or sigmoid where the logits are the output of one."""
-    values = logits.detach().double()
+    values = logits.detach().double().flatten(0, -2)
     sums = torch.ones(len(values), dtype=torch.float64, device=values.device)
     if values.min() >= 0 and torch.allclose(values.sum(1), sums, rtol=0, atol=_PROBABILITY):
         return "softmax"
@@ -50,14 +57,21 @@ def probability_function(logits: torch.Tensor) -> str | None:
     return "sigmoid" if last is not None and operation(last) == "Sigmoid" else None
 
 
-def check_logits(logits: torch.Tensor, mode: str, *, takes_logits: bool) -> Finding | None:
-    """Check for bounds that keep the loss from falling, and for factors that make logits tiny or huge.
+def check_logits(
+    logits: torch.Tensor, mode: str, *, takes_logits: bool, binary: bool = False,
+    numbers: torch.Tensor | None = None,
+) -> Finding | None:  # fmt: skip
+    """Check for bounds that keep the loss from falling, and for factors that make outputs tiny or huge.
 
     Args:
-        logits: with their graph, float (samples, classes).
+        logits: with their graph, float (..., outputs).
         takes_logits: whether the loss applies a softmax or a sigmoid itself.
+        numbers: scaled targets of the batch where numbers are predicted, in training mode.
+        binary: whether each output is a probability of its own.
     """
-    if takes_logits and (limit := _bound(logits)) is not None:
+    if numbers is not None and (unreachable := _out_of_reach(logits, numbers)) is not None:
+        return unreachable
+    if takes_logits and (limit := _bound(logits, binary=binary)) is not None:
         function, lowest = limit
         if lowest > 0:
             return Finding.of("bounded-logits", mode=mode, function=function, lowest_loss=lowest)
@@ -68,16 +82,29 @@ def check_logits(logits: torch.Tensor, mode: str, *, takes_logits: bool) -> Find
     return Finding.of("logits-too-small" if factor < 1 else "logits-too-large", mode=mode, factor=factor)
 
 
-def _bound(logits: torch.Tensor) -> tuple[str, float] | None:
-    """Return the function that bounds the logits and the lowest cross-entropy they allow (0: unknown)."""
-    values = logits.detach().double()
+def _out_of_reach(outputs: torch.Tensor, numbers: torch.Tensor) -> Finding | None:
+    """Look for a last function whose range lacks many of the numbers; None where a factor or a shift follows it."""
+    passed, last = _last_operation(outputs)
+    function = "" if last is None else operation(last)
+    if function not in _LIMITS or any(operation(node) in _SCALING for node in passed):
+        return None
+    low, high = _LIMITS[function]
+    share = float(((numbers < low) | (numbers > high)).float().mean())
+    return Finding.of("bounded-numbers", function=_BOUNDS[function][0], share=share) if share > _OUT_OF_REACH else None
+
+
+def _bound(logits: torch.Tensor, *, binary: bool) -> tuple[str, float] | None:
+    """Return the function that bounds the logits and the lowest loss they allow (0: unknown)."""
+    values = logits.detach().double().flatten(0, -2)
     classes = values.shape[1]
     _, last = _last_operation(logits)
     if last is not None and operation(last) in _BOUNDS:
         function, always = _BOUNDS[operation(last)]
-        lowest = _lowest_loss(_span(last, values), classes)
+        lowest = _lowest_loss(_span(last, values) / (2 if binary else 1), 2 if binary else classes)
         if always or lowest > _LOWEST_LOSS:
             return function, lowest
+    if binary:
+        return None
     distance = float((values - values.mean(0)).norm(dim=1).mean())  # of one sample's logits from the others'
     if distance <= 0:
         return None
@@ -93,7 +120,7 @@ def _bound(logits: torch.Tensor) -> tuple[str, float] | None:
 def _factor(logits: torch.Tensor) -> float | None:
     """Return the factor between the last layer's output and the logits; None where it cannot be found."""
     passed, last = _last_operation(logits)
-    if last is None or not passed:
+    if last is None or not passed or operation(last) == "Sum":  # a sum has no scale of its own
         return None
     gradients: list[torch.Tensor] = []
     hook = last.register_prehook(lambda given: gradients.extend(each for each in given if each is not None))

@@ -81,6 +81,11 @@ _MODEL = {
         "gradients shrink and the loss cannot come near 0",
         "return logits from forward(), without the {function}",
     ),
+    "bounded-numbers": Rule(
+        "The outputs are those of a {function}: {share:.0%} of the targets are out of its range. A model predicts "
+        "numbers in units of their standard deviation from their mean, which are negative too",
+        "return the last layer's output from forward(), without the {function}",
+    ),
     "redundant-log-softmax": Rule(
         "The model returns the output of a log-softmax, and training.loss cross-entropy applies another. It changes "
         "neither loss nor gradients, but takes time",
@@ -88,8 +93,7 @@ _MODEL = {
         severity="warning",
     ),
     "bounded-logits": Rule(
-        "In {mode} mode the logits are the output of a {function}: the cross-entropy loss cannot fall below "
-        "{lowest_loss:.2g}",
+        "In {mode} mode the logits are the output of a {function}: the loss cannot fall below {lowest_loss:.2g}",
         "return the last layer's output from forward(), without the {function}",
     ),
     "one-sided-logits": Rule(
@@ -106,25 +110,40 @@ _MODEL = {
         "return the last layer's output unchanged",
     ),
     "mixed-samples": Rule(
-        "In {mode} mode the logits of a sample depend on other samples of the batch: replacing those changes them by "
-        "{share:.2g} of the largest logit",
+        "In {mode} mode the outputs of a sample depend on other samples of the batch: replacing those changes them by "
+        "{share:.2g} of the largest output",
         "look for a reshape, view or transpose that joins the batch axis with another, an operation over dim 0 (mean, "
         "softmax, norm), or a permutation of the samples",
         {"running_statistics": ". Batch norms used their running statistics in this test"},
     ),
     "batch-axis-lost": Rule(
-        "A batch of one sample gets logits of shape {shape}, expected {expected}",
+        "A batch of one sample gets outputs of shape {shape}, expected {expected}",
         "remove squeeze() from forward(), or name its axis; flatten(1) keeps the batch axis",
     ),
     "divided-by-batch-size": Rule(
-        "Logits are divided by the batch size: a sample alone gets {batch} times the logits that it has in a batch of "
+        "Outputs are divided by the batch size: a sample alone gets {batch} times the logits that it has in a batch of "
         "{batch}",
         "remove the division: the loss already takes the mean over the batch",
     ),
     "batch-size-dependence": Rule(
-        "In eval mode a sample alone gets other logits than in a batch of {batch} "
+        "In eval mode a sample alone gets other outputs than in a batch of {batch} "
         "(largest difference {difference:.3g})",
         "look for len(batch), a statistic over dim 0, or a batch norm that always uses the statistics of the batch",
+    ),
+    "padding-dependence": Rule(
+        "The outputs of a text depend on the padding behind it (largest difference {difference:.3g}), so on the "
+        "longest text of its batch",
+        "leave the padding, id 0, out of sums and means, and give attention a mask",
+    ),
+    "later-tokens": Rule(
+        "The prediction of a token depends on later tokens (largest difference {difference:.3g}): the model sees the "
+        "answers in training and has none when it writes",
+        "use causal attention (is_causal=True), and pad convolutions on the left only",
+    ),
+    "unused-columns": Rule(
+        "No output depends on the columns {subject}",
+        "look for an index or a slice in forward() that leaves them out, or drop them with data.drop",
+        severity="warning",
     ),
     "unused-channels": Rule(
         "No logit depends on channel {subject} of the images",
@@ -149,7 +168,7 @@ _MODEL = {
         "training mode only",
     ),
     "unseeded-forward": Rule(
-        "In training mode two passes over the same images, from the same weights and seed, give different logits "
+        "In training mode two passes over the same samples, from the same weights and seed, give different outputs "
         "(largest difference {difference:.3g}): the model uses its own random generator, or counts its calls outside "
         "its buffers. A resumed run cannot restore that state",
         "call torch's random functions without generator=, and keep counters in buffers (register_buffer)",
@@ -171,12 +190,12 @@ _MODEL = {
     "eval-mode-left": Rule("A forward pass in eval mode leaves {subject} in training mode", _LOOP_SETS_MODE),
     "training-mode-left": Rule("A forward pass in training mode leaves {subject} in eval mode", _LOOP_SETS_MODE),
     "random-in-eval": Rule(
-        "In eval mode two passes over the same images give different logits",
+        "In eval mode two passes over the same samples give different outputs",
         "write dropout as nn.Dropout, or pass training=self.training to the function",
     ),
     "no-running-statistics": Rule(
-        "{subject} has no running statistics (track_running_stats=False): in eval mode the logits of a sample depend "
-        "on the other samples of its batch",
+        "{subject} has no running statistics (track_running_stats=False): in eval mode the outputs of a sample "
+        "depend on the other samples of its batch",
         "leave track_running_stats at its default, True, or use group or layer norm",
     ),
     "frozen-running-statistics": Rule(
@@ -195,7 +214,7 @@ _MODEL = {
         "set 0.1 to 0.5: the argument is the share that is dropped, not the share that is kept",
     ),
     "weight-decay-sensitive": Rule(
-        "Weights that are {decay:g} smaller give completely different logits, and training.weight_decay "
+        "Weights that are {decay:g} smaller give completely different outputs, and training.weight_decay "
         "{weight_decay:g} makes weights smaller at each step",
         "set training.weight_decay: 0. For a layer of torch.nn.utils.parametrizations.orthogonal, "
         'orthogonal_map="matrix_exp" or "cayley" works with weight decay too',
@@ -211,7 +230,7 @@ _MODEL = {
     "no-gradient": Rule(
         "In {steps} steps no gradient reached {subject}",
         "call the layer in forward(), without detach(), .data, .item(), NumPy or torch.no_grad() between it and the "
-        "logits; or remove it",
+        "outputs; or remove it",
     ),
     "unregistered-parameters": Rule(
         "PyTorch does not see {subject}: no step changes them, no checkpoint holds them, and they are not moved to the "
@@ -227,30 +246,40 @@ _MODEL = {
         "load weights with model.pretrained, set requires_grad, or register them as buffers if they are constants",
     ),
     "first-loss-high": Rule(
-        "The loss before the first step is {loss:.3g}; a model without knowledge has ln({classes}) = {chance:.3g}",
-        "start the last layer from small weights, and do not scale in forward(): images are already normalised",
+        "The loss before the first step is {loss:.3g}; a model without knowledge has {formula}{chance:.3g}",
+        "start the last layer from small weights, and do not scale in forward(): inputs are already normalised",
     ),
     "first-loss-low": Rule(
-        "The loss before the first step is {loss:.3g}; a model without knowledge has ln({classes}) = {chance:.3g}",
-        "look for the label in the images themselves, or for weights that were loaded from elsewhere",
+        "The loss before the first step is {loss:.3g}; a model without knowledge has {formula}{chance:.3g}",
+        "look for the target in the inputs themselves, or for weights that were loaded from elsewhere",
     ),
     "cannot-overfit": Rule(
-        "{steps} steps on the same {images} images, at learning rates {rates}, leave {wrong:.0%} of them wrong",
+        "{steps} steps on the same {samples} samples, at learning rates {rates}, correct {learned:.0%} of the errors "
+        "of a constant prediction",
         "look in the model for a constant, a detach(), a shape that mixes samples, or an activation that dies between "
-        "images and logits",
+        "input and output",
     ),
     "kept-graph": Rule(
         "{subject} keeps the autograd graph of every step so far: memory grows until it is used up",
         "keep tensor.detach(), or .item() of a single number",
     ),
     "nondeterministic": Rule("{problem}", "{fix}"),
-    "step-fails": Rule("A training step on {images} images fails ({error})", "correct the model's forward()"),
+    "step-fails": Rule("A training step on {samples} samples fails ({error})", "correct the model's forward()"),
 }
 
 _DATA = {
     "labels-out-of-range": Rule(
-        "{count:,} labels in {split} are not 0 to {highest}, the {classes} classes: {subject}",
+        "{count:,} labels in {split} are not 0 to {highest} ({meaning}): {subject}",
         "correct the labels and ingest again, or set training.ignore_index to the label of samples that do not count",
+    ),
+    "targets-not-finite": Rule(
+        "{count:,} targets in {split} are not finite numbers (columns {subject}): the loss becomes NaN",
+        "remove these samples or correct them, and ingest again",
+    ),
+    "constant-columns": Rule(
+        "All rows of train have one value in the columns {subject}: nothing can be learned from them",
+        "drop them with data.drop, or train on rows in which they differ",
+        severity="warning",
     ),
     "labels-renumbered": Rule(
         "Classes are numbered differently in train and in validation ({subject}): a small classifier gets {train:.0%} "
@@ -290,6 +319,11 @@ _DATA = {
     "leak-by-pixels": Rule(
         "{count:,} images of validation are also in train, pixel for pixel: validation metrics are too optimistic",
         "remove them from one of the two splits, and ingest again",
+    ),
+    "leak-by-content": Rule(
+        "{count:,} of {of:,} {parts} of validation are also in train, value for value: validation metrics are too "
+        "optimistic",
+        "remove them from one of the two splits, or keep samples that belong together in one split (data.group_column)",
     ),
     "augmented-validation": Rule(
         "data.factory: validation is augmented. {count} of {of} samples (numbers {subject}) depend on the seed, and "

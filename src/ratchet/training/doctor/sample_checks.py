@@ -2,22 +2,40 @@
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ratchet.kinds import (
+    Classes,
+    ImageInput,
+    Input,
+    Labels,
+    NextToken,
+    Numbers,
+    TableInput,
+    Target,
+    TextInput,
+    TokensInput,
+)
 from ratchet.training.batches import Split
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.doctor.dataset_checks import ReadSamples, check_dataset, read_samples
 from ratchet.training.doctor.rules import Finding
 from ratchet.training.doctor.split_checks import check_labels_of_neighbours, check_splits_agree, check_values
+from ratchet.training.models import ModelSpec
 from ratchet.training.plan import Plan
+from ratchet.training.streams import StreamSplit
 
 __all__ = ["check_images", "check_samples"]
 
 _COMPARED_BYTES = 256 << 20  # of pixels of each split, from all over it
 _BLOCK_BYTES = 4 << 20  # read at a time
+_COMMON, _COMMON_LINES = 0.02, 0.2  # shares of equal rows or texts, and of equal lines, that are usual
+_LONG_LINE = 40  # bytes
+_ROWS = 10_000  # of a table, whose columns are compared
 _READ_TRAIN, _READ_HELD_OUT = 512, 256  # samples whose labels and values are tested
 _FEWEST = 20  # samples, below which nothing is tested
 _FEWEST_OF_CLASS = 5  # samples of a class, below which it is left out
@@ -28,34 +46,51 @@ _SHARED = 0.02  # share of other classes' samples that may have a class's value 
 _CLASSES_TRIED = 20
 
 
-def check_samples(train: Split, validation: Split, classes: tuple[str, ...], plan: Plan) -> Iterator[Finding]:
-    """Yield the findings about the data. Labels and orientation are compared only where no images are repeated."""
+def check_samples(train: Split, validation: Split, spec: ModelSpec, plan: Plan) -> Iterator[Finding]:
+    """Yield the findings about the data. Those about pixels are for images, those that compare labels for classes."""
     for split in (train, validation):
-        yield from _labels(split, len(classes), plan.ignore_index)
-    yield from _same_keys(train, validation)
+        yield from _targets(split, spec.target, plan.ignore_index)
+    if not isinstance(spec.input, TokensInput):  # a piece's id is its place in the split
+        yield from _same_keys(train, validation)
     if isinstance(train, DatasetSplit):
         yield from check_dataset(train, validation, plan)
     elif not isinstance(validation, DatasetSplit):
-        yield from _same_pixels(train, validation)
+        yield from _same_content(train, validation, spec.input)
+    if isinstance(spec.input, TableInput):
+        yield from _constant_columns(train, spec.input)
+    if isinstance(spec.input, ImageInput):
+        yield from _check_pixels(train, validation, plan, classes=isinstance(spec.target, Classes))
+
+
+def _check_pixels(train: Split, validation: Split, plan: Plan, *, classes: bool) -> Iterator[Finding]:
+    """Check images. Labels and orientation are compared only where no images are repeated."""
     samples, held_out = read_samples(train, _READ_TRAIN, plan), read_samples(validation, _READ_HELD_OUT, plan)
-    in_train = list(check_images(samples))
-    yield from in_train or check_images(held_out)
+    in_train = list(check_images(samples, classes=classes))
+    yield from in_train or check_images(held_out, classes=classes)
     misplaced: list[Finding] = []
-    if not in_train:
+    if classes and not in_train:
         misplaced = [*check_labels_of_neighbours(samples)] or [*check_labels_of_neighbours(held_out)]
     yield from misplaced
     yield from check_values(samples, held_out)
-    if not in_train and not misplaced:
+    if classes and not in_train and not misplaced:
         yield from check_splits_agree(samples, held_out)
 
 
-def _labels(split: Split, classes: int, ignored: int) -> Iterator[Finding]:
-    labels = np.asarray(split.targets)
-    wrong = np.unique(labels[((labels < 0) | (labels >= classes)) & (labels != ignored)])
-    if len(wrong):
-        count = int(np.isin(labels, wrong).sum())
-        numbers = {"count": count, "highest": classes - 1, "classes": classes}
-        yield Finding.of("labels-out-of-range", *map(str, wrong), split=split.name, **numbers)
+def _targets(split: Split, target: Target, ignored: int) -> Iterator[Finding]:
+    """Look for classes that do not exist, labels that are not 0 to 1, and numbers that are not finite."""
+    rows = np.arange(len(split))
+    if isinstance(target, NextToken):  # in range by the tokenizer, so a few are enough
+        rows = rows[:: len(rows) // _ROWS + 1]
+    values = split.host_targets(rows)
+    if isinstance(target, Numbers):
+        if count := int((~np.isfinite(values)).sum()):
+            yield Finding.of("targets-not-finite", *target.names, count=count, split=split.name)
+        return
+    highest = 1 if isinstance(target, Labels) else target.outputs - 1
+    wrong = ~((values >= 0) & (values <= highest)) & (values != ignored)
+    if wrong.any():
+        counts = {"count": int(wrong.sum()), "highest": highest, "meaning": target.described}
+        yield Finding.of("labels-out-of-range", *map(str, np.unique(values[wrong])), split=split.name, **counts)
 
 
 def _same_keys(train: Split, validation: Split) -> Iterator[Finding]:
@@ -64,27 +99,67 @@ def _same_keys(train: Split, validation: Split) -> Iterator[Finding]:
         yield Finding.of("leak-by-id", count=count, of=len(validation))
 
 
-def _same_pixels(train: Split, validation: Split) -> Iterator[Finding]:
-    digests = list(_digests(validation))
-    both = set(digests).intersection(_digests(train))
-    if both:
-        yield Finding.of("leak-by-pixels", count=sum(digest in both for digest in digests))
+def _same_content(train: Split, validation: Split, described: Input) -> Iterator[Finding]:
+    """Look for samples of validation that are also in train.
+
+    Rows of a table count with their target. A few equal rows, texts or lines are usual.
+    """
+    digests = list(_digests(validation, described))
+    both = set(digests).intersection(_digests(train, described))
+    count = sum(digest in both for digest in digests)
+    if isinstance(described, ImageInput):
+        if count:
+            yield Finding.of("leak-by-pixels", count=count)
+        return
+    is_stream = isinstance(described, TokensInput)
+    if count > (_COMMON_LINES if is_stream else _COMMON) * len(digests):
+        parts = "lines" if is_stream else f"{described.sample}s"
+        finding = Finding.of("leak-by-content", count=count, of=len(digests), parts=parts)
+        yield finding.warning_if(2 * count < len(digests))
 
 
-def _digests(split: Split) -> Iterator[bytes]:
-    """Yield a digest of each image; of a large split, of the images in blocks from all over it."""
-    (images,) = split.arrays
-    size = images.nbytes // max(1, len(images)) or 1
+def _digests(split: Split, described: Input) -> Iterator[bytes]:
+    """Yield a digest of each sample; of a large split, of the samples in blocks from all over it.
+
+    Of a token stream, of each long line.
+    """
+    if isinstance(split, StreamSplit):
+        lines = split.text[:_COMPARED_BYTES].tobytes().split(b"\n")
+        yield from (hashlib.blake2b(line, digest_size=8).digest() for line in lines if len(line) >= _LONG_LINE)
+        return
+    size = sum(array.nbytes for array in split.gather(np.arange(min(1, len(split))))) or 1
     block = max(1, _BLOCK_BYTES // size)
     starts = np.arange(0, len(split), block)
     most = max(1, _COMPARED_BYTES // (block * size))
     for start in starts if len(starts) <= most else starts[:: -(-len(starts) // most)]:
-        for image in images.gather(np.arange(start, min(start + block, len(split)))):
-            yield hashlib.blake2b(image.tobytes(), digest_size=8).digest()
+        rows = np.arange(start, min(start + block, len(split)))
+        arrays = list(split.gather(rows))
+        if isinstance(described, TableInput):
+            arrays.append(split.host_targets(rows))
+        for parts in zip(*arrays, strict=True):
+            contents = (part.rstrip(b"\0") if isinstance(described, TextInput) else part for part in map(_bytes, parts))
+            yield hashlib.blake2b(b"".join(contents), digest_size=8).digest()
 
 
-def check_images(samples: ReadSamples) -> Iterator[Finding]:
-    """Look for repeated images; where there are none, for positions that reveal the label."""
+def _bytes(values: NDArray[Any]) -> bytes:
+    return bytes(values.tobytes())
+
+
+def _constant_columns(train: Split, table: TableInput) -> Iterator[Finding]:
+    """Look for columns with one value in all training rows; of a large split, in rows from all over it."""
+    rows = np.unique(np.linspace(0, len(train) - 1, _ROWS).astype(np.int64))
+    if len(rows) < _FEWEST:
+        return
+    constant = []
+    for values, columns in zip(train.gather(rows), (table.numeric, table.categorical), strict=True):
+        same = (values == values[:1]) | ((values != values) & (values[:1] != values[:1]))  # NaN is a missing value
+        constant += [column.name for column, is_same in zip(columns, same.all(0), strict=True) if is_same]
+    if constant:
+        yield Finding.of("constant-columns", *constant)
+
+
+def check_images(samples: ReadSamples, *, classes: bool = True) -> Iterator[Finding]:
+    """Look for repeated images; where there are none and samples have classes, for positions that reveal the label."""
     count = len(samples)
     if count < _FEWEST:
         return
@@ -92,6 +167,8 @@ def check_images(samples: ReadSamples) -> Iterator[Finding]:
     if different <= _PARTLY * count:
         finding = Finding.of("repeated-images", count=count, split=samples.split, different=different)
         yield finding.warning_if(different > _REPEATED * count)
+        return
+    if not classes:
         return
     flat = samples.images.reshape(count, -1)
     positions = _constant_positions(flat, samples.labels)

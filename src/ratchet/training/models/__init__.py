@@ -13,7 +13,8 @@ from torch import nn
 
 from ratchet import files
 from ratchet.errors import TrainingError
-from ratchet.kinds import ImageInput, NextToken
+from ratchet.kinds import ArraysInput, ImageInput, NextToken
+from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.checksums import seal, verify
 from ratchet.training.models.convnet import ConvNet
@@ -21,10 +22,10 @@ from ratchet.training.models.decoder import Decoder
 from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
 from ratchet.training.models.model import (
+    FrontModel,
     ImageModel,
     Model,
     ModelSpec,
-    TableModel,
     example_inputs,
     image_spec,
     predictions,
@@ -57,12 +58,15 @@ __all__ = [
     "verify",
 ]
 
-_MODELS: dict[str, type[Model]] = {"image": ImageModel, "table": TableModel, "text": Model, "tokens": Model}
+_MODELS: dict[str, type[Model]] = {
+    "image": ImageModel, "table": FrontModel, "text": Model, "tokens": Model, "arrays": FrontModel,
+}  # fmt: skip
 _NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {  # by kind; the first is that of `model.name: auto`
     "image": {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet},
     "table": {"tabm": TabM, "mlp": TableMLP},
     "text": {"bag": Bag, "transformer": Transformer},
     "tokens": {"decoder": Decoder},
+    "arrays": {"mlp": ArraysMLP},
 }
 _MEANING = {
     "classification": "one logit per class",
@@ -109,21 +113,30 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
     )
 
 
-def code_files(spec: ModelSpec) -> list[Path]:
-    """Return the code files of the user's own model, as paths from `spec.root`; none for built-in models."""
-    return [] if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).files()
+def code_files(spec: ModelSpec) -> dict[Path, Path]:
+    """Return the files of the user's own model and own kind of data, by their paths from the project folder."""
+    codes = [OwnCode(Path(spec.root), spec.code)] if spec.factory != "none" else []
+    if isinstance(spec.input, ArraysInput):
+        codes.append(OwnCode(Path(spec.input.root), spec.input.code, "data.kind"))
+    return {path: code.root / path for code in codes for path in code.files()}
 
 
 def code_digests(spec: ModelSpec) -> dict[str, str]:
     """Return the SHA-256 (hex) of each of `code_files`, by its path."""
-    return {} if spec.factory == "none" else OwnCode(Path(spec.root), spec.code).digests()
+    return {path.as_posix(): files.digest_file(place) for path, place in code_files(spec).items()}
 
 
 def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Copy the user's own code into `folder`, and return a spec that points to the copy."""
-    for path in code_files(spec):
-        files.write_bytes(folder / _CODE / path, (Path(spec.root) / path).read_bytes())
-    return spec if spec.factory == "none" else replace(spec, root=str(folder / _CODE))
+    for path, place in code_files(spec).items():
+        files.write_bytes(folder / _CODE / path, place.read_bytes())
+    return _with_code_in(spec, folder / _CODE)
+
+
+def _with_code_in(spec: ModelSpec, folder: Path) -> ModelSpec:
+    root = str(folder)
+    spec = spec if spec.factory == "none" else replace(spec, root=root)
+    return replace(spec, input=replace(spec.input, root=root)) if isinstance(spec.input, ArraysInput) else spec
 
 
 def _network(spec: ModelSpec) -> nn.Module:
@@ -222,8 +235,7 @@ def load_model(folder: Path) -> tuple[Model, ModelSpec]:
         weights = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(f"{folder}: the model cannot be read ({error})") from error
-    if spec.factory != "none":
-        spec = replace(spec, root=str(folder / _CODE))
+    spec = _with_code_in(spec, folder / _CODE)
     random_state = torch.get_rng_state()  # building draws initial weights that are discarded
     model = build(spec)
     torch.set_rng_state(random_state)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ratchet.training.models.arrays import ArrayTrees
 from ratchet.training.models.counts import LinearBag, Ngrams
 from ratchet.training.models.fitted import Blend, Constant, Fitted, blend_weights
 from ratchet.training.models.trees import Trees
@@ -14,7 +15,9 @@ __all__ = ["BASELINES", "Blend", "Constant", "Fitted", "LinearBag", "Ngrams", "T
 
 Network = Callable[..., nn.Module]
 
-BASELINES: dict[str, Network] = {"trees": Trees, "linear-bag": LinearBag, "ngrams": Ngrams, "constant": Constant}
+BASELINES: dict[str, Network] = {
+    "trees": Trees, "array-trees": ArrayTrees, "linear-bag": LinearBag, "ngrams": Ngrams, "constant": Constant,
+}  # fmt: skip
 _BLEND = "blend:"
 
 

@@ -1,4 +1,4 @@
-"""Import of a user's own function, `package.module:function`, from the project or from the copy in a saved model.
+"""Import of a user's own function or class from the project, or from the copy in a saved model.
 
 The copy makes the folder of a model complete: it loads in any process, even if the file of the project has changed.
 """
@@ -24,11 +24,15 @@ _imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The user's code: the file or folder `place` in `root`, named by the setting `SECTION.code`."""
+    """The user's code: the file or folder `place` in `root`, named by the setting `code` of a section."""
 
     root: Path
     place: str
-    section: str = "model"  # or data: the section of the factory
+    setting: str = "model.factory"  # that names the function or class: also data.factory, data.kind
+
+    @property
+    def section(self) -> str:
+        return self.setting.partition(".")[0]
 
     def files(self) -> list[Path]:
         """Return its files as paths from `root`, without hidden and compiled ones.
@@ -40,7 +44,7 @@ class OwnCode:
         if not place.exists() or self.root.resolve() not in place.parents:
             raise TrainingError(
                 f"{self.section}.code: {self.place} is not a file or folder in the project folder "
-                f"{self.root.resolve()}. Fix: set it to the one that holds the module of {self.section}.factory"
+                f"{self.root.resolve()}. Fix: set it to the one that holds the module of {self.setting}"
             )
         paths = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
         names = [path.relative_to(self.root.resolve()) for path in paths]
@@ -64,7 +68,7 @@ class OwnCode:
         loaded: Callable[..., Any] | None = getattr(module, function, None)
         if not callable(loaded):
             raise TrainingError(
-                f"{self.section}.factory: {module_name} has no function {function}. Allowed: {_functions(module)}"
+                f"{self.setting}: {module_name} has no function {function}. Allowed: {_functions(module)}"
             )
         return loaded
 
@@ -72,14 +76,13 @@ class OwnCode:
         top = module.partition(".")[0]
         if _is_taken(top):
             raise TrainingError(
-                f"{self.section}.factory: the name {top} is taken by an installed package. Fix: rename your "
-                "file or folder"
+                f"{self.setting}: the name {top} is taken by an installed package. Fix: rename your file or folder"
             )
         path = _file_of(module, self.root)
         if path is None:
             wanted = module.replace(".", "/")
             raise TrainingError(
-                f"{self.section}.factory: no module {module}: there is neither {wanted}.py nor {wanted}/__init__.py "
+                f"{self.setting}: no module {module}: there is neither {wanted}.py nor {wanted}/__init__.py "
                 f"in the project folder {self.root.resolve()}"
             )
         if path.relative_to(self.root) not in self.files():
@@ -87,9 +90,9 @@ class OwnCode:
 
     def _outside(self, module: str, path: Path) -> TrainingError:
         return TrainingError(
-            f"{self.section}.factory: {module} ({path}) is outside {self.section}.code ({self.place}), so DVC "
+            f"{self.setting}: {module} ({path}) is outside {self.section}.code ({self.place}), so DVC "
             f"would not see a change of it. Fix: set {self.section}.code to {path.parts[0]}, or to the file or "
-            "folder that holds all code of the factory"
+            "folder that holds all its code"
         )
 
     def _import(self, module: str) -> ModuleType:
@@ -105,7 +108,7 @@ class OwnCode:
             if isinstance(error, TrainingError):
                 raise
             raise TrainingError(  # the user's code may raise anything
-                f"{self.section}.factory: {module} does not import ({type(error).__name__}: {error}). Fix: "
+                f"{self.setting}: {module} does not import ({type(error).__name__}: {error}). Fix: "
                 f"correct {_file_of(module, self.root)}"
             ) from error
         return imported

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ratchet.kinds import (
+    ArraysInput,
     Classes,
     ImageInput,
     Input,
@@ -20,9 +21,10 @@ from ratchet.kinds import (
     target_from_json,
     to_json,
 )
+from ratchet.training.models.arrays import ArraysFront
 from ratchet.training.models.tabular import TableFront
 
-__all__ = ["ImageModel", "Model", "ModelSpec", "TableModel", "example_inputs", "image_spec", "predictions"]
+__all__ = ["FrontModel", "ImageModel", "Model", "ModelSpec", "example_inputs", "image_spec", "predictions"]
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,13 @@ class ImageModel(Model):
         return (images - self._mean_map).div_(self._std_map)
 
 
-class TableModel(Model):
-    """A network for rows of a table with the scaling of their numbers."""
+class FrontModel(Model):
+    """A network for rows of a table, or for arrays of a user's own kind, with the scaling of their numbers."""
 
     def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
         super().__init__(network, spec)
-        assert isinstance(spec.input, TableInput), "`build` chooses the class by the kind"
-        self.front = TableFront(spec.input)
+        assert isinstance(spec.input, TableInput | ArraysInput), "`build` chooses the class by the kind"
+        self.front = TableFront(spec.input) if isinstance(spec.input, TableInput) else ArraysFront(spec.input)
 
     def prepared(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         prepared: tuple[torch.Tensor, ...] = self.front(*inputs)
@@ -195,3 +197,7 @@ def example_inputs(described: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:
             return (torch.zeros(rows, 8, dtype=torch.int64),)
         case TokensInput():
             return (torch.zeros(rows, described.context, dtype=torch.int64),)
+        case ArraysInput():
+            return tuple(
+                torch.zeros(rows, *array.shape, dtype=getattr(torch, array.dtype)) for array in described.arrays
+            )

@@ -58,13 +58,9 @@ class TabM(nn.Module):
         super().__init__()
         self.target = target
         self.encoder = ColumnEncoder(input)
-        chunks = torch.tensor(self.encoder.chunks)
-        scales = torch.randn(_MEMBERS, len(chunks))  # one value per feature keeps the features of a member whole
-        self.adapter = nn.Parameter((scales if input.numeric else scales.sign()).repeat_interleave(chunks, 1))
+        self.adapter = MemberScales(self.encoder.chunks, signs=not input.numeric)
         self.backbone = _backbone(self.encoder.width)
-        bound = _WIDTH**-0.5
-        self.head = nn.Parameter(torch.empty(_MEMBERS, _WIDTH, target.outputs).uniform_(-bound, bound))
-        self.head_bias = nn.Parameter(torch.empty(_MEMBERS * target.outputs).uniform_(-bound, bound))  # flat: no decay
+        self.head = MemberHeads(_WIDTH, target.outputs)
 
     def initialise(self, numbers: torch.Tensor, missing: torch.Tensor, codes: torch.Tensor) -> None:
         """Place the bins of the numbers by training rows, prepared as for `forward`."""
@@ -75,11 +71,43 @@ class TabM(nn.Module):
 
         In training: of each member, (n, members, outputs). Otherwise of the mean prediction, (n, outputs).
         """
-        rows = self.encoder(numbers, missing, codes)
-        hidden = self.backbone(rows.unsqueeze(0) * self.adapter.unsqueeze(1))  # (members, n, width)
-        bias = self.head_bias.view(len(self.head), 1, -1)
-        outputs = torch.baddbmm(bias, hidden, self.head).transpose(0, 1)
+        outputs: torch.Tensor = self.head(self.backbone(self.adapter(self.encoder(numbers, missing, codes))))
         return outputs if self.training else _mean_prediction(outputs.float(), self.target)
+
+
+class MemberScales(nn.Module):
+    """Multiplies a row by a vector of each member.
+
+    At first the vectors are random, with one value per feature, so that a feature of a member stays whole.
+
+    Args:
+        chunks: width of each feature in the row.
+        signs: begin with 1 and -1, otherwise with normal values.
+    """
+
+    def __init__(self, chunks: tuple[int, ...], *, signs: bool) -> None:
+        super().__init__()
+        scales = torch.randn(_MEMBERS, len(chunks))
+        scales = (scales.sign() if signs else scales).repeat_interleave(torch.tensor(chunks), 1)
+        self.weight = nn.Parameter(scales.flatten())  # as those of norms: no weight decay, no Muon, no layer of its own
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return (members, n, width), from (n, width)."""
+        return rows.unsqueeze(0) * self.weight.view(_MEMBERS, 1, -1)
+
+
+class MemberHeads(nn.Module):
+    """A linear layer of each member."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        bound = width**-0.5
+        self.weight = nn.Parameter(torch.empty(outputs, _MEMBERS, width).uniform_(-bound, bound))  # as of all layers
+        self.bias = nn.Parameter(torch.empty(_MEMBERS * outputs).uniform_(-bound, bound))  # flat: no weight decay
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return (n, members, outputs), from (members, n, width)."""
+        return torch.baddbmm(self.bias.view(_MEMBERS, 1, -1), hidden, self.weight.permute(1, 2, 0)).transpose(0, 1)
 
 
 class TableMLP(nn.Module):

@@ -44,7 +44,7 @@ def serve(workspace: Workspace, model: str | None, port: int | None) -> None:
     match = REFERENCE.match(reference)
     if match is None or not registry.exists(match["name"]):
         registry.find(reference)  # raises the error that says what there is
-    follower = Follower(registry, reference)
+    follower = Follower(registry, reference, threads=params.serving.threads)
     follower.check()
     server, place = ModelServer(follower, params.serving), address(host, chosen)
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"

@@ -29,8 +29,8 @@ class Follower:
         problem: why the version that the reference names is not served; empty: it is.
     """
 
-    def __init__(self, registry: ModelRegistry, reference: str) -> None:
-        self.registry, self.reference = registry, reference
+    def __init__(self, registry: ModelRegistry, reference: str, *, threads: int) -> None:
+        self.registry, self.reference, self.threads = registry, reference, threads
         self.current: LoadedVersion | None = None
         self.problem = "it is not loaded yet"
         self._refused = ("", 0.0)  # number of the version that could not be loaded, and when it is tried again
@@ -72,7 +72,7 @@ class Follower:
         try:
             files = self.registry.copy_files(version, folder)
             identity = Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG))
-            loaded = LoadedVersion(identity, files)
+            loaded = LoadedVersion(identity, files, threads=self.threads)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

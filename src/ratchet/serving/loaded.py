@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class LoadedVersion:
         sizes: batch sizes that may be computed: in each of them a row gets the same bits.
     """
 
-    def __init__(self, identity: Identity, folder: Path) -> None:
-        """Load the model from the folder of its verified files, and try it.
+    def __init__(self, identity: Identity, folder: Path, *, threads: int = 1) -> None:
+        """Load the model from the folder of its verified files, and try it. `threads` compute one batch.
 
         Raises:
             RegistryError: the model cannot be loaded, or does not answer example rows.
@@ -64,7 +64,9 @@ class LoadedVersion:
         self.why_torch = program.reason if isinstance(program, NotExported) else ""
         try:
             self._run: Callable[[Arrays], NDArray[np.float32]] = (
-                program.predict if isinstance(program, Program) else self._torch.answers_to_arrays
+                replace(program, threads=threads).predict
+                if isinstance(program, Program)
+                else self._torch.answers_to_arrays
             )
             self.sizes = SIZES if isinstance(self.spec.input, TokensInput) else self._reliable_sizes()
         except Exception as error:  # of onnxruntime, torch or a user's code: they have no common base

@@ -462,6 +462,7 @@ class ServingSettings(Section):
 
     model: Text = setting("auto", "version that is served: NAME@ALIAS or NAME/VERSION; auto: the champion of the data")
     port: Port = setting(8000, "port; the address is platform.host")
+    threads: Positive = setting(1, "threads that compute one batch; more are faster for large models only")
     poll: PositiveAmount = setting(2.0, "seconds between two looks at the alias")
     deadline: PositiveAmount = setting(10.0, "seconds within which a request is answered or refused")
     queue: Positive = setting(1024, "rows that may wait for the model")

@@ -124,6 +124,21 @@ def generate(
         print_texts(model, prompt, sampling, cached=cache)
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="serving.port")] = None,
+) -> None:
+    """Answer requests with a registered model over HTTP until Ctrl-C. Follows its alias."""
+    with project_folder() as workspace:
+        from commands.serve import serve as serve_here
+
+        serve_here(workspace, model, port)
+
+
 app.add_typer(models)
 app.add_typer(data, name="data")
 

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
 from ratchet.errors import RatchetError, TrainingError
-from ratchet.kinds import ArraysInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, TokensInput
 from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
@@ -30,9 +30,9 @@ class ServedModel:
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
-        self._own = OwnKind.of(spec.input) if isinstance(spec.input, ArraysInput) else None
-        if self._own is not None:
-            self._own.check()
+        self.own = OwnKind.of(spec.input) if isinstance(spec.input, ArraysInput) else None
+        if self.own is not None:
+            self.own.check()
 
     def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
@@ -50,15 +50,27 @@ class ServedModel:
                 and hides that of any other error.
         """
         try:
-            return self._answers(raw, params or {})
+            return self.answers(raw, params or {})
         except (ValueError, RatchetError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
-    def _answers(self, raw: Any, params: dict[str, Any]) -> NDArray[Any]:
+    def answers(self, raw: Any, params: dict[str, Any]) -> NDArray[Any]:
+        """Return what `predict` returns.
+
+        Raises:
+            ValueError, RatchetError: as `predict`.
+        """
         if isinstance(self.spec.input, TokensInput):
             sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        inputs = to_tensors(to_arrays(raw, self.spec.input, own=self._own), self.spec.input)
+        return self._predicted(to_tensors(to_arrays(raw, self.spec.input, own=self.own), self.spec.input))
+
+    def answers_to_arrays(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
+        """Return float32 (n, outputs) for arrays as `serving.program.Program.predict` takes them."""
+        arrays = to_arrays(given[0], self.spec.input) if isinstance(self.spec.input, ImageInput) else given
+        return self._predicted(to_tensors(arrays, self.spec.input))
+
+    def _predicted(self, inputs: tuple[torch.Tensor, ...]) -> NDArray[np.float32]:
         with torch.inference_mode():
             parts = [
                 predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)

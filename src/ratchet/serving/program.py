@@ -56,6 +56,7 @@ class Program:
 
     path: Path
     inputs: tuple[str, ...]
+    threads: int = 0  # of one call; 0: onnxruntime chooses
 
     @classmethod
     def of(cls, folder: Path) -> "Program | NotExported | None":
@@ -83,7 +84,9 @@ class Program:
     def _session(self) -> Any:
         import onnxruntime
 
-        return onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        return onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
 
 
 def compare(

@@ -11,7 +11,7 @@ from ratchet.settings.model import Params
 
 __all__ = ["Example", "compose", "listed", "use"]
 
-_KEPT = ("tracking", "platform")  # sections about the servers of this machine, not about the training
+_KEPT = ("tracking", "platform", "serving")  # sections about the servers of this machine, not about the training
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignore
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0.0)]
+PositiveAmount = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -456,6 +457,20 @@ class PlatformSettings(Section):
     person_gpus: Count = setting(0, "GPUs in use by trainings of one person, over all workers; 0: no limit")
 
 
+class ServingSettings(Section):
+    """The model server."""
+
+    model: Text = setting("auto", "version that is served: NAME@ALIAS or NAME/VERSION; auto: the champion of the data")
+    port: Port = setting(8000, "port; the address is platform.host")
+    threads: Positive = setting(1, "threads that compute one batch; more are faster for large models only")
+    poll: PositiveAmount = setting(2.0, "seconds between two looks at the alias")
+    deadline: PositiveAmount = setting(10.0, "seconds within which a request is answered or refused")
+    queue: Positive = setting(1024, "rows that may wait for the model")
+    rows: Positive = setting(1024, "rows of one request")
+    body_mib: PositiveAmount = setting(16.0, "size of a request, MiB")
+    tokens: Positive = setting(512, "tokens that a language model writes for one prompt")
+
+
 class AlertSettings(Section):
     """Alerts: recipients, and limits of this machine; see docs/operate.md."""
 
@@ -502,6 +517,7 @@ class Params(Section):
     access: AccessSettings = AccessSettings()
     tracking: TrackingSettings = TrackingSettings()
     platform: PlatformSettings = PlatformSettings()
+    serving: ServingSettings = ServingSettings()
     alerts: AlertSettings = AlertSettings()
 
     @property
@@ -510,7 +526,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-BESIDE = frozenset({"access", "alerts", "budget", "platform"})
+BESIDE = frozenset({"access", "alerts", "budget", "platform", "serving"})
 """Sections that do not change the output of any stage. dvc.yaml does not list them; they may change during a run."""
 
 

@@ -188,7 +188,7 @@ def tensors(name: str, rows: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["image", "table", "labels", "text"])
-def test_a_row_has_the_same_bits_in_every_format_and_batch(serve: Callable[..., Served], name: str) -> None:
+def test_a_row_has_the_same_bits_in_every_format(serve: Callable[..., Served], name: str) -> None:
     served, rows = serve(name), ROWS[name]
     form, given = ("inputs", rows) if name in ("image", "text") else ("dataframe_split", columns(rows))
     status, together, headers = served.ask("/invocations", {form: given})
@@ -335,8 +335,8 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
     ],
 )  # fmt: skip
 def test_bad_request_is_refused_by_name(small: Served, path: str, content: Any, status: int, message: str) -> None:
-    found, answer, _ = small.ask(path, content)
-    assert (found, message in answer["error"]) == (status, True), answer
+    code, answer, _ = small.ask(path, content)
+    assert (code, message in answer["error"]) == (status, True), answer
 
 
 @pytest.fixture(scope="module")
@@ -376,5 +376,5 @@ def test_too_short_deadline_is_refused_with_the_time_to_wait(images: Served) -> 
 
 
 def test_pages_of_other_origins_are_refused(images: Served) -> None:
-    asked = images.ask("/v2/models/image/infer", b"{}", Origin="http://evil.example")
-    assert (asked[0], "not a page of this server" in asked[1]["detail"]) == (403, True)
+    status, answer, _ = images.ask("/v2/models/image/infer", b"{}", Origin="http://evil.example")
+    assert (status, "not a page of this server" in answer["detail"]) == (403, True)

@@ -100,7 +100,7 @@ class ModelServer:
             except Refused as error:
                 response = _error(error.status, str(error), error.headers)
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody reads it; the number is that of nginx
+                return Response(status_code=499)  # no client reads it; the number is that of nginx
             self._requests.labels(name, str(response.status_code)).inc()
             self._seconds.labels(name).observe(time.monotonic() - began)
             return response
@@ -158,8 +158,8 @@ class ModelServer:
         named = (request.path_params.get("model"), request.path_params.get("version"))
         identity = loaded.identity
         if named[0] not in (None, identity.model) or named[1] not in (None, identity.version):
-            asked = "/".join(part for part in named if part)
-            raise Refused(404, f"found {asked}; served is {identity.model}/{identity.version}")
+            wanted = "/".join(part for part in named if part)
+            raise Refused(404, f"found {wanted}; served is {identity.model}/{identity.version}")
         return loaded
 
     def _ready(self, _: Request) -> Response:

@@ -163,7 +163,7 @@ class Batcher:
                     return jobs
 
     def _taken(self) -> list[_Job]:
-        """Take the jobs of one batch from the queue. Jobs that are late or that nobody waits for are dropped."""
+        """Take the jobs of one batch from the queue. Jobs that are late or whose client has gone are dropped."""
         now, chosen, left, rows = time.monotonic(), list[_Job](), deque[_Job](), 0
         late = []
         for job in self._jobs:

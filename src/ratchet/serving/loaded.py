@@ -28,7 +28,7 @@ _ROUNDS, _TRIAL = 64, 1.0  # trials of a version: batches of the largest size, a
 
 @dataclass(frozen=True)
 class Identity:
-    """What every answer says of the version that gave it."""
+    """Name, number and origin of a version, which are part of each of its answers."""
 
     model: str
     version: str

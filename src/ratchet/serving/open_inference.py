@@ -51,8 +51,8 @@ class Infer(Envelope):
         binary = bool(parameters.pop("binary_data_output", False)) or _is_binary(content.get("outputs"), spec)
         options, given_id = {"binary": binary}, str(content.get("id") or "")
         if isinstance(spec.input, TokensInput):
-            asked = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters")
-            return Question(prompts=asked.prompts, options={**asked.options, **options}, id=given_id)
+            question = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters")
+            return Question(prompts=question.prompts, options={**question.options, **options}, id=given_id)
         if isinstance(spec.input, ArraysInput):
             values: Any = tensors
         elif isinstance(spec.input, TableInput):

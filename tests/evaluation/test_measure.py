@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from sklearn import metrics as sk
 
 from ratchet.errors import DataError, TrainingError
 from ratchet.evaluation.classification import measure_classes as measure
+from ratchet.evaluation.measure import measure as measure_any
 from ratchet.evaluation.metrics import ClassificationMetrics
-from ratchet.settings.model import EvaluationSettings
+from ratchet.evaluation.predictions import Predictions
+from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.settings.model import EvaluationSettings, MinimumMetric
 from ratchet.typed_json import parse, to_plain
 
 FEW = EvaluationSettings(resamples=100)
@@ -184,3 +188,22 @@ def test_impossible_input_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         measure(logits.astype(np.float32), labels, classes=["a", "b"], settings=FEW)
+
+
+def test_settings_allow_exactly_the_metrics_that_are_measured() -> None:
+    random = np.random.default_rng(0)
+    real, labels = random.normal(size=(40, 3)).astype(np.float32), random.integers(0, 2, (40, 3)).astype(np.float32)
+    three = ("a", "b", "c")
+    cases: list[tuple[Target, np.ndarray, np.ndarray]] = [
+        (Classes((*three, "d")), random.normal(size=(40, 4)).astype(np.float32), random.integers(0, 4, 40)),
+        (Classes(three[:2]), real[:, :2], random.integers(0, 2, 40)),
+        (Labels(three), real, labels),
+        (Numbers(three, (0.0,) * 3, (1.0,) * 3), real, labels),
+        (NextToken(9), np.abs(real[:, :1]), random.integers(1, 9, (40, 3))),
+    ]
+    costs = FEW.model_copy(update={"false_positive_cost": 2.0})
+    keys = {"auto", "none"}
+    for target, outputs, targets in cases:
+        predictions = Predictions(outputs, targets, tuple(map(str, range(40))), target)
+        keys |= set(measure_any(predictions, settings=costs).named())
+    assert keys == set(get_args(MinimumMetric))

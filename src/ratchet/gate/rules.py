@@ -47,9 +47,9 @@ def minimum(case: Case) -> AccuracyResult | MinimumResult | None:
     Raises:
         SettingsError: there is no such metric.
     """
-    key, limit, candidate = case.gate.minimum_metric, case.gate.minimum, case.candidate
+    limit, candidate = case.gate.minimum, case.candidate
     automatic = _MINIMUM_METRICS.get(candidate.target.problem, "none")
-    key = automatic if key == "auto" else key
+    key: str = automatic if case.gate.minimum_metric == "auto" else case.gate.minimum_metric
     confidence, rows = case.evaluation.confidence, len(candidate.score)
     if key == "none":
         return None

@@ -47,6 +47,10 @@ Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+MinimumMetric = Literal[
+    "auto", "none", "accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "cost", "mae", "rmse", "r2", "median_error",
+    "micro_f1", "exact_match", "right_labels", "loss", "perplexity", "bits_per_character", "bits_per_byte",
+]  # fmt: skip
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -344,7 +348,7 @@ class GateSettings(Section):
     renamed: ClassVar[dict[str, str]] = {"minimum_accuracy": "minimum"}
 
     minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
-    minimum_metric: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = setting(
+    minimum_metric: MinimumMetric = setting(
         "auto", "metric of `minimum`: accuracy, r2, mae, micro_f1, ...; none; auto: by data.problem, see docs/gate.md"
     )
     baseline: Literal["report", "required"] = setting(

@@ -65,7 +65,7 @@ def _fastest(device: torch.device) -> tuple[str, str]:
         return "fp32", "precision auto: fp32; no other was measured on this device"
     if not _has("bf16", device):
         return "fp32", f"precision auto: fp32, because {_kind(device)} has no bf16 arithmetic"
-    return "bf16", f"precision auto: bf16 with channels-last, because {_kind(device)} multiplies bf16 fastest"
+    return "bf16", f"precision auto: bf16, because {_kind(device)} multiplies bf16 fastest"
 
 
 def _has(name: str, device: torch.device) -> bool:

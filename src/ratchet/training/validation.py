@@ -176,6 +176,6 @@ def overfitting_notice(state: TrainingState, plan: Plan, metrics: dict[str, floa
     state.overfit_noticed = True
     return (
         f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, validation accuracy "
-        f"{held_out:.3f}, a gap above training.overfit_gap {plan.overfit_gap}. Fix: more data, augmentation "
-        "(training.flip, training.crop_padding) or more training.weight_decay"
+        f"{held_out:.3f}, a gap above training.overfit_gap {plan.overfit_gap}. Fix: more data, fewer "
+        "training.epochs, more training.weight_decay; of images, augmentation (training.flip, training.crop_padding)"
     )

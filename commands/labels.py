@@ -56,7 +56,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     """Rank the training samples by how likely their labels are wrong.
 
     `folds` models are trained, each on all folds of the training split but one, whose labels it then predicts. Copies
-    of a sample and samples of a group are in the same fold. The models of tables and texts are their baselines.
+    of a sample and samples of a group are in the same fold. The models of other kinds are their baselines.
 
     `epochs` is for images: 0 for a number chosen by the samples, or `training.epochs` for the project's model.
 
@@ -84,7 +84,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
         method = recipe.described(folds)
     else:
         probabilities, name = _by_baselines(params, workspace, manifest, fold, watch)
-        method = f"{folds} models ({name}), each fitted to the samples of the other folds"
+        method = f"{folds} models ({name}), each fitted to samples of the other folds"
         if isinstance(manifest.input, TableInput):
             method += ". A label that they contradict can be right where the columns leave the class to chance"
     judgement = judge(probabilities, np.asarray(split.targets), classes=classes)

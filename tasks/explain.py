@@ -68,8 +68,9 @@ def _importance(
 
     if not columns:
         return None
-    outputs = predict_outputs(model, chosen)
-    measured = following_columns(arrays, columns, outputs, most=_IMPORTANCE_COLUMNS)
+    measured = columns
+    if len(columns) > _IMPORTANCE_COLUMNS:
+        measured = following_columns(arrays, columns, predict_outputs(model, chosen), most=_IMPORTANCE_COLUMNS)
     importance = measure_importance(
         score, arrays, measured, unit=predictions.answers.unit, confidence=settings.confidence
     )  # fmt: skip

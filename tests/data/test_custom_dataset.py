@@ -184,7 +184,7 @@ def test_an_image_in_two_splits_is_quarantined_in_one(place) -> None:
     [
         (MODULE, {"factory": "none"}, r"data.factory: found none, and data.source is factory; allowed: package.module"),
         (MODULE, {"factory": "absent:photos"}, r"data.factory: no module absent"),
-        (MODULE, {"factory": "own:absent"}, r"data.factory: own has no function absent\. Allowed: .*photos"),
+        (MODULE, {"factory": "own:absent"}, r"data.factory: own has no function or class absent\. Allowed: .*photos"),
         (MODULE, {"code": "elsewhere"}, r"data.code: elsewhere is not a file or folder"),
         (MODULE + "import no_such_package\n", {}, r"data.factory: own does not import .*no_such_package"),
         (MODULE + "def photos(): pass\n", {}, r"own:photos\('train'\) fails with TypeError: .*Fix: correct"),

@@ -204,7 +204,7 @@ def test_what_are_no_arrays_is_said(place, body: str) -> None:
 
 STOPS = {
     "import": ("import absent_package\n" + MODULE, {}, r"data.kind: waves does not import \(ModuleNotFoundError"),
-    "absent": (MODULE, {"kind": "waves:Tides"}, r"data.kind: waves has no function Tides. Allowed: Waves"),
+    "absent": (MODULE, {"kind": "waves:Tides"}, r"data.kind: waves has no function or class Tides. Allowed: Waves"),
     "outside": (MODULE, {"code": "count.txt"}, r"waves.py\) is outside data.code \(count.txt\)"),
     "function": (MODULE + "\ndef make(path): pass", {"kind": "waves:make"}, r"data.kind: waves:make is no class"),
     "no length": (MODULE.replace("__len__", "length"), {}, "data.kind: waves:Waves has no __len__"),

@@ -60,6 +60,8 @@ ROWS = {
     "text": [" ".join(RANDOM.choice(["good", "bad", "film", "plot"], 1 + row % 5)) for row in range(40)],
 }
 ROWS["labels"] = ROWS["table"]
+INFER = "/v2/models/image/infer"
+TENSOR = {"name": "pixels", "shape": [1], "datatype": "UINT8", "data": [1]}
 
 
 class Served:
@@ -132,12 +134,11 @@ def serve(registry: Served) -> Iterator[Callable[..., Served]]:
         served = Served(registry.project, free_port(HOST))
         values = {"poll": 0.05, "rows": 1024, "body_mib": 16.0, "tokens": 512} | changed
         settings.override(served.workspace.params, {f"serving.{key}": value for key, value in values.items()})
+        environment = served.project.environment | {"TMPDIR": str(served.project.home)}
         command = [sys.executable, "-m", "commands", "serve", "--model", f"{name}@champion", "--port", str(served.port)]
         with (served.workspace.root / f"serve-{served.port}.log").open("wb") as log:
             processes.append(
-                subprocess.Popen(
-                    command, cwd=served.workspace.root, env=served.project.environment, stdout=log, stderr=log
-                )
+                subprocess.Popen(command, cwd=served.workspace.root, env=environment, stdout=log, stderr=log)
             )
         _until(lambda: answers(served.url("/ready")) or processes[-1].poll() is not None)
         assert processes[-1].poll() is None, Path(log.name).read_text()
@@ -147,6 +148,7 @@ def serve(registry: Served) -> Iterator[Callable[..., Served]]:
     for process in processes:
         process.terminate()
     assert {process.wait() for process in processes} == {-signal.SIGTERM}  # uvicorn ends by the signal that it got
+    assert not list(registry.project.home.glob("ratchet-served-*"))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,9 @@ def images(serve: Callable[..., Served]) -> Served:
 
 
 def _until(condition: Callable[[], object]) -> None:
+    ends = time.monotonic() + 300.0
     while not condition():
+        assert time.monotonic() < ends
         time.sleep(0.02)
 
 
@@ -265,7 +269,7 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
     """Requests run all the time; each answer equals that of the version it names."""
     served = serve("image")
     rows = ROWS["image"][:3]
-    known = {number: expected(served, "image", rows, number) for number in ("1",)}
+    known = {"1": expected(served, "image", rows)}
     given: list[tuple[str, Any]] = []
     stop = threading.Event()
 
@@ -308,10 +312,10 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
         ("/v1/predict", {}, 400, "input: is missing"),
         ("/v1/predict", {"inptu": []}, 400, "inptu: unknown field; allowed: input, model, options"),
         ("/v1/predict", {"input": [], "model": "cats"}, 400, "model: found 'cats'; allowed: image"),
-        ("/v1/predict", {"input": [[1, [2]]]}, 400, "input: found lists of different lengths"),
-        ("/v1/predict", {"input": [[[["a"] * 3] * 8] * 8]}, 400, "input: found values of type"),
-        ("/v1/predict", {"input": [[[[256] * 3] * 8] * 8]}, 400, "input: found values from 256 to 256"),
-        ("/v1/predict", {"input": [[[[0.5] * 3] * 8] * 8]}, 400, "input: found values from 0.5 to 0.5"),
+        ("/v1/predict", {"input": [[1, [2]]]}, 400, "input: found shape [1, 2]; allowed"),
+        ("/v1/predict", {"input": [[[["a"] * 3] * 8] * 8]}, 400, "input: has other values; allowed"),
+        ("/v1/predict", {"input": [[[[256] * 3] * 8] * 8]}, 400, "input: has other values; allowed"),
+        ("/v1/predict", {"input": [[[[0.5] * 3] * 8] * 8]}, 400, "input: has other values; allowed"),
         ("/v1/predict", {"input": [{"b64": "%"}]}, 400, "input[0].b64: is not base64"),
         ("/v1/predict", {"input": [{"b64": "AAAA"}]}, 400, "input[0]: is not an image that can be read"),
         ("/v1/predict", {"input": [], "options": {"top_k": 0}}, 400, "options.top_k: found 0"),
@@ -330,6 +334,11 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
          400, "inputs[0]: found 1 values"),
         ("/v2/models/image/infer", {"inputs": [{"name": "p", "shape": [1], "datatype": "UINT8", "data": [1]}]},
          400, "inputs: found p; allowed: pixels"),
+        (INFER, {"inputs": [TENSOR | {"shape": [1] * 99}]}, 400, "inputs[0].shape: allowed: a list of 1 to 8"),
+        (INFER, {"inputs": [TENSOR | {"shape": [0, *[2**31 - 1] * 7], "data": []}]}, 400, "which is too large"),
+        (INFER, {"inputs": [TENSOR | {"shape": [2], "data": [256, 0.5]}]}, 400, "has values that are no UINT8"),
+        (INFER, {"inputs": [TENSOR], "parameters": {"foo": 1}}, 400, "parameters.foo: unknown field"),
+        ("/invocations", {"inputs": [], "params": 5}, 400, "params: allowed: an object"),
         ("/v2/models/other/infer", {"inputs": []}, 404, "found other; served is image/"),
         ("/v2/models/image/versions/99/infer", {"inputs": []}, 404, "found image/99"),
     ],
@@ -354,6 +363,9 @@ def small(serve: Callable[..., Served]) -> Served:
         ([{"age": [1], "fare": 2, "class": "first"}], "input[0].age: found a list"),
         ([{"age": 1, "fare": 2, "class": "first"}, {"age": 1}], "input[1]: has no 'fare'"),
         ("text", "input: found a text; allowed: a list of objects"),
+        ([{}, {}], "input[0]: has no columns"),
+        ({"age": "12", "fare": "34"}, "input: allowed: an object of lists that have one length"),
+        ([{"age": 1, "fare": 2, "class": "a"}, {"age": "1", "fare": 2, "class": "a"}], "has values of several types"),
     ],
 )
 def test_bad_row_of_a_table_is_refused_by_name(tables: Served, rows: Any, message: str) -> None:

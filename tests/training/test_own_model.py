@@ -114,7 +114,7 @@ def test_a_model_saved_before_there_were_factories_still_loads(lab, tmp_path) ->
     ("changes", "content", "expected"),
     [
         ({"factory": "ownnet.nets:net"}, NET, r"no module ownnet\.nets: .*ownnet/nets\.py .*project folder /"),
-        ({"factory": "ownnet.net:make"}, NET, r"ownnet\.net has no function make\. Allowed: Net, net"),
+        ({"factory": "ownnet.net:make"}, NET, r"ownnet\.net has no function or class make\. Allowed: Net, net"),
         ({"factory": "json:net"}, NET, r"the name json is taken"),
         ({"factory": "torch.nn:Linear"}, NET, r"the name torch is taken"),
         ({"code": "src"}, NET, r"model\.code: src is not a file or folder in the project folder"),

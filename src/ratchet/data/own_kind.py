@@ -204,10 +204,15 @@ class _Reading:
         Raises:
             DataError: it does not, so the served model would see other arrays than training did.
         """
-        if _digest(self.kind.arrays(value)) != _digest(arrays):
+        try:
+            same = _digest(self.kind.arrays(value)) == _digest(arrays)
+        except NotArrays:  # the first call has changed the value
+            same = False
+        if not same:
             raise DataError(
                 f"data.kind: {self.kind.name}.arrays returns other arrays when it gets the value of sample {name} "
-                "again. Fix: let it depend on the value alone, and put random changes into augment"
+                "again. Fix: let it depend on the value alone, leave the value as it is, and put random changes into "
+                "augment"
             )
 
     def _other_layouts(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:

@@ -84,6 +84,8 @@ def signed_range(difference: Interval, *, factor: float = 1.0, share: bool = Fal
 def gain_text(difference: Interval, *, factor: float = 1.0, share: bool = False, ci: str = "") -> str:
     """Return a difference that is above 0 where the model is better: "better by 2.8 (95 % CI 1.2 to 4.4)".
 
+    A difference that rounds to 0 is "equal (95 % CI -1.2 to 1.4)".
+
     Args:
         difference: of scores.
         factor: positive; units of the metric for one unit of the score.
@@ -96,7 +98,10 @@ def gain_text(difference: Interval, *, factor: float = 1.0, share: bool = False,
     if share:
         low, value, high, step = 100 * low, 100 * value, 100 * high, 0.1
     bounds = f"({ci}{number(low, step=step)} to {number(high, step=step)})"
-    return f"{'better' if better else 'worse'} by {number(abs(value), step=step)}{' points' * share} {bounds}"
+    size = number(abs(value), step=step)
+    if not float(size.replace(",", "")):
+        return f"equal {bounds}"
+    return f"{'better' if better else 'worse'} by {size}{' points' * share} {bounds}"
 
 
 def baseline_sentence(result: BaselineResult, confidence: float) -> str:

@@ -1,6 +1,7 @@
 """The model server: one handler behind three request formats, health, readiness and metrics."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -27,7 +28,9 @@ from ratchet.settings.model import ServingSettings
 __all__ = ["ModelServer"]
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds
+_LOG = logging.getLogger(__name__)
 _MIB = 1 << 20
+_LARGE = 10_000  # numbers of an answer that takes milliseconds to write
 
 
 class Refused(Exception):
@@ -91,6 +94,7 @@ class ModelServer:
             with suppress(asyncio.CancelledError):
                 await following
             await asyncio.to_thread(self.batcher.close)
+            self.follower.close()
 
     def _answering(self, name: str, envelope: Envelope) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def answer(request: Request) -> Response:
@@ -101,6 +105,9 @@ class ModelServer:
                 response = _error(error.status, str(error), error.headers)
             except ClientDisconnect:
                 return Response(status_code=499)  # no client reads it; the number is that of nginx
+            except Exception:  # of a library or of a user's code
+                _LOG.exception("%s failed", request.url.path)
+                response = _error(500, "the model server failed; its log has the cause", {})
             self._requests.labels(name, str(response.status_code)).inc()
             self._seconds.labels(name).observe(time.monotonic() - began)
             return response
@@ -117,13 +124,18 @@ class ModelServer:
             raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
         read = partial(envelope.read, body, request.headers, loaded)
         try:
-            question = await asyncio.to_thread(read) if _is_slow(loaded, body) else read()
-            predictions = await self._predictions(loaded, question, deadline)
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                question = await asyncio.to_thread(read) if _is_slow(loaded, body) else read()
+                predictions = await self._predictions(loaded, question, deadline)
+        except TimeoutError:
+            raise Refused(503, "it was not answered within the deadline", {"Retry-After": "1"}) from None
         except (BadRequest, RatchetError) as error:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
             raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
-        content, headers = envelope.write(Answer(new_id(), loaded.identity, loaded.spec, predictions), question)
+        write = partial(envelope.write, Answer(new_id(), loaded.identity, loaded.spec, predictions), question)
+        is_large = question.rows * loaded.spec.target.outputs > _LARGE
+        content, headers = await asyncio.to_thread(write) if is_large else write()
         return Response(content, headers=headers)
 
     async def _predictions(self, loaded: LoadedVersion, question: Question, deadline: float) -> Any:
@@ -200,7 +212,8 @@ def _is_slow(loaded: LoadedVersion, body: bytes) -> bool:
 
     A small image file may have many pixels.
     """
-    return loaded.spec.input.kind != "image" or len(body) > _MIB // 4 or b'"b64"' in body
+    # A backslash may hide the name of a file: JSON allows "\\u006264".
+    return loaded.spec.input.kind != "image" or len(body) > _MIB // 4 or b'"b64"' in body or b"\\" in body
 
 
 def _deadline(request: Request, longest: float) -> float:

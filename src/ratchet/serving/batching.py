@@ -116,7 +116,8 @@ class Batcher:
         with self._changed:
             now = time.monotonic()
             wait = max(0.0, self._busy_until - now) + self._duration.of(self._waiting)
-            too_late = now + wait + self._duration.of(rows) > deadline
+            # An idle model tries each request, since the estimate may be that of an unusual batch.
+            too_late = wait > 0 and now + wait + self._duration.of(rows) > deadline
             if too_late or (self._waiting and self._waiting + rows > self._queue_rows):
                 raise Overloaded(max(wait, 0.01))
             self._jobs.append(_Job(key, rows, deadline, future, loop, run, arrays))
@@ -133,20 +134,25 @@ class Batcher:
 
     def _work(self) -> None:
         while jobs := self._next():
+            results = self._results(jobs)
+            self._busy_until = 0.0  # before the answers: a client may ask again at once
+            _answer(jobs, results)
+            del jobs, results  # so that an idle thread keeps no old version in memory
+
+    def _results(self, jobs: list[_Job]) -> list[Any]:
+        """Return the result of each job, or its exception. After an error each job runs alone, so that one fails."""
+        try:
+            arrays = tuple(np.concatenate(parts) for parts in zip(*(job.arrays for job in jobs), strict=True))
             began = time.monotonic()
-            try:
-                arrays = tuple(np.concatenate(parts) for parts in zip(*(job.arrays for job in jobs), strict=True))
-                result = jobs[0].run(arrays)
-            except Exception as error:  # of a library or of a user's model: it is the answer of each request
-                _answer(jobs, [error] * len(jobs))
-                continue
-            rows = sum(job.rows for job in jobs)
+            result = jobs[0].run(arrays)
             if not arrays:
-                _answer(jobs, [result])
-                continue
-            self._duration.add(rows, time.monotonic() - began)
-            ends = np.cumsum([job.rows for job in jobs])
-            _answer(jobs, np.split(result, ends[:-1]))
+                return [result]
+            self._duration.add(len(arrays[0]), time.monotonic() - began)
+            return np.split(result, np.cumsum([job.rows for job in jobs])[:-1])
+        except (Exception, SystemExit) as error:  # of a library or of a user's model
+            if len(jobs) == 1:  # asyncio would end the event loop for a SystemExit
+                return [error if isinstance(error, Exception) else RuntimeError(f"the model's code raised {error!r}")]
+            return [self._results([job])[0] for job in jobs]
 
     def _next(self) -> list[_Job]:
         """Wait for jobs; return the first one with all others that fit into its batch; empty: the end."""
@@ -164,7 +170,7 @@ class Batcher:
 
     def _taken(self) -> list[_Job]:
         """Take the jobs of one batch from the queue. Jobs that are late or whose client has gone are dropped."""
-        now, chosen, left, rows = time.monotonic(), list[_Job](), deque[_Job](), 0
+        now, chosen, waiting, rows = time.monotonic(), list[_Job](), deque[_Job](), 0
         late = []
         for job in self._jobs:
             if job.future.cancelled():
@@ -177,8 +183,8 @@ class Batcher:
                 chosen.append(job)
                 rows += job.rows
             else:
-                left.append(job)
-        self._jobs = left
+                waiting.append(job)
+        self._jobs = waiting
         _answer(late, [Overloaded(max(0.01, self._duration.of(self._waiting)))] * len(late))
         return chosen
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import orjson
@@ -129,6 +130,8 @@ class Invocations(Envelope):
                 f"found {', '.join(given) or 'no input'}; allowed: exactly one of {', '.join(self._FORMS)}"
             )
         (form,), params = given, content.get("params") or {}
+        if not isinstance(params, dict):
+            raise BadRequest("params: allowed: an object")
         values = _split_frame(content[form]) if form == "dataframe_split" else content[form]
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params")
@@ -219,7 +222,7 @@ def identity_headers(answer: Answer) -> dict[str, str]:
     identity = answer.identity
     return {
         "Ratchet-Answer": answer.id,
-        "Ratchet-Version": f"{identity.model}/{identity.version}",
+        "Ratchet-Version": quote(f"{identity.model}/{identity.version}"),
         "Ratchet-Provenance": identity.provenance or "",
     }
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ratchet.errors import RatchetError
@@ -33,13 +34,20 @@ class Follower:
         self.registry, self.reference, self.threads = registry, reference, threads
         self.current: LoadedVersion | None = None
         self.problem = "it is not loaded yet"
-        self._refused = ("", 0.0)  # number of the version that could not be loaded, and when it is tried again
+        self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
+        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-served-", ignore_cleanup_errors=True)
+        self._thread = ThreadPoolExecutor(1)  # of its own: slow requests must not keep it from looking
+
+    def close(self) -> None:
+        """Delete the files of all versions."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._folder.cleanup()
 
     async def follow(self, *, every: float) -> None:
         """Look for another version every so many seconds, until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self.check)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.check)
             except Exception as error:  # of MLflow or its database: what is served stays, and the next look may succeed
                 self._report(f"{self.reference}: {type(error).__name__}: {error}")
             await asyncio.sleep(every)
@@ -51,24 +59,25 @@ class Follower:
         except RatchetError as error:  # MLflow is away, or the alias is gone: what is served stays
             self._report(str(error))
             return
-        if self.current is not None and self.current.identity.version == version.number:
+        if self.current is not None and self.current.identity.run_id == version.run_id:
             self._report("")
             return
-        if version.number == self._refused[0] and time.monotonic() < self._refused[1]:
+        if version.run_id == self._refused[0] and time.monotonic() < self._refused[1]:
+            self._report(self._refused[2])
             return
         try:
             loaded = self._load(version)
         except RatchetError as error:
-            self._refused = (version.number, time.monotonic() + _AGAIN)
+            self._refused = (version.run_id, time.monotonic() + _AGAIN, str(error))
             self._report(str(error))
             return
         self.current = loaded
         self._report("")
-        _LOG.warning("%s answers now, by %s", loaded.identity, loaded.engine)
+        _LOG.info("%s answers now, by %s", loaded.identity, loaded.engine)
 
     def _load(self, version: Version) -> LoadedVersion:
         """Return the version, with its files in a folder that is deleted when nothing uses it any more."""
-        folder = Path(tempfile.mkdtemp(prefix="ratchet-served-"))
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         try:
             files = self.registry.copy_files(version, folder)
             identity = Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG))

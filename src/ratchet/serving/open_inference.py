@@ -24,7 +24,7 @@ from ratchet.serving.envelopes import (
 )
 from ratchet.serving.loaded import LoadedVersion
 from ratchet.serving.program import OUTPUT, input_names
-from ratchet.serving.request_values import BadRequest, given_arrays
+from ratchet.serving.request_values import BadRequest, as_type, given_arrays
 from ratchet.training.models import ModelSpec
 
 __all__ = ["Infer", "metadata"]
@@ -37,6 +37,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
+_AXES = 8  # of a tensor
 
 
 class Infer(Envelope):
@@ -53,6 +54,7 @@ class Infer(Envelope):
         if isinstance(spec.input, TokensInput):
             question = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters")
             return Question(prompts=question.prompts, options={**question.options, **options}, id=given_id)
+        known_fields(parameters, set(), "parameters.")
         if isinstance(spec.input, ArraysInput):
             values: Any = tensors
         elif isinstance(spec.input, TableInput):
@@ -134,7 +136,7 @@ def _head_length(headers: Mapping[str, str], body: bytes) -> int:
     given = headers.get("inference-header-content-length")
     if given is None:
         return len(body)
-    if not given.isdecimal() or int(given) > len(body):
+    if len(given) > 12 or not given.isdecimal() or int(given) > len(body):
         raise BadRequest(f"Inference-Header-Content-Length: found {given!r}; allowed: up to {len(body)}")
     return int(given)
 
@@ -183,14 +185,19 @@ def _tensors(inputs: Any, binary: memoryview) -> dict[str, NDArray[Any]]:
 
 def _tensor(tensor: dict[str, Any], binary: memoryview | None, where: str) -> NDArray[Any]:
     shape, kind = tensor.get("shape"), tensor.get("datatype")
-    if not isinstance(shape, list) or not shape or any(type(size) is not int or size < 0 for size in shape):
-        raise BadRequest(f"{where}.shape: found {shape!r}; allowed: a list of whole numbers of 0 or more")
+    if not isinstance(shape, list) or not 0 < len(shape) <= _AXES or any(type(size) is not int for size in shape):
+        raise BadRequest(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
+    if not all(0 <= size < 2**31 for size in shape):
+        raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
     array = _from_json(tensor.get("data"), kind, where) if binary is None else _from_bytes(binary, kind, where)
     if array.size != math.prod(shape):
         raise BadRequest(f"{where}: found {array.size} values; allowed: as many as its shape {shape} has")
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise BadRequest(f"{where}.shape: found {shape}, which is too large") from None
 
 
 def _only(tensors: dict[str, NDArray[Any]], spec: ModelSpec) -> NDArray[Any]:
@@ -203,7 +210,14 @@ def _only(tensors: dict[str, NDArray[Any]], spec: ModelSpec) -> NDArray[Any]:
 def _column(name: str, array: NDArray[Any]) -> list[Any]:
     if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
         raise BadRequest(f"inputs: {name}: found shape {list(array.shape)}; allowed: [n] or [n, 1]")
-    return [value.decode(errors="replace") if isinstance(value, bytes) else value for value in array.ravel().tolist()]
+    values = array.ravel().tolist()
+    for row, value in enumerate(values):
+        if isinstance(value, bytes):
+            try:
+                values[row] = value.decode()
+            except UnicodeDecodeError as error:
+                raise BadRequest(f"inputs: {name}[{row}]: is not UTF-8 (byte {error.start})") from None
+    return values
 
 
 def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
@@ -212,7 +226,13 @@ def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
     try:
         if kind == "BYTES":
             return np.array(list(_flat(data)), dtype=object)
-        return np.asarray(data, dtype=None if data else _TYPES[kind]).astype(_TYPES[kind], casting="unsafe").ravel()
+        given = np.asarray(data, dtype=object).ravel()
+        if _TYPES[kind].kind != "f":
+            return as_type(given, _TYPES[kind])
+        missing = np.array([value is None for value in given.tolist()], bool)
+        array = as_type(np.where(missing, 0.0, given), _TYPES[kind])
+        array[missing] = np.nan  # null: a missing value, as NaN among the bytes of a tensor
+        return array
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise BadRequest(f"{where}.data: has values that are no {kind}") from None
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.data.depth import eight_bits, raw_values
-from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
+from ratchet.kinds import Array, ArraysInput, ImageInput, Input, TableInput, TextInput
 
 if TYPE_CHECKING:
     import polars
@@ -137,13 +137,27 @@ def _named_arrays(raw: Mapping[str, Any], described: ArraysInput) -> Arrays:
     """Return arrays that are given by name, (n, *shape) each."""
     if set(raw) != set(described.names):
         raise ValueError(f"found {', '.join(map(str, raw)) or 'no arrays'}; allowed: {described.described}")
-    arrays = tuple(np.asarray(raw[array.name], array.dtype) for array in described.arrays)
+    arrays = tuple(_converted(raw[array.name], array) for array in described.arrays)
     rows = {len(values) if values.ndim else -1 for values in arrays}
     for array, values in zip(described.arrays, arrays, strict=True):
         if values.shape[1:] != array.shape or len(rows) > 1 or rows == {-1}:
             shape = ", ".join(map(str, ("n", *array.shape)))
             raise ValueError(f"{array.name} has shape {values.shape}; allowed: ({shape}), with one n for all arrays")
     return arrays
+
+
+def _converted(values: Any, array: Array) -> NDArray[Any]:
+    """Return values in the type of the array, which must be able to hold them."""
+    given = np.asarray(values, None if isinstance(values, np.ndarray) else object)
+    try:
+        with np.errstate(all="ignore"):
+            result = given.astype(array.dtype)
+        wrong = not np.isfinite(result).all() if array.dtype == "float32" else bool((result != given).any())
+    except (ValueError, TypeError, OverflowError):
+        wrong = True
+    if wrong:
+        raise ValueError(f"{array.name} has values that are no finite {array.dtype}")
+    return result
 
 
 def _values(raw: Any) -> Any:

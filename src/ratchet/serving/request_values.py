@@ -1,10 +1,9 @@
-"""Values of a request to arrays of a model. Whatever is wrong with them has one message, which names the field."""
+"""Values of a request as arrays of a model. A wrong value has one message, which names the field."""
 
 import base64
 import binascii
 import io
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ratchet.errors import DataError
 from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 from ratchet.serving.raw_inputs import to_arrays
 
-__all__ = ["BadRequest", "given_arrays", "rows_of", "texts_in"]
+__all__ = ["BadRequest", "as_type", "given_arrays", "rows_of", "texts_in"]
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -48,6 +47,8 @@ def given_arrays(values: Any, described: Input, field: str, *, own: Any = None) 
         case TextInput():
             return to_arrays(texts_in(values, field), described)
         case ArraysInput():
+            if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(described.names):
+                (values,) = values.values()  # a frame with one column
             if not isinstance(values, list | Mapping):
                 raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of {described.reader} values")
             try:
@@ -84,13 +85,15 @@ def texts_in(values: Any, field: str) -> list[str]:
 def rows_of(values: Any, field: str) -> dict[str, list[Any]]:
     """Return the columns of rows: a list of objects that have the same keys, or an object of lists of one length."""
     if isinstance(values, Mapping):
-        lengths = {name: len(column) for name, column in values.items() if isinstance(column, Sequence | np.ndarray)}
-        if len(lengths) != len(values) or len(set(lengths.values())) > 1:
-            raise BadRequest(f"{field}: found columns of {lengths or 'no'} values; allowed: lists of one length")
+        lengths = {len(column) if isinstance(column, list | np.ndarray) else -1 for column in values.values()}
+        if len(lengths) > 1 or -1 in lengths:
+            raise BadRequest(f"{field}: allowed: an object of lists that have one length")
         return {str(name): list(column) for name, column in values.items()}
     if not isinstance(values, list) or not all(isinstance(row, Mapping) for row in values):
         raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of objects, one for each row")
     names = dict.fromkeys(str(name) for row in values for name in row)
+    if values and not names:
+        raise BadRequest(f"{field}[0]: has no columns")
     for number, row in enumerate(values):
         if len(row) != len(names):
             absent = next(name for name in names if name not in row)
@@ -109,55 +112,56 @@ def _table(columns: dict[str, list[Any]], described: TableInput, field: str) -> 
     if not next(iter(columns.values()), []):
         columns = {name: [] for name in known}
     try:
-        return to_arrays(_typed(columns), described)
+        return to_arrays(_typed(columns, field), described)
+    except BadRequest:
+        raise
     except (DataError, ValueError) as error:
         raise BadRequest(f"{field}: {error}") from None
 
 
-def _typed(columns: dict[str, list[Any]]) -> Any:
-    """Return a polars frame; a column with values of several types becomes one of texts, as in a CSV file."""
+def _typed(columns: dict[str, list[Any]], field: str) -> Any:
+    """Return a polars frame. Rows decide no type for others: all values of a column have one."""
     import polars
 
     series = []
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
-        mixed = len(kinds - {int, float}) > 1 or (len(kinds) > 1 and bool(kinds - {int, float}))
-        texts = [None if value is None else str(value) for value in values] if mixed else values
-        series.append(polars.Series(name, texts, dtype=polars.String if mixed else None, strict=False))
+        if len(kinds) > 1 and kinds != {int, float}:
+            raise BadRequest(f"{field}: column {name!r} has values of several types; allowed: one type, or null")
+        series.append(polars.Series(name, values, strict=False))
     return polars.DataFrame(series)
 
 
 def _images(values: Any, described: ImageInput, field: str) -> NDArray[Any]:
     if isinstance(values, list) and values and all(_is_file(value) for value in values):
         return np.stack([_decoded(value, described, f"{field}[{row}]") for row, value in enumerate(values)])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            images = np.asarray(values)
-    except (ValueError, TypeError, OverflowError, Warning):
-        raise BadRequest(f"{field}: found lists of different lengths; allowed: {_allowed(described)}") from None
+    # Of type object: with another one each value would take as much memory as the longest text.
+    images = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     if images.ndim == 3 and described.channels == 1:
         images = images[..., None]
     if images.shape[1:] != described.shape and not (images.size == 0 and images.ndim == 1):
         raise BadRequest(f"{field}: found shape {list(images.shape)}; allowed: {_allowed(described)}")
     if images.size == 0:
         return np.empty((0, *described.shape), described.raw_dtype)
-    if images.dtype.kind not in "iuf":
-        raise BadRequest(f"{field}: found values of type {images.dtype}; allowed: {_allowed(described)}")
-    return _pixels(images, described, field)
+    try:
+        return as_type(images, np.dtype(described.raw_dtype))
+    except (ValueError, TypeError, OverflowError):
+        raise BadRequest(f"{field}: has other values; allowed: {_allowed(described)}") from None
 
 
-def _pixels(images: NDArray[Any], described: ImageInput, field: str) -> NDArray[Any]:
-    dtype = np.dtype(described.raw_dtype)
-    if not np.isfinite(images).all():
-        raise BadRequest(f"{field}: found a value that is not finite; allowed: {_allowed(described)}")
-    if dtype.kind == "u":
-        limit = np.iinfo(dtype).max
-        if images.min() < 0 or images.max() > limit or (images.dtype.kind == "f" and (images % 1).any()):
-            raise BadRequest(
-                f"{field}: found values from {images.min()} to {images.max()}; allowed: {_allowed(described)}"
-            )
-    return images.astype(dtype)
+def as_type(values: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
+    """Return finite numbers as another type. Whole numbers stay the same; floats may be rounded.
+
+    Raises:
+        ValueError, TypeError, OverflowError: a value is none, or not in the range of the type.
+    """
+    if values.dtype == object and not set(map(type, values.ravel().tolist())) <= {int, float, bool}:
+        raise ValueError("values that are no numbers")
+    with np.errstate(all="ignore"):
+        result = values.astype(dtype)
+    if not (np.isfinite(result).all() if dtype.kind == "f" else (result == values).all()):
+        raise ValueError("values out of range")
+    return result
 
 
 def _allowed(described: ImageInput) -> str:

@@ -94,9 +94,9 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], names: Sequ
         pointer = kind.name in ("git-lfs", "dvc", "git-annex", "zeros", "html")
         fix = kind.fix if pointer else "save it as UTF-8 CSV, JSON Lines or Parquet"
         raise DataError(f"{where} is {kind.description}, not a table. Fix: {fix}")
-    # Excel's separator line becomes an empty line, which keeps the line numbers.
     content = _utf8(content, where)
-    content = content[5:] if re.match(rb"sep=.\n", content) else content
+    # Excel's separator line becomes an empty line, which keeps the line numbers.
+    content = content[len(b"sep=;") :] if re.match(rb"sep=.\n", content) else content
     head = content[:_HEADER].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)

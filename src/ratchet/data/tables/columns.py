@@ -174,7 +174,7 @@ def _numeric(
         infinite = (read.abs() > _LARGEST).fill_null(False)
         faults["infinite-number"] = infinite.arg_true()
         read = read.set(infinite, None)
-    distinct = _distinct(read) if largest <= _EXACT else values.n_unique() - bool(values.null_count())
+    distinct = _distinct(read) if largest <= _EXACT else values.filter(read.is_not_null()).n_unique()
     column = TypedColumn(values.name, kind, read, values, why, distinct, form, faults)
     known = len(read) - read.null_count()
     if not known:

@@ -19,6 +19,7 @@ MISSING_TEXTS = (*MISSING, "?")
 _ISO = "%Y-%m-%d|%Y-%m-%dT%H:%M:%S%.f|%Y-%m-%d %H:%M:%S%.f|%Y-%m-%dT%H:%M:%S%.f%#z"
 _NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
 _UNSEEN, _FIRST = 1, 2
+_EXACT = 2.0**53
 
 
 def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -127,7 +128,7 @@ def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.
     read = plain_values(values, column.name)
     is_date = column.type == "datetime"
     if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):
-        return without(read, missing)
+        return read if values.dtype in (pl.Date, pl.Datetime) else without(read, missing)
     texts = cleaned(texts_of(values, column.name), missing)
     if is_date:
         read = seconds(texts, f"{column.form}|{_ISO}" if column.form else _ISO)
@@ -152,7 +153,8 @@ def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> 
         return texts
     named = pl.Series(column.categories, dtype=pl.String)
     same = pl.DataFrame({"number": numbers(named, PLAIN), "name": named}).drop_nulls()
-    same = same.filter(pl.col("number").is_unique() & pl.col("number").is_finite())
+    exact = pl.col("number").abs() < _EXACT  # of longer numbers several are one float64
+    same = same.filter(pl.col("number").is_unique() & exact)
     equal = values.cast(pl.Float64).replace_strict(same["number"], same["name"], default=None, return_dtype=pl.String)
     is_known = texts.is_null() | texts.is_in(named.implode())
     return pl.select(pl.when(is_known).then(texts).otherwise(pl.coalesce(equal, texts))).to_series()

@@ -205,7 +205,9 @@ def numeric_date_form(texts: pl.Series) -> str:
     values = np.abs(values[np.isfinite(values)])
     middle = float(np.median(values)) if len(values) else 0.0
     if len(values) and values.min() >= 1000 and values.max() < 3000 and (values == np.floor(values)).all():
-        raise Ambiguous(f"{texts[0]!r} is a year, and a date has a month and a day. Fix: set data.columns to numeric")
+        raise Ambiguous(
+            f"{texts[0]!r} is a year, and a date has a month and a day. Fix: call the column numeric in data.columns"
+        )
     return next((unit for unit, parts in _UNITS.items() if middle < _LATEST * parts), "nanoseconds")
 
 

@@ -209,20 +209,22 @@ class _Ingest:
         self._check_bad_fraction(bad)
         empty = [split for split, rows in packing.sizes.items() if not rows]
         distinct = packing.index.height - packing.copies
-        if empty and packing.copies >= distinct and self.settings.order_by == "none":
+        roles, settings = packing.content.roles, self.settings
+        drawn = roles.given is None and min(settings.validation_fraction, settings.test_fraction) > 0
+        if empty and drawn and packing.copies >= distinct and settings.order_by == "none":
             raise DataError(
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
             )
-        order = packing.content.roles.order
-        if empty and order is not None:
+        order = roles.order
+        if empty and drawn and order is not None and order.n_unique() < len(order):
             raise DataError(
                 f"{self.source.where}: split {empty[0]} is empty, because rows with equal {self.settings.order_by!r} "
                 f"share a split, and it has {order.n_unique():,} different values. Fix: set data.order_by to another "
                 "column, or to none"
             )
-        settings = self.settings.model_copy(update={"min_per_class": 1}) if self.sample else self.settings
-        groups = packing.content.roles.groups
+        settings = settings.model_copy(update={"min_per_class": 1}) if self.sample else settings
+        groups = roles.groups
         index = packing.index.drop("id") if groups is None else packing.index.drop("id").with_columns(group=groups)
         set_rules.check_index(index, settings, classes=packing.classes, table=self.table)
 

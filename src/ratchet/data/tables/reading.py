@@ -121,7 +121,8 @@ def _check_layout(lines: list[str], where: str) -> None:
     if other is not None:
         raise DataError(
             f"{where}: the columns are separated by {other!r}; allowed are comma, semicolon, tab and |. Fix: save it "
-            f"with commas, such as with pandas: read_csv(FILE, sep={_PANDAS[other]!r}, engine='python').to_csv()"
+            f"with commas, such as with pandas: read_csv(FILE, sep={_PANDAS[other]!r}, engine='python')"
+            ".to_csv('table.csv', index=False); without a header add header=None"
         )
     fits = any(1 < counts[0] == usual[mark] for mark, counts in columns.items() if counts)
     if first and first[0] < usual[separator] and not fits and rest.count(usual[separator]) >= _MOST * len(rest):

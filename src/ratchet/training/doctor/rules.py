@@ -121,8 +121,8 @@ _MODEL = {
         "remove squeeze() from forward(), or name its axis; flatten(1) keeps the batch axis",
     ),
     "divided-by-batch-size": Rule(
-        "Outputs are divided by the batch size: a sample alone gets {batch} times the logits that it has in a batch of "
-        "{batch}",
+        "Outputs are divided by the batch size: a sample alone gets {batch} times the outputs that it has in a batch "
+        "of {batch}",
         "remove the division: the loss already takes the mean over the batch",
     ),
     "batch-size-dependence": Rule(

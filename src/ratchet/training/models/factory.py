@@ -68,7 +68,7 @@ class OwnCode:
         loaded: Callable[..., Any] | None = getattr(module, function, None)
         if not callable(loaded):
             raise TrainingError(
-                f"{self.setting}: {module_name} has no function {function}. Allowed: {_functions(module)}"
+                f"{self.setting}: {module_name} has no function or class {function}. Allowed: {_functions(module)}"
             )
         return loaded
 

@@ -52,7 +52,7 @@ def run(model: Model, requests: list[Any], *, deadline: float = ENOUGH, queue: i
     return asyncio.run(ask())
 
 
-def test_what_waits_is_one_batch_and_each_request_gets_its_rows() -> None:
+def test_what_waits_is_one_batch() -> None:
     model = Model()
     answers = run(model, [[[1.0]], [[2.0], [3.0]], [[4.0]]])
     assert [answer.ravel().tolist() for answer in answers] == [[1.0], [2.0, 3.0], [4.0]]
@@ -78,12 +78,12 @@ def test_only_the_request_that_fails_gets_the_error(fault: BaseException) -> Non
     assert [answer.ravel().tolist() for answer in (first, good, last)] == [[0.0], [1.0], [2.0]]
 
 
-def test_a_model_that_returns_nothing_is_an_error_of_each_request() -> None:
+def test_a_model_that_returns_nothing_is_an_error() -> None:
     answers = run(Model(lambda rows: None), [[[0.0]], [[1.0]]])
     assert all(isinstance(answer, Exception) for answer in answers)
 
 
-def test_one_slow_batch_does_not_refuse_requests_of_an_idle_model() -> None:
+def test_an_idle_model_answers_after_a_slow_batch() -> None:
     slow = iter([0.3])
 
     def check(rows: np.ndarray) -> np.ndarray:

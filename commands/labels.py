@@ -106,6 +106,11 @@ def _by_baselines(
     for number in range(folds):
         watch.progress(number, folds, f"model {number + 1} of {folds}")
         baseline = Baseline.fit(job, split.only(np.flatnonzero(fold != number)))
+        if baseline.spec.name == "constant":
+            raise DataError(
+                "the baseline of these data is the most frequent class, which says nothing of single labels. Allowed "
+                "for this check: own kinds with up to 1,000 values per sample"
+            )
         held_out = np.flatnonzero(fold == number)
         tested = training.open_split(workspace.packed, "train", baseline.spec.input).only(held_out)
         outputs = training.predict_outputs(baseline.model, tested)

@@ -612,7 +612,9 @@ def test_numbers_can_be_set_to_dates(table, written: str, kind: str) -> None:
 
 def test_years_are_no_dates(table) -> None:
     table.write(with_column("built", [str(1950 + row % 60) for row in range(ROWS)]))
-    with pytest.raises(DataError, match=r"column 'built': '\d+' is a year.*Fix: call the column numeric in data.columns"):
+    with pytest.raises(
+        DataError, match=r"column 'built': '\d+' is a year.*Fix: call the column numeric in data.columns"
+    ):
         table.ingest(columns={"built": "datetime"})
 
 

@@ -129,7 +129,7 @@ class _Label:
 
     @property
     def is_binary(self) -> bool:
-        """Whether the column has 0 and 1. Another number means that it has not, another text is a fault."""
+        """Whether all numbers of the column are 0 or 1, and most labels mean one of them. Other texts are faults."""
         binary, known = self.binary(), self.numbers.drop_nulls()
         return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
 

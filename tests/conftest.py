@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
+import hypothesis
 import pytest
 import rich.style  # noqa: F401  # draws from `random` as it is imported: not in whichever test comes to it first
 
@@ -118,6 +119,10 @@ class Project:
         home.mkdir()
         self.good("git", "clone", "--quiet", str(self.root), str(root))
         return Project(root, home)
+
+
+hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine is no fault
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -108,7 +108,7 @@ def end_marked(mark: str, *, grace: float) -> int:
         signalled |= _signal([pid for pid in runs if pid not in signalled], signal.SIGTERM)
         time.sleep(0.05)
     deadline, killed = max(deadline, time.monotonic() + 3.0) if not runs else deadline, set[int]()
-    while pids := marked(mark):
+    while pids := marked(mark) or _just_started(mark):
         late = time.monotonic() - deadline
         if late < 0:
             signalled |= _signal([pid for pid in pids if pid not in signalled], signal.SIGTERM)
@@ -118,6 +118,12 @@ def end_marked(mark: str, *, grace: float) -> int:
             break
         time.sleep(0.05)
     return len(killed)
+
+
+def _just_started(mark: str) -> list[int]:
+    """Look again a moment later: between fork and exec a process shows no environment."""
+    time.sleep(0.05)
+    return marked(mark)
 
 
 def _leads_session(pid: int) -> bool:

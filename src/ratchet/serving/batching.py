@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.serving.loaded import SIZES, Arrays, LoadedVersion
+from ratchet.serving.loaded import SIZES, LoadedVersion
+from ratchet.serving.raw_inputs import Arrays
 
 __all__ = ["Batcher", "Overloaded"]
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Classes, Labels, Numbers, TokensInput
 from ratchet.serving.loaded import Identity, LoadedVersion
-from ratchet.serving.request_values import Arrays, BadRequest, given_arrays, texts_in
+from ratchet.serving.raw_inputs import Arrays
+from ratchet.serving.request_values import BadRequest, given_arrays, texts_in
 from ratchet.training.models import ModelSpec
 
 __all__ = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratchet.training import Split
     from ratchet.training.own_kind import OwnKind
 
-__all__ = ["converted", "from_tensors", "raw_samples", "texts_of", "to_arrays", "to_tensors"]
+__all__ = ["Arrays", "converted", "from_tensors", "raw_samples", "texts_of", "to_arrays", "to_tensors"]
 
 Arrays = tuple[NDArray[Any], ...]
 

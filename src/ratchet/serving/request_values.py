@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from ratchet.errors import DataError
 from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
-from ratchet.serving.raw_inputs import to_arrays
+from ratchet.serving.raw_inputs import Arrays, to_arrays
 
 __all__ = ["BadRequest", "as_type", "given_arrays", "rows_of", "texts_in"]
-
-Arrays = tuple[NDArray[Any], ...]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
 _MOST_PIXELS = 40_000_000  # of an image file, before it is scaled

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratchet import settings, training
 from ratchet.data.manifest import Manifest
-from ratchet.serving.export import export
+from ratchet.exports.onnx_export import export
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
 from tasks.ingest import ingest

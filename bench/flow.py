@@ -76,7 +76,7 @@ class _Served:
         self.clone = Clone(folder)
         self.workspace = Workspace(folder)
         ports = {f"platform.{name}_port": free_port("127.0.0.1") for name in ("prefect", "mlflow")}
-        settings.override(self.workspace.params, {**_TINY, **ports})
+        settings.override(self.workspace.params, {**_TINY, **ports, "serving.enabled": False})
         self.clone.python("-m", "commands", "up")
         api = f"http://127.0.0.1:{ports['platform.prefect_port']}/api"
         self.clone.environment |= client_environment(self.workspace, api)

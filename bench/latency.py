@@ -28,7 +28,8 @@ def measure(rounds: int, *, load: int, quick: bool) -> list[Row]:
     """Return the rows of the table."""
     import torch
 
-    from ratchet.training import build, image_spec
+    from ratchet.kinds import image_spec
+    from ratchet.training import build
 
     rounds, limit = 2 if quick else rounds, GateSettings().latency_factor
     with torch.random.fork_rng(), torch.inference_mode(), _busy(load):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 
 from bench.project import SIDE
-from ratchet.training import ModelSpec, build, image_spec
+from ratchet.kinds import ModelSpec, image_spec
+from ratchet.training import build
 from ratchet.training.device import keep_freed_memory
 from ratchet.training.precision import Precision
 

@@ -22,6 +22,7 @@ from bench import (
     memory,
     precision,
     recipe,
+    serving,
     table_steps,
     tables,
     tabular,
@@ -34,6 +35,7 @@ from bench.report import Row, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
+    "serving",
 )  # fmt: skip
 
 
@@ -89,6 +91,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return tabular.measure(min(rounds, 3), quick=quick)
         case "table_steps":
             return table_steps.measure(rounds, quick=quick)
+        case "serving":
+            return serving.measure(min(rounds, 5), quick=quick)  # beside other servers: `python -m bench.serving`
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
         case _:

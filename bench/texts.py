@@ -25,11 +25,11 @@ from bench.project import ROOT, scratch
 from bench.report import Row, alone, options, spread
 from ratchet import settings
 from ratchet.data.split import keys
-from ratchet.kinds import Classes
+from ratchet.kinds import Classes, ModelSpec
 from ratchet.settings.examples import Example, compose
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Split, TrainingInputs, fit
+from ratchet.tokens.tokenizers import encode, fit_tokenizer
+from ratchet.training import CheckpointStore, Finished, Plan, Split, TrainingInputs, fit
 from ratchet.training.models import build
-from ratchet.training.tokenizers import encode, fit_tokenizer
 from tasks.training_job import make_plan
 
 __all__ = ["measure"]

@@ -81,12 +81,12 @@ def measure(rounds: int, *, quick: bool, peer: Path | None = None) -> list[Row]:
 def train(steps: int, seed: int) -> tuple[float, float]:
     """Train the decoder of examples/language-model.yaml. Return its CPU-seconds and its validation loss at the end."""
     from ratchet import settings
-    from ratchet.kinds import NextToken
+    from ratchet.kinds import ModelSpec, NextToken
     from ratchet.settings.examples import Example, compose
-    from ratchet.training import CheckpointStore, ModelSpec, TrainingInputs, fit
+    from ratchet.tokens.token_ids import encode, tokens
+    from ratchet.tokens.token_ids import fit as fit_tokenizer
+    from ratchet.training import CheckpointStore, TrainingInputs, fit
     from ratchet.training.streams import StreamSplit
-    from ratchet.training.token_ids import encode, tokens
-    from ratchet.training.token_ids import fit as fit_tokenizer
     from tasks.training_job import make_plan
 
     text = (Path(os.environ["RATCHET_DATASETS"]) / "tinyshakespeare.txt").read_text(encoding="utf-8")

@@ -1,12 +1,14 @@
 """The commands of `ratchet`. Heavy imports are inside the functions, so that `ratchet --help` is fast."""
 
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
 from commands.data import data
+from commands.keys import keys
 from commands.models import models
 from commands.servers import servers
 from ratchet.workspace import Workspace
@@ -63,7 +65,7 @@ def use(
 
 @app.command()
 def train(assignments: Assignments = None) -> None:
-    """Ingest, train, evaluate and register in this process. Skip unchanged stages."""
+    """Ingest, train, evaluate, export and register in this process. Skip unchanged stages."""
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
         from commands.train import train as run_here
 
@@ -131,14 +133,87 @@ def serve(
         typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="serving.port")] = None,
+    offline_bundle: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a new folder that serves without PyTorch, and end."),
+    ] = None,
 ) -> None:
     """Answer requests with a registered model over HTTP until Ctrl-C. Follows its alias."""
+    bundle = offline_bundle.resolve() if offline_bundle else None
     with project_folder() as workspace:
-        from commands.serve import serve as serve_here
+        if bundle is not None:
+            from ratchet.serving.offline.writing import write_bundle
 
-        serve_here(workspace, model, port)
+            typer.echo(write_bundle(workspace, model, bundle))
+            return
+        from ratchet.serving.process import serve as serve_here
+
+        serve_here(workspace, model=model, port=port, say=typer.echo)
 
 
+@app.command()
+def predict(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Images, tables, texts, or folders of them; also s3://...")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV, Parquet or JSON Lines.", show_default="terminal"),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Folder or s3://... of shards; a killed command continues.")
+    ] = None,
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a shard of --output.", show_default="100000")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Forget what is in the folder of --output.")] = False,
+    column: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the texts of a text model.")] = None,
+) -> None:
+    """Score files by a registered model. The column `refused` says why a row has no answer.
+
+    Exit code 1: a file cannot be read, or every row is refused.
+    """
+    from tasks.score import Request, absolute
+
+    if out is not None and output is not None:
+        raise typer.BadParameter("found both; allowed: one of them", param_hint="--out, --output")
+    exit_on_sigterm()
+    given, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
+    folder = absolute([output], base=Path.cwd())[0] if output else None
+    with project_folder() as workspace:
+        from commands.predict import predict as score_files
+        from commands.predict import predict_shards
+
+        if folder is None:
+            answered = score_files(workspace, given, model=model, out=written, column=column)
+        else:
+            request = Request(given, folder, model, column, shard_rows, again)
+            with interruptible("the same command continues at the first unfinished shard"):
+                answered = predict_shards(workspace, request)
+    raise typer.Exit(int(not answered))
+
+
+@app.command()
+def export(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder.")],
+    variant: Annotated[
+        str, typer.Option(metavar="NAME", help="fp32, int8-static, int8-dynamic, torch-export, torchscript or model.")
+    ] = "fp32",
+) -> None:
+    """Write the program of a registered version to a folder, for onnxruntime or PyTorch alone."""
+    place = to.resolve()
+    with project_folder() as workspace:
+        from commands.export import export as write_program
+
+        typer.echo(write_program(workspace, version, variant=variant, to=place))
+
+
+app.add_typer(keys, name="keys")
 app.add_typer(models)
 app.add_typer(data, name="data")
 

@@ -14,7 +14,7 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput, TableInput
+from ratchet.kinds import Classes, ImageInput, ModelSpec, TableInput
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
@@ -131,7 +131,7 @@ def _folds(index: pl.DataFrame, folds: int) -> tuple[NDArray[np.int64], int]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    spec: "training.ModelSpec"
+    spec: "ModelSpec"
     plan: "training.Plan"
     pretrained: Path | None = None
 
@@ -171,7 +171,7 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
         crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
         device=given.device, precision=given.precision, deterministic=given.deterministic,
     )  # fmt: skip
-    spec = replace(job.spec, name="fastnet")
+    spec = replace(job.spec, name="fastnet", widths=())
     mirrored = _Recipe(replace(spec, flip_average=True), replace(plan, flip="alternating"))
     return [mirrored] if given.flip != "none" else [_Recipe(spec, plan), mirrored]
 

@@ -246,6 +246,27 @@ def trace(
         print_trace(name, workspace, html)
 
 
+@models.command()
+def requests() -> None:
+    """List the logged requests by hour and version, and the quality of answers that got labels."""
+    with project_folder() as workspace:
+        from commands.requests import print_requests
+
+        print_requests(workspace)
+
+
+@models.command()
+def shadow(
+    by: Annotated[str, typer.Option(help="A column of serving.log_columns: one line for each of its values.")] = "",
+    html: Html = None,
+) -> None:
+    """Compare the answers of versions in shadow with those that were given."""
+    with project_folder() as workspace:
+        from commands.shadow import print_shadow
+
+        print_shadow(workspace, by=by, html=html)
+
+
 def _promotions(model: str) -> "Promotions":
     from ratchet import settings
     from ratchet.registry.promotion import Promotions

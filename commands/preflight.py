@@ -66,6 +66,7 @@ class _Preflight:
     def run(self, params: Params, scratch: Scratch) -> bool:
         """Run every step until one fails. Return whether all succeeded."""
         from tasks.evaluate import evaluate
+        from tasks.export import export
 
         tiny = self._tiny(params, scratch)
         steps = {
@@ -73,6 +74,7 @@ class _Preflight:
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
             "evaluate": lambda: f"{evaluate(tiny, scratch, watch=self).rows} test samples predicted and measured",
+            "export": lambda: export(tiny, scratch, watch=self).summary,
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
         }
@@ -196,9 +198,9 @@ class _Preflight:
         import numpy as np
 
         from ratchet.registry.models import ModelRegistry
-        from ratchet.serving.raw_inputs import raw_samples
+        from ratchet.serving.formats.raw_inputs import raw_samples
+        from ratchet.tokens.token_ids import decode
         from ratchet.training import load_model, open_split
-        from ratchet.training.token_ids import decode
         from tasks.register import Registration
 
         registered = Registration.load(scratch)

@@ -166,9 +166,9 @@ class Rebuild:
             )
         if manifest.get("factory"):
             self._fetch_source(self._setting("data", "path"), store)
-        pretrained = self._setting("model", "pretrained")
-        if pretrained != "none":
-            self._fetch_pretrained(pretrained, store)
+        for part, section in (("pretrained", "model"), ("teacher", "training")):
+            if (name := self._setting(section, part)) != "none":
+                self._fetch_pretrained(name, part, store)
         for path in (self.recipe.model / "code").rglob("*"):  # files of the user's own model that git ignores
             place = self.workspace.root / path.relative_to(self.recipe.model / "code")
             if path.is_file() and not place.exists():
@@ -200,27 +200,32 @@ class Rebuild:
                 "now has other data"
             )
 
-    def _fetch_pretrained(self, name: str, store: DvcStore) -> None:
-        """Fetch the pretrained weights: the project's file if it is the recorded one, else from DVC."""
-        expected = (self.recipe.record.inputs or {}).get("pretrained")
+    def _fetch_pretrained(self, name: str, part: str, store: DvcStore) -> None:
+        """Fetch a file or folder of data/pretrained: the project's if it is the recorded one, else from DVC.
+
+        `part` is its name in the record: pretrained or teacher.
+        """
+        expected = (self.recipe.record.inputs or {}).get(part)
         source, place = self.project.pretrained / name, self.workspace.pretrained / name
         if _is(source, expected):
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, place)
+            shutil.copytree(source, place) if source.is_dir() else shutil.copyfile(source, place)
             return
         if (tracked := place.with_name(f"{place.name}.dvc")).exists():
             value = files.read_yaml(tracked)["outs"][0]["md5"]
             store.fetch(value, place)
         if not _is(place, expected):
             raise DataError(
-                f"{self.recipe.name}: its pretrained weights, data/pretrained/{name}, are gone: neither the project "
-                f"nor DVC has the file with SHA-256 {expected}"
+                f"{self.recipe.name}: its {part}, data/pretrained/{name}, is gone: neither the project nor DVC has it "
+                f"with SHA-256 {expected}"
             )
 
 
 def _is(path: Path, digest: str | None) -> bool:
-    """Return whether a file exists and has the recorded digest, if there is one."""
-    return path.exists() and digest in (None, files.digest_file(path))
+    """Return whether a file or folder exists and has the recorded digest, if there is one."""
+    if not path.exists():
+        return False
+    return digest is None or digest == (files.digest_tree(path) if path.is_dir() else files.digest_file(path))
 
 
 def _git(recipe: Recipe, root: Path, *arguments: str) -> None:

@@ -22,7 +22,7 @@ def up(
         bool, typer.Option("--foreground", help="Keep running until SIGTERM, Ctrl-C or `ratchet down` (for systemd).")
     ] = False,
 ) -> None:
-    """Start Prefect server, MLflow server and a worker, and create the deployments. Services that die are restarted."""
+    """Start Prefect server, MLflow server, a worker and the model server, and create the deployments."""
     from flows.server import foreground as in_foreground
     from flows.server import lifecycle
     from ratchet import settings
@@ -65,7 +65,7 @@ def show_status() -> None:
 
 @servers.command()
 def logs(
-    service: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker]")] = None,
+    service: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker|serving]")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Also show new lines as they are written.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each log.")] = 100,
 ) -> None:
@@ -94,7 +94,8 @@ def _line(status: "ServerStatus") -> str:
         "restarting": f". `ratchet logs {service.name}` says why it died",
         "down": ". Fix: `ratchet up`",
     }.get(status.state, "")
-    return f"{title}: {status.state}{uptime} at {service.shown}{process}{restarts}{fix}"
+    note = f": {status.note}" if status.note else ""
+    return f"{title}: {status.state}{uptime} at {service.shown}{process}{restarts}{note}{fix}"
 
 
 def _span(seconds: float) -> str:

@@ -17,6 +17,7 @@ from ratchet.registry.ledger import Entry, Ledger
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
 from ratchet.reports.lineage_pages import trace_page
+from ratchet.traffic.reading import find, log_folder
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
@@ -27,7 +28,7 @@ _SHORT_RUN = re.compile(r"^(?:run )?([0-9a-f]{8,31})$")
 _ACCEPTED = (
     "a version (models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS), the id or name of an MLflow run, a DVC hash, a file "
     "or folder, a provenance id, a commit, the id of a Prefect flow run, the SHA-256 of weights, settings, a lock or a "
-    "sample, or the id of a sample"
+    "sample, the id of a sample, or the id of a logged answer"
 )
 _RECORDED = {
     "weights": "the SHA-256 of the weights",
@@ -70,6 +71,7 @@ def trace(workspace: Workspace, name: str) -> Trace:
         RegistryError: nothing here has this name.
     """
     params = settings.load(workspace.params)
+    answered, name = _answered(workspace, name)
     archive = Archive(workspace, params)
     sealed = SealedReader(archive, Ledger.of(workspace, params))
     with DvcStore.open(workspace.root) as store:
@@ -78,7 +80,20 @@ def trace(workspace: Workspace, name: str) -> Trace:
         if not runs:
             raise RegistryError(f"{name}: nothing known here has this name. Allowed: {_ACCEPTED}")
         warnings = [f"! {sealed.warning}"] if sealed.warning else []
-        return Trace((*warnings, *descriptions), tuple(search.chains(runs)))
+        return Trace((*warnings, *answered, *descriptions), tuple(search.chains(runs)))
+
+
+def _answered(workspace: Workspace, name: str) -> tuple[list[str], str]:
+    """Return what the request log says of an answer's id, and the version that answered; else nothing, and the name."""
+    if not _HASH.match(name) or (rows := find(log_folder(workspace), name)).is_empty():
+        return [], name
+    first = rows.row(0, named=True)
+    by = f" for the key {first['key']}" if first["key"] else ""
+    count = f"{len(rows)} rows" if len(rows) > 1 else "one row"
+    return [
+        f"the answer {name} of {first['model']} version {first['version']} to {count}{by}, "
+        f"{first['time']:%Y-%m-%d %H:%M:%S}Z, in {first['seconds'] * 1e3:.1f} ms"
+    ], f"models:/{first['model']}/{first['version']}"
 
 
 def _acts(entries: Sequence[Entry]) -> Acts:

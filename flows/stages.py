@@ -24,12 +24,13 @@ from ratchet.errors import RatchetError, SettingsError
 from ratchet.settings.model import BESIDE, Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
+from tasks.export import Exported, export
 from tasks.ingest import Dataset, ingest
 from tasks.register import Registration, register
 from tasks.train import train
 from tasks.trained_model import TrainedModel
 
-__all__ = ["evaluate_stage", "ingest_stage", "register_stage", "train_stage", "version_stage"]
+__all__ = ["evaluate_stage", "export_stage", "ingest_stage", "register_stage", "train_stage", "version_stage"]
 
 
 class Result(Protocol):
@@ -127,6 +128,7 @@ def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
 ingest_stage = as_task(ingest, Dataset, unit="samples")
 train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=gpu_slot)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)
+export_stage = as_task(export, Exported, unit="variants", retries=1)
 register_stage = as_task(register, Registration, unit="steps", retries=1, knows_flow=True)
 
 

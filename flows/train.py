@@ -1,4 +1,4 @@
-"""train-flow: ingest, version, train, evaluate and register one model."""
+"""train-flow: ingest, version, train, evaluate, export and register one model."""
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -8,7 +8,7 @@ from flows import quotas, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import log_errors_without_traceback
-from flows.stages import evaluate_stage, ingest_stage, register_stage, train_stage, version_stage
+from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.registry.access import require, user
@@ -25,7 +25,7 @@ def train_flow(
     overrides: Overrides = Overrides(),  # type: ignore[valid-type]  # noqa: B008  (frozen)
     revision: str = "",
 ) -> "State[Registration]":
-    """Ingest, version, train, evaluate and register one model.
+    """Ingest, version, train, evaluate, export and register one model.
 
     Args:
         overrides: Settings of this run. An empty field uses the value of params.yaml. If the run completes, they are
@@ -52,7 +52,8 @@ def train_flow(
                 version = version_stage(workspace, dataset)
                 model = train_stage(params, workspace, version)
                 evaluation = evaluate_stage(params, workspace, model)
-                registration = register_stage(params, workspace, evaluation)
+                exported = export_stage(params, workspace, evaluation)
+                registration = register_stage(params, workspace, exported)
                 run.keep()
                 publish(params, workspace)
                 return Completed(message=registration.summary, data=registration)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.kinds import Input, TextInput
+from ratchet.kinds import Input, ModelSpec, TextInput
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Baseline:
     """A fitted baseline: `model` is on the CPU in eval mode."""
 
     name: str  # for people: "HistGradientBoosting"
-    spec: "training.ModelSpec"
+    spec: "ModelSpec"
     model: "training.Model"
 
     @classmethod
@@ -46,7 +46,7 @@ class Baseline:
         arrays, described = _samples(job, train, rows)
         targets = np.asarray(train.targets)[rows]
         fitted = fit_baseline(arrays, targets, described, job.spec.target, seed=job.plan.seed)
-        spec = training.ModelSpec(fitted.network_name, fitted.input, job.spec.target)
+        spec = ModelSpec(fitted.network_name, fitted.input, job.spec.target)
         model = training.build(spec).eval()
         model.network.load_state_dict(fitted.weights)
         part = f" of {len(rows):,} training samples" if len(rows) < len(counted) else ""
@@ -67,9 +67,7 @@ class Baseline:
         with files.draft_directory(workspace.baseline) as draft:
             training.save_model(draft, self.model.state_dict(), self.spec, about={"baseline": {"name": self.name}})
 
-    def blended(
-        self, spec: "training.ModelSpec", weights: "Mapping[str, torch.Tensor]"
-    ) -> "tuple[training.ModelSpec, training.Model]":
+    def blended(self, spec: "ModelSpec", weights: "Mapping[str, torch.Tensor]") -> "tuple[ModelSpec, training.Model]":
         """Return the average of the network `spec` with these weights and of the baseline."""
         from ratchet import training
         from ratchet.training.models.baseline_nets import blend_weights
@@ -138,10 +136,10 @@ def _samples(
     A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
     """
     from ratchet import training
+    from ratchet.tokens.tokenizers import encode
     from ratchet.training.named_arrays import ArraysSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
-    from ratchet.training.tokenizers import encode
 
     described = job.spec.input
     match train:

@@ -64,7 +64,7 @@ class InputAdapter:
 
     def inputs(self, inputs: "Inputs") -> "Inputs":
         """Return a batch as the model takes it. Images are resized with antialiasing."""
-        from ratchet.serving.raw_inputs import converted
+        from ratchet.serving.formats.raw_inputs import converted
 
         if self.same:
             return inputs

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ratchet.evaluation.explanations import Explanations
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.robustness import NotMeasured, Robustness
-    from ratchet.training import Model, ModelSpec, Split
+    from ratchet.kinds import ModelSpec
+    from ratchet.training import Model, Split
 
 __all__ = ["Evaluation", "evaluate"]
 

@@ -13,7 +13,8 @@ from ratchet.settings.model import EvaluationSettings
 
 if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
-    from ratchet.training import Model, ModelSpec, Split, TableSplit
+    from ratchet.kinds import ModelSpec
+    from ratchet.training import Model, Split, TableSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
 

@@ -22,12 +22,13 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from ratchet.evaluation.latency import Costs
     from ratchet.evaluation.predictions import Predictions
+    from ratchet.exports.program import NotExported, Parity
     from ratchet.gate import Candidate, Champion
     from ratchet.gate.verdict import ReloadResult, Verdict
+    from ratchet.kinds import ModelSpec
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.samples import Samples
-    from ratchet.serving.program import NotExported, Parity
-    from ratchet.training import Model, ModelSpec, Split
+    from ratchet.training import Model, Split
     from tasks.champion_input import InputAdapter
 
 __all__ = ["judge_model"]
@@ -93,15 +94,15 @@ class _TestSet:
     @cached_property
     def model_input(self) -> Input:
         """Input of the candidate."""
-        from ratchet.training import ModelSpec
+        from ratchet.kinds import ModelSpec
 
         return ModelSpec.from_json(files.read_json(self.workspace.model / "model.json")["spec"]).input
 
     def reload(self, promotions: "Promotions", model_uri: str) -> "tuple[ReloadResult, Parity | NotExported | None]":
         """Load the model as MLflow's users do; compare it with the evaluation, and its ONNX program with it."""
+        from ratchet.exports import program
         from ratchet.gate import reload_rule
-        from ratchet.serving import program
-        from ratchet.serving.raw_inputs import raw_samples, to_arrays
+        from ratchet.serving.formats.raw_inputs import raw_samples, to_arrays
 
         target = self.predictions.target
         if isinstance(self.model_input, TokensInput):
@@ -126,12 +127,12 @@ class _TestSet:
         """
         import torch
 
+        from ratchet.exports import program
         from ratchet.gate import reload_rule
-        from ratchet.serving import program
+        from ratchet.tokens.token_ids import decode, tokens
         from ratchet.training import load_model
         from ratchet.training.generate import Generator, Sampling
         from ratchet.training.models import predictions
-        from ratchet.training.token_ids import decode, tokens
 
         model, spec = load_model(self.workspace.model)
         assert isinstance(spec.input, TokensInput), "the caller checks the kind"

@@ -2,8 +2,6 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from ratchet.errors import ChampionMoved
 from ratchet.settings.model import Params
 from ratchet.typed_json import from_plain, parse, to_plain
 from ratchet.workspace import Workspace
+from tasks.calibrated_model import calibrated
 from tasks.gate_inputs import judge_model
 from tasks.progress import Watch
 from tasks.report import write_report
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.runs import Run
     from ratchet.registry.versions import Version
-    from ratchet.training import ModelSpec
 
 __all__ = ["Registration", "register"]
 
@@ -84,8 +82,8 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     watch.progress(1, _STEPS, "the training is in MLflow")
 
     promotions = Promotions(workspace, params, name)
-    with _calibrated(workspace) as (folder, spec):
-        model_uri = promotions.registry.log_model(run_id, folder, spec)
+    with calibrated(workspace) as (folder, spec):
+        model_uri = promotions.registry.log_model(run_id, folder, spec, exported=workspace.variants)
     watch.progress(2, _STEPS, "the model is stored")
     record = promotions.registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
     record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
@@ -242,25 +240,6 @@ def _complete_run(run: "Run", params: Params, workspace: Workspace, *, flow_run:
             run.metrics(values, step=int(epoch["epoch"]))
         run.status("FINISHED")
     run.measured(evaluation_metrics(files.read_json(workspace.reports / "metrics.json")))
-
-
-@contextmanager
-def _calibrated(workspace: Workspace) -> "Iterator[tuple[Path, ModelSpec]]":
-    """Yield the folder and the spec of the model to store, with the temperature and flips of the evaluation."""
-    from ratchet.training import load_model, save_model
-
-    model, spec = load_model(workspace.model)
-    metrics = files.read_json(workspace.reports / "metrics.json")
-    if metrics["temperature"] == 1.0 and not metrics["flip_average"]:
-        yield workspace.model, spec
-        return
-    model.temperature.fill_(metrics["temperature"])
-    spec = replace(spec, flip_average=bool(metrics["flip_average"]))
-    described = files.read_json(workspace.model / "model.json")
-    about = {name: described[name] for name in ("training", "baseline") if name in described}
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder), model.state_dict(), spec, about=about)
-        yield Path(folder), spec
 
 
 if __name__ == "__main__":

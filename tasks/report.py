@@ -31,6 +31,7 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     from ratchet.evaluation.details import read_details
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
+    from ratchet.exports import variants
     from ratchet.reports.distributions import feature_distributions
     from ratchet.reports.run_report import Example, ReportContent, render
     from ratchet.training import ImageSplit, open_split
@@ -75,6 +76,7 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
             distributions=distributions,
             texts=details.texts,
             generated=details.generated,
+            variants=variants.read(workspace.variants),
             manifest=_data_facts(manifest, workspace),
             settings=params.model_dump(mode="json", exclude={"access", "platform", "tracking"}),
             lineage=to_plain(record),

@@ -13,6 +13,7 @@ from ratchet import files
 from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
+from ratchet.kinds import ModelSpec
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline, validated
@@ -89,7 +90,13 @@ def _inputs(job: TrainingJob, workspace: Workspace) -> "training.TrainingInputs"
         for name in ("train", "validation")
     )
     return training.TrainingInputs(
-        train_split, validation, job.spec, job.plan, pretrained=job.pretrained, identity=job.identity
+        train_split,
+        validation,
+        job.spec,
+        job.plan,
+        pretrained=job.pretrained,
+        teacher=job.teacher,
+        identity=job.identity,
     )
 
 
@@ -236,7 +243,7 @@ def _write_outputs(
     running: Path,
     finished: "training.Finished",
     job: TrainingJob,
-    spec: "training.ModelSpec",
+    spec: "ModelSpec",
     baseline: Baseline,
 ) -> None:
     """Write the outputs. If this is killed at any point, the same command finds the last checkpoint and repeats it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
-from ratchet.kinds import Target
+from ratchet.kinds import ModelSpec, Target
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 
@@ -25,10 +25,11 @@ class TrainingJob:
     """Everything that decides the result of a training, except the data."""
 
     plan: "training.Plan"
-    spec: "training.ModelSpec"
+    spec: "ModelSpec"
     pretrained: Path | None
+    teacher: Path | None
     variant: Variant  # what is stored: the network, the baseline, or the average of both
-    identity: dict[str, str]  # digests of data, settings, code and pretrained weights
+    identity: dict[str, str]  # digests of data, settings, code, pretrained weights and teacher
     parts: dict[str, dict[str, Any]]  # the content behind the digests, for messages; see `_parts`
 
     @property
@@ -46,22 +47,26 @@ class TrainingJob:
         number of workers, or keep more checkpoints.
 
         Raises:
-            TrainingError: there is no such model, or no such file of pretrained weights.
+            TrainingError: there is no such model, no such file of pretrained weights, or no such teacher.
         """
         from ratchet import training
 
         spec = _spec(params, workspace, manifest, packed or workspace.packed)
         plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
+        teacher = training.find_teacher(workspace.pretrained, params.training.teacher)
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
+        if plan.prune_channels:
+            spec = _pruned(spec, plan, variant)
         code = _code(spec, variant)
         identity = {
             "data": manifest.digest,
             "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec), "variant": variant}),
             "code": files.digest_json(code),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
+            "teacher": files.digest_tree(teacher) if teacher else "none",
         }
-        return cls(plan, spec, pretrained, variant, identity, _parts(params, plan, identity, code))
+        return cls(plan, spec, pretrained, teacher, variant, identity, _parts(params, plan, identity, code))
 
 
 def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: str = "image") -> "training.Plan":
@@ -77,18 +82,18 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
     return training.settled(training.Plan(seed=seed, **settings.model_dump()), target, kind=kind)
 
 
-def _deciding(spec: "training.ModelSpec") -> dict[str, Any]:
+def _deciding(spec: "ModelSpec") -> dict[str, Any]:
     """Return what decides the model. A factory replaces the name."""
     content = spec.to_json()
     return content if spec.factory == "none" else {**content, "name": "none"}
 
 
-def _code(spec: "training.ModelSpec", variant: Variant) -> dict[str, str]:
+def _code(spec: "ModelSpec", variant: Variant) -> dict[str, str]:
     """Return the SHA-256 (hex) of each file of code that decides a weight, by its path."""
     from ratchet import training
 
     package = Path(training.__file__).parents[1]
-    folders = ("kinds", "training") if variant == "network" else ("kinds", "training", "baselines")
+    folders = ("kinds", "tokens", "training", *(() if variant == "network" else ("baselines",)))
     digests = {
         f"src/ratchet/{path.relative_to(package).as_posix()}": files.digest_file(path)
         for folder in folders
@@ -111,11 +116,23 @@ def _parts(
         "settings": {**settings, **model},
         "data": {**data, "data/packed": identity["data"]},
         "pretrained": {"the file of model.pretrained": identity["pretrained"]},
+        "teacher": {"the folder of training.teacher": identity["teacher"]},
         "code": code,
     }
 
 
-def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path) -> "training.ModelSpec":
+def _pruned(spec: "ModelSpec", plan: "training.Plan", variant: Variant) -> "ModelSpec":
+    from ratchet import training
+
+    if variant != "network":
+        raise TrainingError(
+            f"training.prune_channels: found {plan.prune_channels:g}, and model.name is {variant}. Allowed: 0, or a "
+            "network as model.name. Fix: `ratchet set training.prune_channels=0`"
+        )
+    return training.pruned_spec(spec, plan.prune_channels)
+
+
+def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path) -> "ModelSpec":
     from ratchet import training
 
     model, root = params.model, str(workspace.root)
@@ -132,4 +149,4 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
         packed, manifest.input, model=name, tokenizer=model.tokenizer, context=model.context, root=root
     )
     target = training.model_target(described, manifest.target)
-    return training.ModelSpec(name, described, target, factory=model.factory, code=code, root=root)
+    return ModelSpec(name, described, target, factory=model.factory, code=code, root=root)

@@ -13,6 +13,9 @@ from ratchet.workspace import Workspace
 from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ratchet.exports.variants import Variant
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.journal import Journal
     from ratchet.registry.models import ModelRegistry
@@ -24,7 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["write_model_card"]
 
 _OUTPUTS = ("data/packed", "data/model", "data/checkpoints")
-_SHOWN_SETTINGS = ("seed", "data", "model", "training", "evaluation", "gate", "registry")  # others only locate things
+_SHOWN_SETTINGS = (
+    "seed",
+    "data",
+    "model",
+    "training",
+    "evaluation",
+    "export",
+    "gate",
+    "registry",
+)  # others only locate things
 
 
 def write_model_card(
@@ -76,7 +88,7 @@ def _content(
     from ratchet.registry.runs import total_cost
     from ratchet.reports.model_card import CardContent
 
-    manifest = Manifest.read(workspace.packed)
+    manifest, checksums = Manifest.read(workspace.packed), registry.checksums(version)
     return CardContent(
         name=version.name,
         number=version.number,
@@ -90,10 +102,20 @@ def _content(
         model=_model(params, workspace),
         settings=settings.changed(params, _SHOWN_SETTINGS),
         cost=total_cost(journal),
-        checksums=registry.checksums(version),
+        checksums=checksums,
         address=urls.redacted(params.tracking.uri),
         lineage=_lineage(record),
+        variants=_variants(checksums, workspace),
     )
+
+
+def _variants(checksums: "Mapping[str, str]", workspace: Workspace) -> "tuple[Variant, ...]":
+    """Return the parity sheets if they are those of the version: it keeps the variants with which it was registered."""
+    from ratchet.exports.variants import SHEETS, read
+
+    path = workspace.variants / SHEETS
+    is_own = path.exists() and checksums.get(SHEETS) == files.digest_file(path)
+    return read(workspace.variants) if is_own else ()
 
 
 def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dict[str, Any]:

@@ -12,10 +12,10 @@ from threadpoolctl import threadpool_limits
 
 from ratchet.baselines import FittedBaseline, fit_baseline
 from ratchet.kinds import Classes, Column, NextToken, TableInput, Target, TextInput, TokensInput
+from ratchet.tokens.words_and_pairs import encode_terms, learn_terms
 from ratchet.training import models
 from ratchet.training.models.baseline_nets import BASELINES, blend_weights, blended
 from ratchet.training.models.tabular import TableFront
-from ratchet.training.words_and_pairs import encode_terms, learn_terms
 
 CATEGORICAL = (1, 3, 5, 6, 7, 8, 9, 13)  # columns of adult.data
 BINARY = Classes(("0", "1"))

@@ -68,5 +68,5 @@ def test_a_killed_session_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_session_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
     started, _ = end_inner_session("test_servers", number, tmp_path)
-    assert len(started) == 4
+    assert len(started) == 5
     until_gone(started)

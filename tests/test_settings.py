@@ -230,8 +230,8 @@ def test_a_section_with_a_plain_value_is_reported_once(file: Path) -> None:
         ("gate.zzz", f"Allowed in gate: {', '.join(GateSettings.model_fields)}"),
         (
             "zzz",
-            "Allowed: seed, data, model, training, budget, evaluation, gate, registry, access, tracking, platform, "
-            "serving, alerts",
+            "Allowed: seed, data, model, training, budget, evaluation, export, gate, registry, access, tracking, "
+            "platform, serving, alerts",
         ),
     ],
 )

@@ -62,7 +62,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from ratchet.training import CheckpointStore, Finished, ImageSplit, Plan, TrainingInputs, fit, image_spec
+from ratchet.kinds import image_spec
+from ratchet.training import CheckpointStore, Finished, ImageSplit, Plan, TrainingInputs, fit
 from ratchet.training import load_model, predict_outputs, save_model, settled
 
 def split(name, rows, first):

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-_PRESSURE, _STALE = "machine pressure", "stale workers"
+_PRESSURE, _STALE, _SERVING = "machine pressure", "stale workers", "the model server"
 _INTERVAL = 10.0  # seconds between two checks of a watcher; one takes milliseconds
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     if not options.private:
         import flows.server.blocks  # noqa: F401  (Prefect finds the classes of imported blocks)
 
-        for name in (_PRESSURE, _STALE):
+        for name in (_PRESSURE, _STALE, _SERVING):
             threading.Thread(target=_watch, args=(options.api, name), name=name, daemon=True).start()
     settings = get_current_settings().server
     uvicorn.run(
@@ -52,11 +52,13 @@ def _watch(api: str, name: str) -> None:
     from flows.server.client import prefect_client
     from flows.server.pressure_events import PressureWatch
     from flows.server.runs_of_dead_workers import StaleWorkers
+    from flows.server.serving_events import ServingWatch
     from ratchet.workspace import Workspace
 
-    kind, printed = PressureWatch if name == _PRESSURE else StaleWorkers, ""
+    kinds = {_PRESSURE: PressureWatch, _STALE: StaleWorkers, _SERVING: ServingWatch}
+    printed = ""
     with prefect_client(api) as client:
-        check = kind(Workspace.find(), client).check
+        check = kinds[name](Workspace.find(), client).check
         while True:
             time.sleep(_INTERVAL)
             try:

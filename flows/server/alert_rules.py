@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prefect.events.schemas.automations import EventTrigger, Posture
 
 from flows.server.pressure_events import PRESSURE
+from flows.server.serving_events import NOT_SERVED, WITHDRAWN
 
 __all__ = ["ALERT_RULES", "AlertRule"]
 
@@ -119,6 +120,34 @@ were refused), then " ~ again %}
 {% set message = event.payload.message or (what ~ " runs short") %}
 {% set page = (event | ui_url) or "" %}
 {% set todo = event.payload.next or "look at that machine" %}
+""",
+    ),
+    AlertRule(
+        "version-not-served",
+        "Ratchet: a version cannot be served",
+        f"The model server refused a new champion, and answers with the one before (event {NOT_SERVED}). Sent at most "
+        "once an hour for the same version. Created by `ratchet up`.",
+        _on_events(NOT_SERVED, "ratchet.served.*"),
+        """\
+{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
+{% set subject = "Not served: " ~ what %}
+{% set message = event.payload.message or (what ~ " cannot be served") %}
+{% set page = (event | ui_url) or "" %}
+{% set todo = event.payload.next or "`ratchet status` names the reason" %}
+""",
+    ),
+    AlertRule(
+        "canary-withdrawn",
+        "Ratchet: a canary was withdrawn",
+        f"The model server gives no more requests to the version of serving.canary, because it is worse (event "
+        f"{WITHDRAWN}). Sent at most once an hour for the same version. Created by `ratchet up`.",
+        _on_events(WITHDRAWN, "ratchet.served.*"),
+        """\
+{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
+{% set subject = "Canary withdrawn: " ~ what %}
+{% set message = event.payload.message or (what ~ " is withdrawn") %}
+{% set page = (event | ui_url) or "" %}
+{% set todo = event.payload.next or "do not promote it before its cause is known" %}
 """,
     ),
     AlertRule(

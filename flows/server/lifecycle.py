@@ -1,4 +1,4 @@
-"""`up` and `down`: Prefect's server, MLflow's server and a worker on this machine.
+"""`up` and `down`: Prefect's server, MLflow's server, a worker and the model server on this machine.
 
 Modules that import prefect are imported inside the functions: it takes seconds, which `up` spends while the servers
 start.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Addresses", "down", "exclusive", "up"]
 
+_PORTS = {"prefect": "platform.prefect_port", "mlflow": "platform.mlflow_port", "serving": "serving.port"}
 _LOCK_TIMEOUT = 300.0  # seconds to wait for another `up` or `down`
 
 
@@ -158,6 +159,8 @@ class _Startup:
         kind = urlsplit(self.tracking).scheme
         if name == "mlflow" and kind in ("http", "https"):
             elsewhere = f"{self.tracking} (tracking.uri; not ours to start)"
+        elif name == "serving":
+            return not self._may_serve()
         elif name == "worker" or self.prefect_host is not None or (name == "mlflow" and kind == "sqlite"):
             return False
         elif name == "mlflow":
@@ -171,6 +174,19 @@ class _Startup:
                 "correct the address"
             )
         self.say(f"{TITLES[name]}: {elsewhere}")
+        return True
+
+    def _may_serve(self) -> bool:
+        """Return whether the model server is to be started; say why not."""
+        from ratchet.serving.keys import require_key
+
+        if not self.params.serving.enabled:
+            return False
+        try:
+            require_key(self.workspace, self.platform.host)
+        except PlatformError as error:
+            self.say(f"{TITLES['serving']}: not started. {error}")
+            return False
         return True
 
     def _start(self, names: list[str]) -> dict[str, int]:
@@ -203,6 +219,8 @@ class _Startup:
             return start.prefect_launch(self.workspace, self.platform, self.prefect_host)
         if name == "worker":
             return start.worker_launch(self.workspace, self.platform, api=self.api)
+        if name == "serving":
+            return start.serving_launch(self.workspace, self.platform.host, self.params.serving)
         artifacts = mlflow_store.artifacts(self.workspace, self.params.tracking)
         return start.mlflow_launch(self.workspace, self.platform, tracking_uri=self.tracking, artifacts=artifacts)
 
@@ -233,22 +251,27 @@ class _Startup:
         return failures
 
     def _check_ports(self, names: list[str]) -> None:
-        wanted = {"prefect": self.platform.prefect_port, "mlflow": self.platform.mlflow_port}
-        hosts = {"prefect": self.prefect_host or self.platform.host, "mlflow": self.platform.host}
-        if len(set(wanted.values())) == 1:
-            raise PlatformError(
-                f"platform.prefect_port and platform.mlflow_port are both {self.platform.prefect_port}. Allowed: two "
-                f"different ports. Fix: for example `ratchet set platform.mlflow_port={self.platform.mlflow_port + 1}`"
-            )
-        for name, port in wanted.items():
-            holder = port_holder(hosts[name], port) if name in names else None
-            if holder:
-                free = free_port_after(hosts[name], port, besides=set(wanted.values()))
-                fix = f"stop that process, or use another port: `ratchet set platform.{name}_port={free}`"
-                api = addresses.api_url(hosts[name], port)
+        host, settings = self.platform.host, {name: setting for name, setting in _PORTS.items() if name in names}
+        wanted = {"prefect": self.platform.prefect_port, "mlflow": self.platform.mlflow_port,
+                  "serving": self.params.serving.port}  # fmt: skip
+        for name, setting in settings.items():
+            port, listening = wanted[name], self.prefect_host or host if name == "prefect" else host
+            for other in settings:
+                if other != name and wanted[other] == port:
+                    free = free_port_after(host, port, besides=set(wanted.values()))
+                    raise PlatformError(
+                        f"{setting} and {settings[other]} are both {port}. Allowed: different ports. Fix: for example "
+                        f"`ratchet set {settings[other]}={free}`"
+                    )
+            if holder := port_holder(listening, port):
+                free = free_port_after(listening, port, besides=set(wanted.values()))
+                fix = f"stop that process, or use another port: `ratchet set {setting}={free}`"
+                api = addresses.api_url(listening, port)
                 if name == "prefect" and answers(f"{api}/health"):
                     fix += f"; or share that server: `ratchet set platform.prefect_api={api}`"
-                raise PlatformError(f"platform.{name}_port: {port} is taken by {holder}. Fix: {fix}")
+                if name == "serving":
+                    fix += "; or do without: `ratchet set serving.enabled=false`"
+                raise PlatformError(f"{setting}: {port} is taken by {holder}. Fix: {fix}")
 
     def _configure(self, failures: Mapping[str, int]) -> Addresses:
         """Wait for the services, and set up what Prefect's server has to know."""

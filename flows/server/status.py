@@ -31,12 +31,14 @@ class ServerStatus:
             runs it.
         service: None if `up` has not started it, or `down` has stopped it.
         address: None if it was not started.
+        note: of the model server, the version that it serves, and its problem.
     """
 
     name: str
     state: State
     service: Service | None = None
     address: str | None = None
+    note: str = ""
 
     @property
     def restarts(self) -> int:
@@ -52,7 +54,9 @@ def status(workspace: Workspace) -> list[ServerStatus]:
     record, states = Record.read(workspace), []
     for name in TITLES:
         if service := record.services.get(name):
-            states.append(ServerStatus(name, service_state(workspace, record, service), service, service.address))
+            state = service_state(workspace, record, service)
+            note = _served(service) if name == "serving" and state == "up" else ""
+            states.append(ServerStatus(name, state, service, service.address, note))
         elif name == "prefect" and record.api:
             states.append(ServerStatus(name, "elsewhere", address=record.api))
         else:
@@ -69,6 +73,13 @@ def service_state(workspace: Workspace, record: Record, service: Service) -> Sta
     if answers(service.health, timeout=5.0) if service.health else _is_online(workspace, service):
         return "up"
     return "restarting" if service.restarts and time.time() - service.began < START_TIMEOUT else "silent"
+
+
+def _served(service: Service) -> str:
+    """Return the version that the model server serves, and why another one is not served."""
+    known = read_json(service.health) or {}
+    parts = [known.get("version") or "no version yet", known.get("problem")]
+    return "; ".join(part for part in parts if part)
 
 
 def _is_online(workspace: Workspace, worker: Service) -> bool:

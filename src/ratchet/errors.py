@@ -5,6 +5,7 @@
     ├── WorkspaceError     the project folder is missing, not writable or full
     │   └── WorkspaceBusy  another run holds it
     ├── DataError          the source cannot be read, or too much of it is bad
+    │   └── StorageUnavailable  its storage does not answer now
     ├── TrainingError      training cannot start or cannot continue
     │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
     │   └── NotFinite          the loss is infinite or not a number, and returning to a checkpoint did not help
@@ -29,6 +30,7 @@ __all__ = [
     "RatchetError",
     "RegistryError",
     "SettingsError",
+    "StorageUnavailable",
     "TrackingUnavailable",
     "TrainingError",
     "WorkspaceBusy",
@@ -55,6 +57,10 @@ class WorkspaceBusy(WorkspaceError):
 
 class DataError(RatchetError):
     """The source cannot be read, or too much of it is bad."""
+
+
+class StorageUnavailable(DataError):
+    """A storage does not answer now; a later attempt may succeed."""
 
 
 class TrainingError(RatchetError):

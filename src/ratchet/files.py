@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "DRAFT",
     "digest_file",
     "digest_json",
     "digest_tree",
     "draft_directory",
+    "draft_file",
     "parse_yaml",
     "read_json",
     "read_yaml",
@@ -23,7 +25,8 @@ __all__ = [
     "write_text",
 ]
 
-_DRAFT = ".draft-"
+DRAFT = ".draft-"
+"""Beginning of the names of files and folders that are not complete."""
 _REPLACED = ".replaced"  # in a draft folder: the previous folder, until the new one is complete
 
 
@@ -32,19 +35,25 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 
     The file is replaced, never overwritten: DVC may have linked the old one into its cache, where it must not change.
     """
+    with draft_file(path, private=private) as draft:
+        draft.write_bytes(content)
+
+
+@contextlib.contextmanager
+def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield an empty file. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(prefix=_DRAFT, suffix=path.suffix, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=DRAFT, suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    draft = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield draft
+        _sync(draft)
         if not private:
             os.chmod(draft, 0o644)  # mkstemp makes files private; outputs are not
         os.replace(draft, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
+        draft.unlink(missing_ok=True)
         raise
     _sync(path.parent)
 
@@ -89,7 +98,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
     """Yield an empty folder. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_drafts(path.parent, path.name)
-    draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent))
     try:
         yield draft
         os.chmod(draft, 0o755)
@@ -97,7 +106,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
             if file.is_file():
                 _sync(file)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f"{_DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
+            old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
             os.replace(path, old)
             try:
                 os.replace(draft, path)
@@ -116,7 +125,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
 
 def clear_drafts(parent: Path, name: str) -> None:
     """Clean up after a killed `draft_directory(parent / name)`, and restore the folder that it was replacing."""
-    for draft in parent.glob(f"{_DRAFT}{name}-*"):
+    for draft in parent.glob(f"{DRAFT}{name}-*"):
         if (draft / _REPLACED).exists() and not (parent / name).exists():
             os.replace(draft / _REPLACED, parent / name)
         shutil.rmtree(draft, ignore_errors=True)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["BasicAuthentication", "RequestFilter", "normal_host", "split_host"]
+__all__ = ["HOSTS_FIX", "BasicAuthentication", "RequestFilter", "normal_host", "split_host"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,9 +26,12 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_KNOWN_HOSTS = 64  # spellings of the own hosts that are remembered
 _READS = ("GET", "HEAD")
 _WRITES = ("POST", "PUT", "PATCH")
-_FIX = "Fix: add it to platform.allowed_hosts in params.yaml, or set platform.public_url, then start the servers again."
+HOSTS_FIX = (
+    "Fix: add it to platform.allowed_hosts in params.yaml, or set platform.public_url, then start the servers again."
+)
 
 
 def split_host(header: str) -> tuple[str, int | None] | None:
@@ -55,17 +58,22 @@ class RequestFilter:
     - 415: the body of a POST, PUT or PATCH is not JSON.
     """
 
-    def __init__(self, app: App, *, origins: Iterable[str], types: Iterable[str] = (), uploads: Iterable[str] = ()):
+    def __init__(
+        self, app: App, *, origins: Iterable[str], types: Iterable[str] = (), uploads: Iterable[str] = (),
+        fix: str = HOSTS_FIX,
+    ):  # fmt: skip
         """Wrap `app`.
 
         Args:
             origins: the server's own addresses, as http://HOST:PORT. Their hosts are those that requests may name.
             types: media types of bodies that are accepted besides JSON.
             uploads: beginnings of the paths at which files of any type are stored.
+            fix: sentence that says how to add a host.
         """
-        self.app = app
+        self.app, self.fix = app, fix
         self.origins = {origin for text in origins if (origin := _origin(text))}
         self.types, self.uploads = frozenset(types), tuple(uploads)
+        self._own_hosts: set[str] = set()  # headers that were accepted: reading one takes longer than the other checks
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer or pass on one request, WebSocket or lifespan."""
@@ -80,9 +88,9 @@ class RequestFilter:
         """Return the status and the reason for which a request is refused; None if it is passed on."""
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
         if len(hosts) != 1 or not self._is_own_host(hosts[0]):
-            return 400, f"Host {', '.join(hosts)!r} is not an address of this server. {_FIX}"
+            return 400, f"Host {', '.join(hosts)!r} is not an address of this server. {self.fix}"
         if any(_origin(origin) not in self.origins for origin in origins):
-            return 403, f"Origin {', '.join(origins)!r} is not a page of this server. {_FIX}"
+            return 403, f"Origin {', '.join(origins)!r} is not a page of this server. {self.fix}"
         if scope["type"] == "websocket" or scope["method"] in _READS:
             return None
         site = _values(scope, b"sec-fetch-site")
@@ -96,12 +104,17 @@ class RequestFilter:
         return None
 
     def _is_own_host(self, header: str) -> bool:
+        if header in self._own_hosts:
+            return True
         host = split_host(header)
         if host is None:
             return False
         name, port = host
         # Without a port it is the scheme's own; a proxy that speaks TLS passes on the name alone.
-        return any(name == own and (port or _PORTS[scheme]) == at for scheme, own, at in self.origins)
+        is_own = any(name == own and (port or _PORTS[scheme]) == at for scheme, own, at in self.origins)
+        if is_own and len(self._own_hosts) < _KNOWN_HOSTS:
+            self._own_hosts.add(header)
+        return is_own
 
     def _is_accepted(self, content_type: str) -> bool:
         kind = content_type.partition(";")[0].strip().lower()
@@ -155,7 +168,7 @@ def _has_body(scope: Message) -> bool:
 
 
 async def _answer(scope: Message, send: Send, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:
-    body = json.dumps({"detail": reason}).encode()
+    body = json.dumps({"detail": reason, "error": reason}).encode()  # names by Prefect, and by MLflow and v2
     kind = "http.response"
     if scope["type"] == "websocket":
         kind = "websocket.http.response"

@@ -69,6 +69,7 @@ class Workspace:
     checkpoints = _In("data", "checkpoints")
     model = _In("data", "model")
     baseline = _In("data", "baseline")  # the simple model that the model is compared with
+    variants = _In("data", "variants")  # the model's program and its variants
     registration = _In("data", "registration.json")
     reports = _In("data", "reports")
     report = _In("reports", "report.html")

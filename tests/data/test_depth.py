@@ -139,8 +139,9 @@ def test_every_grey_level_has_a_raw_value(depth: int) -> None:
 
 
 def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: Path) -> None:
+    from ratchet.kinds import ModelSpec
     from ratchet.registry.pyfunc import ServedModel
-    from ratchet.training import ModelSpec, build
+    from ratchet.training import build
 
     manifest: Manifest = scans.ingest(image_size=32)
     spec = ModelSpec("convnet", manifest.input, manifest.target)
@@ -160,8 +161,9 @@ def test_a_served_model_takes_the_raw_values_that_ingest_took(scans, tmp_path: P
 
 
 def test_an_eight_bit_model_refuses_raw_values(place) -> None:
+    from ratchet.kinds import image_spec
     from ratchet.registry.pyfunc import ServedModel
-    from ratchet.training import build, image_spec
+    from ratchet.training import build
 
     spec = image_spec("convnet", ("a", "b"), 1, 8, 8, (100.0,), (50.0,))
     with torch.random.fork_rng():

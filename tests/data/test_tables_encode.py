@@ -12,7 +12,7 @@ import pytest
 from ratchet.data.tables.encode import encode
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput, input_from_json
-from ratchet.serving.raw_inputs import _from_arrays, to_arrays
+from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
 
 INPUT = TableInput(
     (
@@ -120,7 +120,7 @@ def test_columns_stored_without_offset_keep_their_numbers() -> None:
     stored["columns"][0]["offset"] = DAY
     packed = encode(row(day="2011-12-31T00:01:01"), input_from_json(stored))
     assert packed[0].tolist() == [[61.0]]
-    raw = _from_arrays(packed, input_from_json(stored))  # as the gate sends rows to the stored model
+    raw = from_arrays(packed, input_from_json(stored))  # as the gate sends rows to the stored model
     np.testing.assert_array_equal(to_arrays(raw, input_from_json(stored))[0], packed[0])
 
 

@@ -20,7 +20,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.texts import ingest_texts
 from ratchet.errors import DataError, RatchetError, SettingsError
 from ratchet.settings.model import DataSettings
-from ratchet.training.tokenizers import encode, fit_tokenizer
+from ratchet.tokens.tokenizers import encode, fit_tokenizer
 
 GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
 TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))

@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from ratchet.evaluation.explanations import Explanations, explain, read_explanations, write_explanations
-from ratchet.training import ImageModel, Model, build, image_spec
+from ratchet.kinds import image_spec
+from ratchet.training import ImageModel, Model, build
 
 SPEC = image_spec(
     name="convnet", classes=tuple("0123456789"), channels=1, height=8, width=8, mean=(73.0,), std=(90.0,)

@@ -11,8 +11,9 @@ from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.metrics import Metrics, read_metrics
 from ratchet.evaluation.predictions import read_predictions
+from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
-from ratchet.training import ModelSpec, build, save_model
+from ratchet.training import build, save_model
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline
 from tasks.evaluate import Evaluation, evaluate

@@ -9,11 +9,11 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.metrics import NamedMetric
+from ratchet.exports.program import NotExported, Parity
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import ChampionResult, LeftOut, RuleResult, Unused, Verdict
 from ratchet.kinds import Classes
-from ratchet.serving.program import NotExported, Parity
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain
 

@@ -51,8 +51,9 @@ def test_servers(project: Any, torn_down: None) -> None:
     """All that `ratchet up` starts."""
     project.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}")
     project.good("ratchet", "set", f"platform.mlflow_port={free_port(HOST)}")
+    project.good("ratchet", "set", f"serving.port={free_port(HOST)}")
     project.good("ratchet", "up")
     record = Record.read(project.workspace)
     commands = [part.pid for part in record.services.values() if part.pid]
-    assert len(commands) == 3
+    assert len(commands) == 4
     say([record.pid, *commands])

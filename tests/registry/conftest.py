@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from ratchet.kinds import image_spec
 from ratchet.registry import audit as auditing
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
@@ -25,7 +26,6 @@ from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
-from ratchet.training import image_spec
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 

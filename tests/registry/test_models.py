@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from ratchet.checksums import seal, verify
 from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
+from ratchet.exports.program import Program
+from ratchet.kinds import image_spec
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
 from ratchet.registry.pickles import find_pickles
 from ratchet.registry.runs import Run
-from ratchet.serving.program import Program
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
-from ratchet.training import build, image_spec, load_model, save_model, seal, verify
+from ratchet.training import build, load_model, save_model
 from ratchet.workspace import Workspace
 
 SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
@@ -87,7 +89,7 @@ def test_a_stored_model_contains_no_pickle(registry: ModelRegistry, run_id: str,
     assert champion
     assert list(find_pickles(tmp_path / "champion")) == []
     suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
-    assert suffixes <= {".safetensors", ".json", ".yaml", ".txt", ""}
+    assert suffixes <= {".safetensors", ".npz", ".json", ".yaml", ".txt", ""}
     assert (champion.folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
 
@@ -207,7 +209,7 @@ def test_every_loader_refuses_a_changed_model(
     add_version(registry, name, run_id, trained)
     registry.set_aliases(name, {"champion": "1"})
     folder = stored_folder(place, run_id)
-    assert sorted(verify(folder) or ()) == ["model.json", "model.safetensors"]
+    assert sorted(verify(folder) or ()) == ["examples.npz", "model.json", "model.safetensors"]
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)

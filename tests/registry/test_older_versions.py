@@ -17,14 +17,15 @@ from ratchet import files
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.predictions import Predictions, read_predictions
+from ratchet.exports.program import Program
 from ratchet.gate.verdict import ChampionResult
+from ratchet.kinds import ModelSpec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
 from ratchet.registry.samples import TRAINING_SAMPLES
-from ratchet.serving.program import Program
 from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
-from ratchet.training import ModelSpec, build, load_model, open_split, predict_outputs, save_model
+from ratchet.training import build, load_model, open_split, predict_outputs, save_model
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline
 from tasks.evaluate import evaluate
@@ -63,7 +64,7 @@ def promotions_of(workspace: Workspace) -> Promotions:
 def champion_of_format_1(promotions: Promotions, monkeypatch: pytest.MonkeyPatch) -> str:
     """Store the files as they are, and make them champion. Return the address of the stored model."""
 
-    def as_stored(_: ModelRegistry, folder: Path, place: Path) -> dict[str, str]:
+    def as_stored(_: ModelRegistry, folder: Path, place: Path, _exported: Path | None) -> dict[str, str]:
         shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__"))
         digests: dict[str, str] = files.read_json(folder / "checksums.json")["sha256"]
         return digests

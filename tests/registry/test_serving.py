@@ -16,11 +16,12 @@ import psutil
 import pytest
 import torch
 
+from ratchet.kinds import image_spec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
-from ratchet.training import build, image_spec, load_model, save_model
+from ratchet.training import build, load_model, save_model
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system

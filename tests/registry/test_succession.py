@@ -15,7 +15,7 @@ from ratchet.registry.ledger import Ledger
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.versions import Version
-from ratchet.settings.model import AccessSettings, Params, RegistrySettings
+from ratchet.settings.model import AccessSettings, GateSettings, Params, RegistrySettings
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 OTHERS = AccessSettings(runners=("ann",), approvers=("bob",), admins=("cem",))
@@ -55,6 +55,16 @@ def test_without_an_approval_a_user_cannot_promote(line: Line) -> None:
     with pytest.raises(RegistryError, match=r"version 1 is not approved\. registry\.promotion is manual"):
         line.promotions.promote(version, why="I want it")
     assert line.aliases() == {"challenger": "1"}
+
+
+def test_a_shadow_rule_holds_back_a_promotion(line: Line) -> None:
+    line.champion()
+    second = line.challenger()
+    line.promotions.approve(second, why="looked at")
+    name, strict = line.name, line.under(gate=GateSettings(shadow_requests=10))
+    with pytest.raises(RegistryError, match=rf"{name}/2: answered 0 live requests in shadow beside {name}/1"):
+        strict.promote(second, why="better")
+    assert line.aliases() == {"champion": "1", "challenger": "2"}
 
 
 @pytest.mark.parametrize("changed", ["report.html", "model.safetensors", "provenance.json"])

@@ -1,5 +1,6 @@
 """Drive a real Chromium through chromedriver's HTTP interface (W3C WebDriver)."""
 
+import base64
 import json
 import os
 import shutil
@@ -44,6 +45,18 @@ class Browser:
         body = f"const done = arguments[arguments.length - 1]; const given = [...arguments].slice(0, -1);\
             (async (...args) => {{ {script} }})(...given).then(done, error => done(`error: ${{error}}`));"
         return _post(f"{self._session}/execute/async", {"script": body, "args": list(arguments)})
+
+    def screenshot(self, path: Path, width: int) -> int:
+        """Write the whole page at this width as PNG; return the width of its content in pixels."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        image = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
+        path.write_bytes(base64.b64decode(image))
+        content: int = self.run("return document.documentElement.scrollWidth")
+        return content
+
+    def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        return _post(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def close(self) -> None:
         request = urllib.request.Request(self._session, method="DELETE")

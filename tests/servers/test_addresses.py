@@ -25,7 +25,7 @@ from ratchet.servers.environment import service_environment
 from ratchet.servers.ports import free_port
 from ratchet.servers.private import TiedServers
 from ratchet.settings import override
-from ratchet.settings.model import Params, PlatformSettings
+from ratchet.settings.model import Params, PlatformSettings, ServingSettings
 from ratchet.workspace import Workspace
 
 PASSWORDS = {
@@ -226,5 +226,5 @@ def test_host_that_is_no_local_address_is_refused(host: str, no_passwords: None,
     """The address is checked before the password, which would not help."""
     given = PlatformSettings(host=host, prefect_port=free_port("127.0.0.1"), mlflow_port=free_port("127.0.0.1"))
     with pytest.raises(PlatformError, match=r"^platform\.host: cannot listen on .* \(.+\)"):
-        up(Workspace(tmp_path), Params(platform=given), say=print)
+        up(Workspace(tmp_path), Params(platform=given, serving=ServingSettings(enabled=False)), say=print)
     assert not (tmp_path / ".ratchet" / "servers.json").exists()

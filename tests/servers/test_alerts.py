@@ -16,6 +16,7 @@ import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 
 from flows.server.client import prefect_client
+from ratchet.servers.http import read_json
 from ratchet.servers.ports import free_port
 from ratchet.servers.record import Record
 
@@ -31,6 +32,7 @@ KINDS = {
     "Ratchet: the data could not be loaded",
     "Ratchet: the data drifted",
     "Ratchet: the machine runs short",
+    "Ratchet: a version cannot be served",
 }
 
 
@@ -50,6 +52,7 @@ class Alerted:
     webhook: Any
     post: Any
     api: str
+    mlflow: str
 
     def run(self, *parameters: str) -> dict[str, Any]:
         """Start a run of train-flow/local, and return it when it has failed."""
@@ -84,13 +87,14 @@ class Alerted:
 @pytest.fixture(scope="module")
 def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -> Iterator[Alerted]:
     project = new_project("alerted")
-    port = free_port(HOST)
+    port, mlflow_port = free_port(HOST), free_port(HOST)
     secrets = {
         "RATCHET_ALERTS_WEBHOOK": f"http://{HOST}:{webhook.port}/{HOOK}",
         "RATCHET_ALERTS_SMTP_PASSWORD": WORD,
     }
     project.good(
-        "ratchet", "set", f"platform.prefect_port={port}", f"platform.mlflow_port={free_port(HOST)}",
+        "ratchet", "set", f"platform.prefect_port={port}", f"platform.mlflow_port={mlflow_port}",
+        f"serving.port={free_port(HOST)}", "serving.model=digits@champion", "serving.poll=0.3",
         "alerts.webhook=environment", "alerts.email_to=[ann@example.org, bob@example.org]",
         f"alerts.smtp={HOST}:{post_office.port}", "alerts.smtp_user=ratchet",
         "alerts.free_disk_gib=1.0e9",  # more than any machine has
@@ -98,7 +102,9 @@ def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -
     output = project.good("ratchet", "up", **secrets)
     assert "alerts: to the webhook, ann@example.org, bob@example.org" in output
     try:
-        servers = Alerted(project, secrets, webhook, post_office, f"http://{HOST}:{port}/api")
+        servers = Alerted(
+            project, secrets, webhook, post_office, f"http://{HOST}:{port}/api", f"http://{HOST}:{mlflow_port}"
+        )
         on_drift = servers.automations()["on-drift__automation_1"]["id"]  # else an event here would start a training
         call(servers.api, f"/automations/{on_drift}", {"enabled": False}, method="PATCH")
         yield servers
@@ -129,6 +135,23 @@ def test_low_disk_space_is_reported_to_both(alerted: Alerted) -> None:
     assert alert["next"].startswith("free some space: ")
     assert alert["message"] in alert["text"]
     assert alert["message"].split(";")[0] in alerted.post.about("Running short: disk")[0]
+
+
+def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
+    def ask(path: str, **body: str) -> Any:
+        return read_json(f"{alerted.mlflow}/api/2.0/mlflow/{path}", body, timeout=30.0)
+
+    experiment = ask("experiments/create", name="by hand")["experiment_id"]
+    run = ask("runs/create", experiment_id=experiment)["run"]["info"]
+    ask("registered-models/create", name="digits")
+    ask("model-versions/create", name="digits", source=f"{run['artifact_uri']}/model", run_id=run["run_id"])
+    ask("registered-models/alias", name="digits", alias="champion", version="1")
+    until(lambda: alerted.webhook.alerts("version-not-served"))
+    (alert,) = alerted.webhook.alerts("version-not-served")
+    assert alert["subject"] == "Not served: digits version 1"
+    assert "models:/digits/1" in alert["message"]
+    assert alert["message"].endswith("No version answers")
+    assert "`ratchet rollback digits`" in alert["next"]
 
 
 def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:

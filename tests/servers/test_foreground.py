@@ -23,7 +23,11 @@ Begin = Callable[[], "subprocess.Popen[str]"]
 @pytest.fixture
 def begin(project: Any) -> Iterator[Begin]:
     """Start it in a project of its own, for a user whose home folder is not writable."""
-    ports = {"platform.prefect_port": free_port(HOST), "platform.mlflow_port": free_port(HOST)}
+    ports = {
+        "platform.prefect_port": free_port(HOST),
+        "platform.mlflow_port": free_port(HOST),
+        "serving.enabled": False,
+    }
     settings.override(project.workspace.params, ports)
     home = project.home / "a file" / "none"
     home.parent.touch()

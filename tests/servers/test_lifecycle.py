@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import pytest
 
 from flows.server.client import prefect_client
 from flows.server.lifecycle import Addresses, down, up
-from flows.server.status import status
+from flows.server.status import ServerStatus, status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer, client_environment
 from ratchet.servers.ports import free_port, port_holder
@@ -30,13 +31,14 @@ from ratchet.servers.record import Record
 from ratchet.servers.start import worker_name
 from ratchet.servers.supervisor import Service, marked
 from ratchet.settings import override
-from ratchet.settings.model import Params, PlatformSettings, TrackingSettings
+from ratchet.settings.model import Params, PlatformSettings, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
+OFF = ServingSettings(enabled=False)
 
 FLOW = '''
 """A flow with the real one's name and parameters: it returns at once, or runs until it is ended."""
@@ -79,7 +81,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
     for name in ("params.yaml", "prefect.yaml", "tasks/progress.py"):
         shutil.copy(REPOSITORY / name, root / name)
-    for name in ("approve", "dvc_stage", "revisions"):
+    for name in ("approve", "dvc_stage", "revisions", "score"):
         shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
     shutil.copytree(REPOSITORY / "flows" / "server", root / "flows" / "server")
     return Workspace(root)
@@ -93,7 +95,7 @@ def free_settings() -> PlatformSettings:
 def begin(
     workspace: Workspace, settings: PlatformSettings, say: Callable[[str], None] = lambda line: None
 ) -> Addresses:
-    return up(workspace, Params(platform=settings), say=say)
+    return up(workspace, Params(platform=settings, serving=OFF), say=say)
 
 
 @pytest.fixture
@@ -139,8 +141,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def ask(url: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:  # SQLite is locked; Prefect's own client repeats the request too
+                raise
+            time.sleep(0.5)
 
 
 def prefect(running: Running, *arguments: str) -> str:
@@ -165,8 +173,13 @@ def ratchet(running: Running, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=running.workspace.root, capture_output=True, text=True, check=False)
 
 
+def services(workspace: Workspace) -> list[ServerStatus]:
+    """The status of all services but the model server, which these projects do not start."""
+    return [server for server in status(workspace) if server.name != "serving"]
+
+
 def states(running: Running) -> list[str]:
-    return [server.state for server in status(running.workspace)]
+    return [server.state for server in services(running.workspace)]
 
 
 def kill_command(service: Service) -> None:
@@ -199,14 +212,14 @@ def test_servers_answer_at_the_addresses_of_up(running: Running) -> None:
     place = (running.workspace.mlruns / "artifacts").as_uri()
     assert [experiment["artifact_location"].startswith(place) for experiment in answer["experiments"]] == [True]
     assert (running.workspace.mlruns / "mlflow.db").is_file()
-    assert [server.state for server in status(running.workspace)] == ["up", "up", "up"]
+    assert [server.state for server in services(running.workspace)] == ["up", "up", "up"]
     for port in (running.settings.prefect_port, running.settings.mlflow_port):
         assert any(f":{port} (" in line for line in running.output)
 
 
 def test_deployments_match_prefect_yaml(running: Running) -> None:
     assert running.addresses.deployments == (
-        "approve-flow/local", "train-flow/local", "train-flow/nightly", "train-flow/on-drift",
+        "approve-flow/local", "score-flow/local", "train-flow/local", "train-flow/nightly", "train-flow/on-drift",
     )  # fmt: skip
     wanted = {"flows": {"name": {"any_": ["train-flow"]}}}
     deployments = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", wanted)}
@@ -284,7 +297,7 @@ def test_killed_worker_restarts_and_its_run_frees_its_slot(running: Running) -> 
     until(lambda: states(running) == ["up", "up", "restarting"])
     until(lambda: states(running) == ["up", "up", "up"])
     assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"worker"}
-    assert [server.restarts for server in status(running.workspace)] == [0, 0, 1]
+    assert [server.restarts for server in services(running.workspace)] == [0, 0, 1]
     assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
     assert left.read_text() == "checkpoint"
     assert " was killed by signal 9: restart in 1 s" in Path(before["worker"].log).read_text()
@@ -351,7 +364,7 @@ def test_up_restarts_only_the_silent_server(running: Running) -> None:
 def test_up_refuses_other_services_than_the_running_ones(running: Running) -> None:
     before, tracking = running.services(), TrackingSettings(uri="http://127.0.0.1:9")
     with pytest.raises(PlatformError, match=r"ask for prefect, worker .* Fix: `ratchet down`, then `ratchet up`"):
-        up(running.workspace, Params(platform=running.settings, tracking=tracking), say=print)
+        up(running.workspace, Params(platform=running.settings, tracking=tracking, serving=OFF), say=print)
     assert running.services() == before
 
 
@@ -415,7 +428,7 @@ def test_second_folder_joins_the_server_that_its_settings_name(running: Running,
     api, output = running.addresses.prefect_api, list[str]()
     settings = running.settings.model_copy(update={"prefect_api": api})
     override(project.params, {f"platform.{name}": value for name, value in settings.model_dump().items()})
-    params = Params(platform=settings, tracking=TrackingSettings(uri="http://127.0.0.1:9"))
+    params = Params(platform=settings, tracking=TrackingSettings(uri="http://127.0.0.1:9"), serving=OFF)
     addresses = up(project, params, say=output.append)
     try:
         assert addresses.prefect_api == api
@@ -445,6 +458,6 @@ def test_zz_down_leaves_no_process_and_no_settings_file(running: Running) -> Non
     down(running.workspace, say=output.append)
     assert not any(map(marked, belonging))
     assert not (running.workspace.root / "prefect.toml").exists()
-    assert [server.state for server in status(running.workspace)] == ["down", "down", "down"]
+    assert [server.state for server in services(running.workspace)] == ["down", "down", "down"]
     down(running.workspace, say=output.append)
     assert output[-1] == "nothing is up"

@@ -16,7 +16,7 @@ from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.ports import free_port
 from ratchet.servers.start import own_host
-from ratchet.settings.model import Params, PlatformSettings
+from ratchet.settings.model import Params, PlatformSettings, ServingSettings
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
@@ -36,23 +36,34 @@ def free_settings() -> PlatformSettings:
 
 
 def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
-    return up(workspace, Params(platform=settings), say=print)
+    return up(workspace, Params(platform=settings, serving=ServingSettings(enabled=False)), say=print)
 
 
 def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
     copy = new_project("shell")
-    copy.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}", f"platform.mlflow_port={free_port(HOST)}")
+    ports = [free_port(HOST) for _ in range(3)]
+    settings = zip(("platform.prefect_port", "platform.mlflow_port", "serving.port"), ports, strict=True)
+    copy.good("ratchet", "set", *(f"{name}={port}" for name, port in settings))
     assert copy.run("ratchet", "status").returncode == 3
     try:
         dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
         output = copy.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
-        assert "deployments: approve-flow/local, train-flow/local, train-flow/nightly, train-flow/on-drift" in output
+        trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
+        assert f"deployments: approve-flow/local, score-flow/local, {trains}" in output
         lines = copy.good("ratchet", "status").splitlines()
-        assert [line.partition(": up for ")[0] for line in lines] == ["Prefect server", "MLflow server", "worker"]
+        assert [line.partition(": up for ")[0] for line in lines] == [
+            "Prefect server",
+            "MLflow server",
+            "worker",
+            "model server",
+        ]
+        assert "no version yet; serving.model: found auto, and there are no packed data" in lines[-1]
         assert "Prefect server: up" in copy.good("ratchet", "status")
     finally:
         output = copy.good("ratchet", "down")
-    assert all(f"{title}: stopped (" in output for title in ("Prefect server", "MLflow server", "worker"))
+    assert all(
+        f"{title}: stopped (" in output for title in ("Prefect server", "MLflow server", "worker", "model server")
+    )
     assert copy.run("ratchet", "status").returncode == 3
     assert not [path for path in copy.home.rglob("*") if "prefect" in path.name]
 
@@ -115,10 +126,13 @@ def test_silent_server_elsewhere_is_named_and_nothing_starts(project: Workspace)
     assert not (project.root / "prefect.toml").exists()
 
 
-def test_same_port_for_both_servers_is_refused(project: Workspace) -> None:
+def test_same_port_for_two_servers_is_refused(project: Workspace) -> None:
     settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_000)
-    with pytest.raises(PlatformError, match="are both 45000"):
+    with pytest.raises(PlatformError, match=r"platform\.prefect_port and platform\.mlflow_port are both 45000"):
         begin(project, settings)
+    settings = PlatformSettings(host=HOST, prefect_port=45_000, mlflow_port=45_001)
+    with pytest.raises(PlatformError, match=r"platform\.mlflow_port and serving\.port are both 45001"):
+        up(project, Params(platform=settings, serving=ServingSettings(port=45_001)), say=print)
 
 
 def test_down_spares_a_process_with_a_reused_pid(project: Workspace) -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ratchet.serving.batching import Batcher, Overloaded
-from ratchet.serving.loaded import LoadedVersion
+from ratchet.serving.versions.batching import Batcher, Overloaded
+from ratchet.serving.versions.loaded import LoadedVersion
 
 ENOUGH = 60.0  # seconds
 
@@ -18,13 +18,15 @@ ENOUGH = 60.0  # seconds
 class Model:
     """A model whose predictions are its rows, and which waits for `free` before each batch."""
 
-    def __init__(self, check: Callable[[np.ndarray], Any] = lambda rows: rows) -> None:
+    def __init__(self, check: Callable[[np.ndarray], Any] = lambda rows: rows, engine: str = "torch") -> None:
         self.check, self.free, self.batches = check, threading.Event(), list[int]()
+        self.engine, self.threads = engine, list[str]()
         self.free.set()
 
     def predict(self, arrays: tuple[np.ndarray, ...]) -> Any:
         self.free.wait()
         self.batches.append(len(arrays[0]))
+        self.threads.append(threading.current_thread().name)
         return self.check(arrays[0])
 
 
@@ -106,3 +108,37 @@ def test_a_full_queue_and_a_late_request_are_refused() -> None:
     assert isinstance(full[2], Overloaded)
     late = run(Model(), [[[0.0]], [[1.0]]], deadline=0.02)
     assert isinstance(late[1], Overloaded)
+
+
+def threads_of(model: Model, *, requests: int, until: str = "") -> list[str]:
+    """Ask for one row at a time, at most so often; return the names of the threads that computed."""
+
+    async def ask() -> None:
+        batcher = Batcher(queue_rows=64)
+        for value in range(requests):
+            row, deadline = np.array([[value]], np.float32), time.monotonic() + ENOUGH
+            answer = await batcher.predict(cast(LoadedVersion, model), (row,), deadline=deadline)
+            assert answer.item() == value
+            await asyncio.sleep(0.001)  # the thread waits again
+            if model.threads[-1] == until:
+                break
+        await asyncio.to_thread(batcher.close)
+
+    asyncio.run(ask())
+    return model.threads
+
+
+def test_short_batches_are_computed_in_the_event_loop() -> None:
+    first, *others = threads_of(Model(engine="onnxruntime"), requests=5000, until="MainThread")
+    assert first == "batches"  # nothing is known about the model's speed
+    assert others[-1] == "MainThread"
+
+
+def slowly(rows: np.ndarray) -> np.ndarray:
+    time.sleep(0.005)
+    return rows
+
+
+@pytest.mark.parametrize("model", [Model(slowly, "onnxruntime"), Model(engine="torch")], ids=["slow", "torch"])
+def test_other_batches_are_computed_in_the_thread(model: Model) -> None:
+    assert set(threads_of(model, requests=20)) == {"batches"}

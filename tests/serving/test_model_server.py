@@ -13,22 +13,25 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from PIL import Image
 
 from ratchet import settings
-from ratchet.kinds import Classes, Column, ImageInput, Labels, Numbers, TableInput, TextInput, TokensInput
+from ratchet.kinds import Classes, Column, ImageInput, Labels, ModelSpec, Numbers, TableInput, TextInput, TokensInput
 from ratchet.kinds.targets import NextToken
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
-from ratchet.training import ModelSpec, build, save_model
+from ratchet.traffic.reading import find, log_folder, read, read_shadow
+from ratchet.training import build, save_model
 
 pytestmark = pytest.mark.system
 
@@ -119,7 +122,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def registry(new_project: Callable[[str], Any]) -> Served:
-    served = Served(new_project("served"))
+    project = new_project("served")
+    settings.override(project.workspace.params, {"registry.export": "onnx"})
+    served = Served(project)
     for name, spec in SPECS.items():
         served.add(name, spec)
     return served
@@ -132,7 +137,18 @@ def serve(registry: Served) -> Iterator[Callable[..., Served]]:
 
     def start(name: str, **changed: Any) -> Served:
         served = Served(registry.project, free_port(HOST))
-        values = {"poll": 0.05, "rows": 1024, "body_mib": 16.0, "tokens": 512} | changed
+        usual = {
+            "poll": 0.3,
+            "rows": 1024,
+            "queue": 1024,
+            "body_mib": 16.0,
+            "tokens": 512,
+            "fallback": "none",
+            "shadow": "none",
+            "canary": "none",
+            "deadline": 10.0,
+        }
+        values = usual | changed
         settings.override(served.workspace.params, {f"serving.{key}": value for key, value in values.items()})
         environment = served.project.environment | {"TMPDIR": str(served.project.home)}
         command = [sys.executable, "-m", "commands", "serve", "--model", f"{name}@champion", "--port", str(served.port)]
@@ -140,7 +156,7 @@ def serve(registry: Served) -> Iterator[Callable[..., Served]]:
             processes.append(
                 subprocess.Popen(command, cwd=served.workspace.root, env=environment, stdout=log, stderr=log)
             )
-        _until(lambda: answers(served.url("/ready")) or processes[-1].poll() is not None)
+        until(lambda: answers(served.url("/ready")) or processes[-1].poll() is not None)
         assert processes[-1].poll() is None, Path(log.name).read_text()
         return served
 
@@ -156,7 +172,7 @@ def images(serve: Callable[..., Served]) -> Served:
     return serve("image")
 
 
-def _until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     ends = time.monotonic() + 300.0
     while not condition():
         assert time.monotonic() < ends
@@ -167,7 +183,7 @@ def expected(served: Served, name: str, rows: Any, version: str = "1") -> Any:
     """Return the answers of MLflow's own loader."""
     import pandas as pd
 
-    given = np.array(rows, np.uint8) if name == "image" else pd.DataFrame(rows)
+    given = np.array(rows, np.uint8) if name in ("image", "small", "shadow") else pd.DataFrame(rows)
     with served.registry.opened(f"models:/{name}/{version}") as (model, _):
         return model.predict(given)
 
@@ -253,6 +269,68 @@ def test_generated_text_is_that_of_mlflows_loader(serve: Callable[..., Served]) 
     assert (status, answer["error"]) == (400, "max_tokens: found 41; allowed: up to 40 (serving.tokens)")
 
 
+def test_long_generation_ends_at_its_deadline(serve: Callable[..., Served]) -> None:
+    served = serve("tokens")
+    much = {"input": ["To be"] * 1000, "options": {"max_tokens": 512}}
+    status, answer, _ = served.ask("/v1/predict", much, Ratchet_Deadline="1")
+    assert (status, answer["error"]) == (503, "it was not answered within the deadline")
+    status, answer, _ = served.ask("/v1/predict", {"input": ["To be"], "options": {"max_tokens": 5}})
+    assert (status, len(answer["predictions"])) == (200, 1)
+
+
+def events_of(answer: Any) -> Iterator[tuple[str, Any]]:
+    """The server-sent events of a response: name and data."""
+    name = ""
+    for line in map(bytes.decode, answer):
+        if line.startswith("event: "):
+            name = line[7:].strip()
+        elif line.startswith("data: "):
+            yield name, json.loads(line[6:])
+            name = ""
+
+
+def stream(served: Served, prompt: str, **options: Any) -> Any:
+    body = {"input": [prompt], "options": {"stream": True, **options}}
+    request = urllib.request.Request(
+        served.url("/v1/predict"), json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request)
+
+
+def test_streamed_text_is_that_of_a_whole_answer(serve: Callable[..., Served]) -> None:
+    served, options = serve("tokens"), {"max_tokens": 60, "seed": 7}
+    _, whole, _ = served.ask("/v1/predict", {"input": ["To be"], "options": options})
+    with stream(served, "To be", **options) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        *pieces, (name, last) = events_of(answer)
+    assert len(pieces) > 10
+    assert "".join(data["text"] for _, data in pieces) == whole["predictions"][0]["text"]
+    assert name == "end"
+    assert last | {"id": whole["id"]} == whole
+    for prompts, changed, message in (
+        (["a", "b"], {}, "options.stream: found 2 prompts; allowed: 1"),
+        (["a"], {"stream": 1}, "options.stream: found 1; allowed: true, false"),
+        (["a"], {"max_tokens": 513}, "max_tokens: found 513; allowed: up to 512"),
+        ([""], {}, "the prompt is empty"),
+    ):
+        body = {"input": prompts, "options": {"stream": True} | changed}
+        status, answer, _ = served.ask("/v1/predict", body)
+        assert (status, message in answer["error"]) == (400, True)
+
+
+def test_generation_ends_with_its_client_or_deadline(serve: Callable[..., Served]) -> None:
+    served = serve("tokens", tokens=100_000, deadline=60.0)
+    with stream(served, "To be", max_tokens=100_000) as answer:
+        next(events_of(answer))
+    ask = {"input": ["To be"], "options": {"max_tokens": 5}}
+    assert served.ask("/v1/predict", ask, Ratchet_Deadline="30")[0] == 200
+    body = json.dumps({"input": ["To be"], "options": {"stream": True, "max_tokens": 100_000}}).encode()
+    headers = {"Content-Type": "application/json", "Ratchet-Deadline": "1"}
+    with urllib.request.urlopen(urllib.request.Request(served.url("/v1/predict"), body, headers)) as answer:
+        *_, last = events_of(answer)
+    assert last == ("error", {"error": "it was not answered within the deadline"})
+
+
 def test_image_file_is_decoded_as_by_ingest(images: Served) -> None:
     from ratchet.data.reading.pixels import to_pixels
 
@@ -284,7 +362,7 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
         second = served.add("image", SPECS["image"], seed=2)
         known[second] = expected(served, "image", rows, second)
         served.promote("image", second)
-        _until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == second)
+        until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == second)
         third = served.add("image", SPECS["image"], seed=3)
         [weights] = [
             path
@@ -293,9 +371,9 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
         ]
         weights.write_bytes(weights.read_bytes()[:-1] + b"x")
         served.promote("image", third)
-        _until(lambda: served.get("/v1/models")[1]["models"][0]["problem"])
+        until(lambda: served.get("/v1/models")[1]["models"][0]["problem"])
         served.promote("image", "1")
-        _until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == "1")
+        until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == "1")
         stop.set()
         for job in jobs:
             job.result()
@@ -389,4 +467,327 @@ def test_too_short_deadline_is_refused_with_the_time_to_wait(images: Served) -> 
 
 def test_pages_of_other_origins_are_refused(images: Served) -> None:
     status, answer, _ = images.ask("/v2/models/image/infer", b"{}", Origin="http://evil.example")
-    assert (status, "not a page of this server" in answer["detail"]) == (403, True)
+    assert (status, "not a page of this server" in answer["error"]) == (403, True)
+
+
+@pytest.fixture
+def key(images: Served) -> Iterator[str]:
+    key = images.project.good("ratchet", "keys", "add", "anna", "--rate", "3").strip()
+    yield key
+    (images.workspace.state / "keys.json").unlink(missing_ok=True)
+
+
+def test_a_key_is_asked_for_once_there_is_one(images: Served, key: str) -> None:
+    from tritonclient.http import InferenceServerClient, InferInput
+    from tritonclient.utils import InferenceServerException
+
+    question = {"inputs": ROWS["image"][:1]}
+    until(lambda: images.ask("/invocations", question)[0] == 401)  # without another start
+    assert images.ask("/invocations", question, Authorization=f"Bearer {key}x")[0] == 401
+    assert images.ask("/invocations", question, Authorization=f"Basic {key}")[0] == 401
+    status, _, headers = images.ask("/v1/predict", {"input": ROWS["image"][:1]})
+    assert (status, headers["www-authenticate"]) == (401, 'Bearer realm="Ratchet"')
+    assert [images.get(path)[0] for path in ("/health", "/ready", "/v1/models")] == [200, 200, 401]
+
+    client = InferenceServerClient(f"{HOST}:{images.port}")
+    tensor = InferInput("pixels", [1, 8, 8, 3], "UINT8").set_data_from_numpy(np.array(ROWS["image"][:1], np.uint8))
+    with pytest.raises(InferenceServerException, match="no valid key"):
+        client.infer("image", [tensor])
+    client.infer("image", [tensor], headers={"Authorization": f"Bearer {key}"})
+
+    path = images.workspace.state / "keys.json"
+    assert (path.stat().st_mode & 0o777, key in path.read_text()) == (0o600, False)
+    assert images.project.good("ratchet", "keys", "list").startswith("anna: made ")
+    images.project.good("ratchet", "keys", "remove", "anna")
+    until(lambda: images.ask("/invocations", question)[0] == 200)
+
+
+def test_a_key_has_its_own_rate(images: Served, key: str) -> None:
+    question, given = {"inputs": ROWS["image"][:1]}, {"Authorization": f"Bearer {key}"}
+    until(lambda: images.ask("/invocations", question)[0] == 401)
+    answers = [images.ask("/invocations", question, **given) for _ in range(40)]
+    assert {status for status, _, _ in answers} == {200, 429}
+    _, answer, headers = next(answer for answer in answers if answer[0] == 429)
+    assert (answer["error"], headers["retry-after"]) == ("the key anna may send 3 requests per second", "1")
+    until(lambda: images.ask("/invocations", question, **given)[0] == 200)
+
+
+def test_key_with_a_wrong_name_is_refused(images: Served, key: str) -> None:
+    output = images.project.refused("ratchet", "keys", "add", "anna")
+    assert "there is a key 'anna'. Fix: another name, or `ratchet keys remove anna` first" in output
+    assert "found the name 'a b'; allowed: up to 64" in images.project.refused("ratchet", "keys", "add", "a b")
+    assert "there is no key 'bob'; there are anna" in images.project.refused("ratchet", "keys", "remove", "bob")
+
+
+def test_beyond_loopback_a_key_is_needed(images: Served) -> None:
+    settings.override(images.workspace.params, {"platform.host": "0.0.0.0"})
+    try:
+        output = images.project.refused("ratchet", "serve")
+    finally:
+        settings.override(images.workspace.params, {"platform.host": HOST})
+    assert "platform.host: 0.0.0.0 lets other machines ask the model server" in output
+    assert "Fix: `ratchet keys add NAME`" in output
+
+
+def test_answers_are_logged_and_traced(serve: Callable[..., Served]) -> None:
+    served = serve("table", log_inputs="keep")
+    status, answer, _ = served.ask("/v1/predict", {"input": ROWS["table"][:2]})
+    assert status == 200
+    _, other, _ = served.ask("/v2/models/table/infer", {"inputs": tensors("table", ROWS["table"][:1])})
+    folder = log_folder(served.workspace)
+    until(lambda: len(find(folder, other["id"])))
+    rows = read(folder).filter(answer=answer["id"])
+    assert rows["version"].to_list() == ["1", "1"]
+    prices = [np.float32(row["values"]["price"]) for row in answer["predictions"]]
+    assert prices == [np.float32(row[0]) for row in rows["prediction"]]
+    assert rows["input.numbers"].to_list()[0][0] == pytest.approx(ROWS["table"][0]["age"])
+    assert find(folder, other["id"])["envelope"].to_list() == ["v2"]
+
+
+def test_labels_join_their_answers(serve: Callable[..., Served]) -> None:
+    served = serve("image")
+    _, answer, _ = served.ask("/v1/predict", {"input": ROWS["image"][:2]})
+    folder = log_folder(served.workspace)
+    until(lambda: len(find(folder, answer["id"])))
+    right = [row["class"] for row in answer["predictions"]]
+    labels = [{"id": answer["id"], "row": row, "label": label} for row, label in enumerate(right)]
+    assert served.ask("/v1/labels", {"labels": labels})[:2] == (200, {"new": 2, "corrected": 0, "known": 0})
+    assert served.ask("/v1/labels", {"labels": labels})[1] == {"new": 0, "corrected": 0, "known": 2}
+    wrong = labels[1] | {"label": next(name for name in ANIMALS.names if name != right[1])}
+    assert served.ask("/v1/labels", {"labels": [wrong]})[1] == {"new": 0, "corrected": 1, "known": 0}
+    refusals = [
+        (404, labels[0] | {"id": "f" * 32}, "not in the log"),
+        (404, labels[0] | {"row": 2}, "not in the log"),
+        (400, labels[0] | {"label": "dog"}, "found 'dog'; allowed: ant, bee, cat"),
+        (400, labels[0] | {"row": -1}, "row -1; allowed"),
+        (400, {"id": answer["id"]}, "labels[0]: allowed: id, row and label"),
+    ]
+    for status, entry, message in refusals:
+        refused = served.ask("/v1/labels", {"labels": [entry]})
+        assert (refused[0], message in refused[1]["error"]) == (status, True), refused
+    assert served.ask("/v1/labels", b"[")[0] == 400
+    assert "2 labels, accuracy 50.0%" in served.project.good("ratchet", "requests")
+
+
+@pytest.mark.parametrize("name", ["image", "table", "labels", "text"])
+def test_files_get_the_answers_of_the_server(registry: Served, serve: Callable[..., Served], name: str) -> None:
+    served, folder = serve(name), registry.workspace.root / "files"
+    rows, column = ROWS[name][:30], ["--column", "words"] if name == "text" else []
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{name}.csv"]
+    if name == "image":
+        paths = [folder / f"{number:02}.png" for number in range(30)]
+        for path, pixels in zip(paths, rows, strict=True):
+            Image.fromarray(np.array(pixels, np.uint8)).save(path)
+    elif name == "text":
+        pl.DataFrame({"words": rows, "other": 1}).write_csv(paths[0])
+    else:
+        pl.DataFrame(rows).with_columns(price=pl.lit(1.0)).write_csv(paths[0])
+    out = folder / f"{name}-answers.parquet"
+    served.project.good(
+        "ratchet", "predict", *map(str, paths), "--model", f"{name}@champion", "--out", str(out), *column
+    )
+    answers = pl.read_parquet(out)
+    assert answers["refused"].null_count() == len(answers) == 30
+    assert set(answers["version"]) == {"1"}
+    for row, answer in zip(rows, answers.iter_rows(named=True), strict=True):
+        (alone,) = served.ask("/invocations", {"inputs": [row]})[1]["predictions"]
+        expected = [max(alone)] if "class" in answer else alone
+        names = ["probability"] if "class" in answer else SPECS[name].target.names
+        assert [np.float32(answer[name]) for name in names] == [np.float32(value) for value in expected]
+
+
+def test_bad_files_are_named_and_the_others_scored(registry: Served) -> None:
+    folder = registry.workspace.root / "some bad"
+    folder.mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "good.png")
+    (folder / "cut-off.png").write_bytes((folder / "good.png").read_bytes()[:40])
+    out = registry.workspace.root / "answers.csv"
+    output = registry.project.good("ratchet", "predict", str(folder), "--model", "image@champion", "--out", str(out))
+    first, second = pl.read_csv(out).iter_rows(named=True)
+    assert (first["class"], second["refused"]) == (None, None)
+    assert first["refused"].startswith("is not an image that can be read")
+    assert "1 of 2 rows answered by image version 1" in output
+    (folder / "good.png").unlink()
+    registry.project.refused("ratchet", "predict", str(folder), "--model", "image@champion", "--out", str(out))
+    table = folder / "rows.csv"
+    table.write_text("age,fare,class\n31,8,first\nold,8,first\n,,\n5,first\n")
+    registry.project.good("ratchet", "predict", str(table), "--model", "table@champion", "--out", str(out))
+    answers = pl.read_csv(out)
+    assert answers["row"].to_list() == [1, 2, 3, 4]
+    assert [answer is None for answer in answers["price"]] == [False, True, False, True]
+    assert [reason is None for reason in answers["refused"]] == [True, False, True, False]
+    assert answers["refused"][3] == "line 5 has 2 cells, the header has 3"
+    table.write_text("age,class\n31,first\n")
+    output = registry.project.refused("ratchet", "predict", str(table), "--model", "table@champion")
+    assert f"{table}: has no column 'fare'; it has age, class" in output
+    output = registry.project.refused("ratchet", "predict", str(table), "--out", "answers.txt")
+    assert "allowed: a file that ends in .csv, .parquet, .jsonl" in output
+
+
+def test_overload_is_answered_by_cache_and_fallback(serve: Callable[..., Served], registry: Served) -> None:
+    registry.add("small", ModelSpec("resnet", SPECS["image"].input, ANIMALS))
+    served = serve("image", queue=200, fallback="small@champion")
+    rows = [RANDOM.integers(0, 256, (200, 8, 8, 3)).tolist() for _ in range(3)]
+    alone = [served.ask("/v1/predict", {"input": part})[1] for part in rows]
+    smaller = [expected(served, "small", part) for part in rows]
+
+    def ask(number: int) -> tuple[int, int, Any]:
+        part = number % len(rows)
+        status, answer, _ = served.ask("/v1/predict", {"input": rows[part]})
+        return part, status, answer
+
+    seen = set()
+    with ThreadPoolExecutor(24) as clients:
+        for part, status, answer in clients.map(ask, range(240)):
+            seen.add(answer.get("instead", "") if status == 200 else str(status))
+            if status != 200:
+                assert (status, "busy" in answer["error"]) == (503, True)
+            elif answer.get("instead") == "fallback":
+                assert (answer["model"], answer["version"]) == ("small", "1")
+                probabilities = np.array([row["probability"] for row in answer["predictions"]])
+                np.testing.assert_allclose(probabilities, smaller[part].max(1), atol=1e-5)
+            else:
+                assert (answer["model"], answer["predictions"]) == ("image", alone[part]["predictions"])
+    assert {"", "cache"} <= seen
+
+
+@pytest.mark.parametrize("name", ["image", "table"])
+def test_shadow_answers_go_to_the_log_only(serve: Callable[..., Served], registry: Served, name: str) -> None:
+    if name == "image":
+        registry.add("shadow", ModelSpec("resnet", SPECS["image"].input, ANIMALS))
+    else:
+        encoded = SPECS["table"].input
+        columns = tuple(reversed(encoded.columns))  # other places in the arrays
+        registry.add("shadow-table", replace(SPECS["table"], input=replace(encoded, columns=columns)))
+    shadow = "shadow" if name == "image" else "shadow-table"
+    served = serve(name, shadow=f"{shadow}@champion", log_columns=["class", "age"])
+    until(lambda: served.get("/v1/models")[1]["models"][0].get("shadow"))
+    alone = served.ask("/v1/predict", {"input": ROWS[name][:4]})[1]
+    assert (alone["model"], alone["version"]) == (name, "1")
+    folder = log_folder(served.workspace)
+
+    def logged() -> Any:
+        rows = read_shadow(folder)
+        return rows if rows.is_empty() else rows.filter(pl.col("answer") == alone["id"])
+
+    until(lambda: len(logged()) == 4)
+    assert set(logged()["model"]) == {shadow}
+    answers = np.array(logged()["prediction"].to_list(), np.float32)
+    np.testing.assert_allclose(answers, expected(served, shadow, ROWS[name][:4]), atol=1e-5)
+    assert f"{shadow}/1 beside {name}/1  1 requests, 4 rows" in served.project.good("ratchet", "shadow")
+    if name == "table":
+        page = served.workspace.root / "shadow.html"
+        output = served.project.good("ratchet", "shadow", "--by", "class", "--html", str(page))
+        assert "class=first  1 requests, 2 rows" in output
+        assert "class=(not in the training rows)  1 requests, 1 rows" in output
+        assert "(not in the training rows)" in page.read_text()
+    assert f"the answer {alone['id']} of {name} version 1 to 4 rows" in served.project.good(
+        "ratchet", "trace", alone["id"]
+    )
+
+
+def test_shadow_of_another_kind_is_named_and_not_used(serve: Callable[..., Served]) -> None:
+    served = serve("image", shadow="table@champion")
+
+    def problem() -> str:
+        return served.get("/v1/models")[1]["models"][0].get("shadow_problem") or ""
+
+    until(lambda: "serving.shadow: table version 1 has another input or target than image" in problem())
+    assert served.ask("/v1/predict", {"input": ROWS["image"][:1]})[0] == 200
+
+
+def canary_of(served: Served) -> dict[str, Any]:
+    about: dict[str, Any] = served.get("/v1/models")[1]["models"][0]["canary"]
+    return about
+
+
+def test_canary_answers_its_share_and_keeps_its_clients(serve: Callable[..., Served], registry: Served) -> None:
+    number = registry.add("image", SPECS["image"], seed=2)
+    served = serve("image", canary=f"image/{number}", canary_share=0.3, canary_latency=1000.0)
+    until(lambda: canary_of(served)["version"])
+    row = ROWS["image"][:1]
+    answers = [served.ask("/v1/predict", {"input": row}, X_Canary_Key=f"user-{user}")[1] for user in range(100)] * 2
+    again = [served.ask("/v1/predict", {"input": row}, X_Canary_Key=f"user-{user}")[1] for user in range(100)]
+    assert [answer["version"] for answer in answers[:100]] == [answer["version"] for answer in again]
+    share = sum(answer["version"] == number for answer in again)
+    assert 12 <= share <= 50
+    assert canary_of(served)["requests"] == 2 * share
+    for answer in again:  # each is that of the version that it names
+        probabilities = expected(served, "image", row, answer["version"])
+        np.testing.assert_allclose(answer["predictions"][0]["probability"], probabilities.max(), atol=1e-5)
+    mixed = {served.ask("/v1/predict", {"input": row})[1]["version"] for _ in range(60)}
+    assert mixed == {"1", number}  # without a key a request is drawn
+    content = {"inputs": tensors("image", row)}
+    named = {served.ask("/v2/models/image/versions/1/infer", content)[1]["model_version"] for _ in range(20)}
+    assert named == {"1"}
+    assert f'ratchet_requests_total{{envelope="own",model="image",status="200",version="{number}"}}' in (
+        urllib.request.urlopen(served.url("/metrics")).read().decode()
+    )
+
+
+FRAGILE = """
+import torch
+from torch import nn
+
+
+class Fragile(nn.Module):
+    def __init__(self, classes, channels, height, width):
+        super().__init__()
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, images):
+        if not torch.compiler.is_exporting() and len(images) and float(images.amin()) > 2.0:
+            raise RuntimeError("a white image")
+        return self.linear(images.mean((2, 3)))
+"""
+
+
+def test_failing_canary_is_withdrawn_and_stays_so(serve: Callable[..., Served], registry: Served) -> None:
+    (registry.workspace.root / "fragile.py").write_text(FRAGILE)
+    fragile = replace(SPECS["image"], factory="fragile:Fragile", code="fragile.py", root=str(registry.workspace.root))
+    settings.override(registry.workspace.params, {"registry.export": "none"})
+    unprogrammed = Served(registry.project)
+    number = unprogrammed.add("image", fragile, seed=3)
+    settings.override(registry.workspace.params, {"registry.export": "onnx"})
+    changed = {"canary": f"image/{number}", "canary_share": 0.5, "canary_latency": 1000.0}
+    served = serve("image", **changed)
+    until(lambda: canary_of(served)["version"])
+    white = np.full((1, 8, 8, 3), 255, np.uint8).tolist()
+    statuses = []
+    while not canary_of(served)["withdrawn"]:
+        statuses.append(served.ask("/v1/predict", {"input": white})[0])
+        assert len(statuses) < 500
+    assert set(statuses) == {200, 500}
+    assert "of its requests failed, and 0 of the served version's" in canary_of(served)["withdrawn"]
+    assert served.get("/health")[1]["withdrawn"]["canary"] == f"image version {number}"
+    assert {served.ask("/v1/predict", {"input": white})[0] for _ in range(30)} == {200}
+    again = serve("image", **changed)
+    until(lambda: canary_of(again)["version"])
+    assert {again.ask("/v1/predict", {"input": white})[0] for _ in range(30)} == {200}
+    assert canary_of(again)["withdrawn"] == canary_of(served)["withdrawn"]
+    restarted = serve("image", **changed | {"canary_share": 0.4})
+    until(lambda: canary_of(restarted)["version"])
+    until(lambda: restarted.ask("/v1/predict", {"input": white})[0] == 500)
+
+
+def test_slow_canary_is_withdrawn(serve: Callable[..., Served], registry: Served) -> None:
+    number = registry.add("image", replace(SPECS["image"], name="resnet18"), seed=4)
+    served = serve("image", canary=f"image/{number}", canary_share=0.5, canary_latency=1.5)
+    until(lambda: canary_of(served)["version"])
+    for _ in range(1000):
+        assert served.ask("/v1/predict", {"input": ROWS["image"][:4]})[0] == 200
+        if canary_of(served)["withdrawn"]:
+            break
+    assert "times the seconds of the served version" in canary_of(served)["withdrawn"]
+
+
+def test_canary_of_another_kind_is_named_and_not_used(serve: Callable[..., Served]) -> None:
+    served = serve("image", canary="table@champion")
+    until(lambda: "another input or target" in str(served.get("/health")[1].get("problem")))
+    assert {served.ask("/v1/predict", {"input": ROWS["image"][:1]})[1]["model"] for _ in range(10)} == {"image"}
+
+
+def test_fallback_with_another_input_is_named_and_not_used(serve: Callable[..., Served]) -> None:
+    served = serve("image", fallback="table@champion")
+    until(lambda: "serving.fallback: table version 1 has another input" in served.get("/ready")[1].get("problem", ""))

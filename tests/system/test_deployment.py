@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 import pytest
+from PIL import Image
 
 from flows.server.client import prefect_client
 from ratchet import files
@@ -28,7 +30,7 @@ from ratchet.servers.supervisor import marked
 pytestmark = pytest.mark.system
 
 HOST = "127.0.0.1"
-STAGES = ["ingest", "version", "train", "evaluate", "register"]
+STAGES = ["ingest", "version", "train", "evaluate", "export", "register"]
 LOG_EVERY = 5  # steps, as conftest.py shrinks it
 EPOCHS = 25  # of the training whose worker is killed
 OVER = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -41,6 +43,7 @@ class Served:
     project: Any
     prefect_port: int
     mlflow_port: int
+    serving_port: int
 
     @property
     def root(self) -> Path:
@@ -133,6 +136,16 @@ class Served:
         body = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "sort": "TIMESTAMP_ASC"}
         return [line["message"] for line in self.prefect("/logs/filter", body)]
 
+    def aliases(self) -> dict[str, str]:
+        """The version of each alias."""
+        listed = self.mlflow("/registered-models/get?name=digits")["registered_model"]["aliases"]
+        return {alias["alias"]: alias["version"] for alias in listed}
+
+    def answering(self) -> dict[str, Any]:
+        """The state of the model server."""
+        state: dict[str, Any] = read_json(f"http://{HOST}:{self.serving_port}/health")
+        return state
+
     def parts(self) -> dict[str, dict[str, Any]]:
         """The processes that `up` has started, by name."""
         return {part["name"]: part for part in files.read_json(self.root / ".ratchet" / "servers.json")["services"]}
@@ -141,8 +154,9 @@ class Served:
 @pytest.fixture(scope="session")
 def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
     project = new_project("served on a größere machine")
-    ports = free_port(HOST), free_port(HOST)
-    project.good("ratchet", "set", f"platform.prefect_port={ports[0]}", f"platform.mlflow_port={ports[1]}")
+    ports = free_port(HOST), free_port(HOST), free_port(HOST)
+    names = ("platform.prefect_port", "platform.mlflow_port", "serving.port")
+    project.good("ratchet", "set", *(f"{name}={port}" for name, port in zip(names, ports, strict=True)))
     project.good("ratchet", "up")
     try:
         yield Served(project, *ports)
@@ -198,6 +212,44 @@ def test_links_to_mlflow_open_the_run_and_its_report(served: Served, first: dict
     server, experiment, run_id, report = link.groups()
     assert served.mlflow(f"/runs/get?run_id={run_id}")["run"]["info"]["experiment_id"] == experiment
     assert answers(f"{server}/get-artifact?path={report}&run_uuid={run_id}", timeout=30.0)
+
+
+def scored(served: Served, *parameters: str) -> dict[str, Any]:
+    """Run score-flow/local as a user does, and return the run when it has ended."""
+    options = [option for parameter in parameters for option in ("--param", parameter)]
+    output = served.shell("deployment", "run", "score-flow/local", *options, "--watch", "--watch-interval", "1")
+    runs = served.runs_of("score-flow/local")
+    assert runs, output
+    return runs[0]
+
+
+def test_score_flow_writes_shards_and_an_artifact(served: Served, first: dict[str, Any], tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    folder, out = tmp_path / "digits", tmp_path / "answers"
+    folder.mkdir()
+    for number, pixels in enumerate(load_digits().images[:300]):
+        Image.fromarray((pixels * 15).astype("uint8")).save(folder / f"{number:03}.png")
+    (folder / "300.png").write_bytes(b"\x89PNG")
+    parameters = [f"inputs={folder}", f"output={out}", "shard_rows=100"]
+    run = scored(served, *parameters)
+    assert run["state"]["type"] == "COMPLETED", served.log(run)
+    assert run["state"]["message"].startswith("300 of 301 rows answered by digits version 1, 1 refused; 4 shards in ")
+    answers = pl.read_parquet(sorted(out.glob("shard-*.parquet")))
+    assert (answers.height, answers["refused"].count()) == (301, 1)
+    assert answers["class"][:300].cast(pl.Int64).eq(pl.Series(load_digits().target[:300])).mean() > 0.5
+    [artifact] = [artifact["data"] for artifact in served.of_run("artifacts", run) if artifact["key"] == "scores"]
+    for line in ("| rows | 301 |", "| refused | 1 |", "| version | digits/1 |", "| seconds | "):
+        assert line in artifact
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "shard-000003.parquet").unlink()
+    again = scored(served, *parameters)
+    assert "3 of them earlier" in again["state"]["message"]
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    refused = scored(served, *parameters[:2], "shard_rows=50")
+    assert refused["state"]["type"] == "FAILED"
+    assert "shard rows was 100, is 50" in refused["state"]["message"]
+    assert not [line for line in served.log(refused) if "Traceback" in line]
 
 
 @pytest.mark.parametrize(
@@ -314,6 +366,8 @@ def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: di
     registration = files.read_json(served.root / "data" / "registration.json")
     number = registration["version"]
     assert registration["aliases"] == ["challenger"]
+    champion = served.aliases()["champion"]
+    until(lambda: served.answering()["version"] == f"digits version {champion}")  # without another command
 
     refused = served.approve(version="digits@challenger", who="bob", why="I like it")
     assert refused["state"]["type"] == "FAILED"
@@ -332,15 +386,18 @@ def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: di
     served.project.good("ratchet", "up")
     output = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
     assert output["state"]["message"] == f"digits version {number}: approved by ann, and champion"
-    aliases = served.mlflow("/registered-models/get?name=digits")["registered_model"]["aliases"]
-    assert {alias["alias"]: alias["version"] for alias in aliases} == {"champion": number}
+    until(lambda: served.answering()["version"] == f"digits version {number}")
+    assert served.aliases() == {"champion": number}
     listed = served.project.good("ratchet", "ledger", "digits")
     assert f"ann: approve digits version {number}: looked at the errors" in listed
     assert f"ann: promote digits version {number}: as agreed" in listed
     assert "OK: the ledger's hash chain" in served.project.good("ratchet", "audit")
 
 
-UNCHANGED = {"version": "Completed", **dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged")}
+UNCHANGED = {
+    "version": "Completed",
+    **dict.fromkeys(("ingest", "train", "evaluate", "export", "register"), "Unchanged"),
+}
 
 
 def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) -> None:
@@ -395,7 +452,7 @@ def test_a_night_trains_only_what_changed_since(served: Served, committed: None)
     assert (provenance["git_commit"], provenance["git_uncommitted"]) == (head, None)
     assert _run_of(served, files.read_json(production / "data" / "model" / "model.json")["training"]["key"])
     assert not (production / "mlruns" / "mlflow.db").exists()
-    stages = ("ingest", "train", "evaluate", "register")
+    stages = ("ingest", "train", "evaluate", "export", "register")
     assert "in sync" in served.project.good("dvc", "--cd", str(production), "status", "--cloud", *stages)
 
 
@@ -455,7 +512,9 @@ def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:
     assert all(marked(mark) for mark in marks)
     served.project.good("ratchet", "down")
     assert not [pid for mark in marks for pid in marked(mark)]
-    assert [port_holder(HOST, port) for port in (served.prefect_port, served.mlflow_port)] == [None, None]
+    assert [port_holder(HOST, port) for port in (served.prefect_port, served.mlflow_port, served.serving_port)] == [
+        None
+    ] * 3
     assert not (served.root / "prefect.toml").exists()
 
 

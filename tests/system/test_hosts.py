@@ -183,6 +183,7 @@ def hosts(
             "gate.tolerance=0.99",
             "gate.slice_tolerance=0.99",
             "gate.latency_factor=0.0",
+            "serving.enabled=false",
         )
         project.good("dvc", "remote", "add", "--default", "team", "s3://models/dvc")
         project.good("git", "add", "--all")

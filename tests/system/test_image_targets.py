@@ -55,7 +55,7 @@ def trained(project: Any, label_column: str, *drop: str) -> dict[str, Any]:
     source = ("data.source=image-manifest", "data.path=data/raw/turned", "data.manifest=list.csv")
     columns = (f"data.label_column={label_column}", f"data.drop=[{','.join(drop)}]")
     project.good("ratchet", "set", *source, *columns, *RULES)
-    for stage in ("ingest", "train", "evaluate", "register"):
+    for stage in ("ingest", "train", "evaluate", "export", "register"):
         project.good(*project.stage(stage))
     content: dict[str, Any] = json.loads(project.workspace.registration.read_text())
     return content

@@ -3,12 +3,13 @@
 The photos are the hymenoptera set in RATCHET_DATASETS, or coloured noise that is generated here.
 """
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,12 @@ def test_a_killed_training_resumes_to_the_same_weights(own: Any) -> None:
     assert own.digests("data/model", "data/checkpoints") == expected
 
 
+def command_lines(processes: list[psutil.Process]) -> Iterator[str]:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            yield " ".join(process.cmdline())
+
+
 @pytest.mark.parametrize("moment", ["the workers start", "in an epoch"])
 def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: str) -> None:
     """Prefect's worker cancels a run in this way, and the terminal ends a command in this way."""
@@ -176,11 +183,11 @@ def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: st
     def reached() -> bool:
         if moment == "in an epoch":
             return any(running.glob("*/step-*.safetensors"))
-        return any("forkserver" in " ".join(child.cmdline()) for child in parent.children(recursive=True))
+        return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
 
     while process.poll() is None and not reached():
         time.sleep(0.001)
-    family = parent.children(recursive=True)
+    family = parent.children(recursive=True) if process.poll() is None else []
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate()
     assert process.returncode == 1, output

@@ -107,7 +107,9 @@ def crippled(clone: Any, shorter: RunRecord) -> RunRecord:
 
 def test_one_command_ends_with_a_registered_champion(clone: Any, first: RunRecord) -> None:
     assert first.flow_state == "Completed"
-    assert first.task_states == dict.fromkeys(("ingest", "version", "train", "evaluate", "register"), "Completed")
+    assert first.task_states == dict.fromkeys(
+        ("ingest", "version", "train", "evaluate", "export", "register"), "Completed"
+    )
     assert (first.registration["version"], first.registration["aliases"]) == ("1", ["champion"])
     champion = mlflow_client(clone).get_model_version_by_alias(NAME, "champion")
     assert (str(champion.version), champion.run_id) == ("1", first.registration["run_id"])
@@ -244,6 +246,7 @@ def test_after_dvc_repro_the_flow_skips_unchanged_stages(other_clone: Any) -> No
         "version": "Completed",
         "train": "Unchanged",
         "evaluate": "Unchanged",
+        "export": "Unchanged",
         "register": "Completed",
     }
     assert {path: again.hashes[path] for path in SAME_BY_BOTH_WAYS} == {
@@ -259,6 +262,7 @@ def test_an_edit_of_the_training_leaves_the_data_alone(shorter: RunRecord, first
         "version": "Completed",
         "train": "Completed",
         "evaluate": "Completed",
+        "export": "Completed",
         "register": "Completed",
     }
     assert shorter.hashes["data/packed"] == first.hashes["data/packed"]
@@ -295,7 +299,7 @@ def test_an_earlier_setting_brings_its_model_back_without_training(
     clone: Any, crippled: RunRecord, first: RunRecord
 ) -> None:
     again = train(clone, "training.max_steps=0", "training.epochs=2")
-    assert again.task_states == dict.fromkeys(("ingest", "train", "evaluate", "register"), "Unchanged") | {
+    assert again.task_states == dict.fromkeys(("ingest", "train", "evaluate", "export", "register"), "Unchanged") | {
         "version": "Completed"
     }
     assert again.hashes == first.hashes

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPS = ("ingest", "doctor", "train", "evaluate", "register", "predict")
+STEPS = ("ingest", "doctor", "train", "evaluate", "export", "register", "predict")
 MODEL = """
 from torch import nn
 

@@ -79,7 +79,7 @@ def struck(
     project = new_project("struck")
     use_small_net(project)
     settings.override(project.workspace.params, OPEN)
-    for stage in ("ingest", "train", "evaluate"):
+    for stage in ("ingest", "train", "evaluate", "export"):
         project.good(*project.stage(stage))
     log = tmp_path_factory.mktemp("struck") / "log"
     command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
@@ -147,7 +147,7 @@ def _left(struck: Struck, name: str) -> str:
 
 def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -> None:
     settings.override(struck.project.workspace.params, {"seed": 1})
-    for stage in ("train", "evaluate"):
+    for stage in ("train", "evaluate", "export"):
         struck.project.good(*struck.project.stage(stage))
     assert struck.do("tasks.register") == 0
     assert struck.succession.registry.aliases("digits") == {"champion": "2"}
@@ -191,7 +191,7 @@ def test_two_registrations_at_once_are_each_judged_against_their_champion(
     for seed, project in enumerate(projects):
         use_small_net(project)
         settings.override(project.workspace.params, {**shared, **OPEN, "seed": seed})
-        for stage in ("ingest", "train", "evaluate"):
+        for stage in ("ingest", "train", "evaluate", "export"):
             project.good(*project.stage(stage))
     at_work = [
         subprocess.Popen(

@@ -146,7 +146,7 @@ def test_an_unreachable_server_is_named_and_nothing_is_lost(project: Any, sshd: 
     sshd.stop()
     output = project.good("ratchet", "train", "--set", "seed=1")
     notes = [line for line in output.splitlines() if AWAY in line]
-    assert [line.partition(":")[0].strip() for line in notes] == ["train", "evaluate", "register"]
+    assert [line.partition(":")[0].strip() for line in notes] == ["train", "evaluate", "export", "register"]
     assert all("Connect call failed" in line and f"'{HOST}', {sshd.port}" in line for line in notes)
     assert all(line.endswith("`dvc push` stores it later") for line in notes)
     sshd.start()

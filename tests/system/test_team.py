@@ -100,6 +100,7 @@ def team(new_project: Callable[[str], Any], postgres: Any, s3_environment: dict[
         "set",
         f"platform.prefect_port={ports[0]}",
         f"platform.mlflow_port={ports[1]}",
+        "serving.enabled=false",
         f"platform.prefect_database={databases['prefect']}",
         f"tracking.uri={databases['mlflow']}",
         f"tracking.artifacts=s3://{BUCKET}/mlflow",

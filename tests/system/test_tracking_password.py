@@ -106,7 +106,7 @@ def project(new_project: Callable[[str], Any], use_small_net: Callable[[Any], No
     project = new_project("password")
     use_small_net(project)
     port = free_port(HOST)
-    known = (f"tracking.uri={server.uri}", f"platform.prefect_port={port}", "gate.minimum=0.0")
+    known = (f"tracking.uri={server.uri}", f"platform.prefect_port={port}", "gate.minimum=0.0", "serving.enabled=false")
     project.good("ratchet", "set", *known)
     return project
 

@@ -17,8 +17,9 @@ from ratchet.evaluation.metrics import read_metrics
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness, corrupt, evenly_spaced
 from ratchet.evaluation.slices import slice_columns
+from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
-from ratchet.training import ModelSpec, build, load_model, open_split, save_model
+from ratchet.training import build, load_model, open_split, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
 

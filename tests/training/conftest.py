@@ -12,20 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.kinds import Classes, Target
+from ratchet.kinds import Classes, ModelSpec, Target, image_spec
 from ratchet.settings.model import TrainingSettings
 from ratchet.training import (
     CheckpointStore,
     Event,
     Finished,
     ImageSplit,
-    ModelSpec,
     Plan,
     Split,
     Stopped,
     TrainingInputs,
     fit,
-    image_spec,
     models,
 )
 from tasks import training_job
@@ -74,6 +72,8 @@ class Lab:
     train: Split
     validation: Split
     spec: ModelSpec
+    teacher: Path | None = None
+    pretrained: Path | None = None
 
     @staticmethod
     def split(name: str, rows: int, *, first: int = 0, shards: int = 1, size: int = 8, channels: int = 1) -> ImageSplit:
@@ -127,7 +127,15 @@ class Lab:
         store: CheckpointStore | None = None,
     ) -> Iterator[Event]:
         """Train, or continue; `store` may be another than the one called `name`."""
-        inputs = TrainingInputs(self.train, self.validation, self.spec, plan, identity=identity)
+        inputs = TrainingInputs(
+            self.train,
+            self.validation,
+            self.spec,
+            plan,
+            pretrained=self.pretrained,
+            teacher=self.teacher,
+            identity=identity,
+        )
         return fit(inputs, store=store or self.store(plan, name), stop=stop)
 
     def run(self, plan: Plan, *, name: str = "run") -> Finished:

@@ -22,6 +22,7 @@ from ratchet.kinds import (
     ImageInput,
     Input,
     Labels,
+    ModelSpec,
     NextToken,
     Numbers,
     TableInput,
@@ -30,12 +31,11 @@ from ratchet.kinds import (
     TokensInput,
 )
 from ratchet.settings.model import TrainingSettings
-from ratchet.training import ModelSpec
+from ratchet.tokens.tokenizers import encode
+from ratchet.tokens.words_and_pairs import encode_terms, learn_terms, terms_of
 from ratchet.training.models.baseline_nets import BASELINES, Blend, Constant, Trees, blend_weights, blended
 from ratchet.training.models.tabular import TableFront
 from ratchet.training.texts import TextSplit
-from ratchet.training.tokenizers import encode
-from ratchet.training.words_and_pairs import encode_terms, learn_terms, terms_of
 from tasks.baseline import Baseline
 from tasks.training_job import TrainingJob, make_plan
 
@@ -270,7 +270,7 @@ def test_baseline_of_a_part_of_very_many_texts_says_so(monkeypatch: pytest.Monke
         content=np.frombuffer(b"".join(content), np.uint8), starts=starts, rows=np.arange(len(TEXTS)),
     )  # fmt: skip
     spec = ModelSpec("bag", TextInput("hashed", buckets=64), classes(2))
-    job = TrainingJob(make_plan(TrainingSettings(), spec.target, seed=0), spec, None, "network", {}, {})
+    job = TrainingJob(make_plan(TrainingSettings(), spec.target, seed=0), spec, None, None, "network", {}, {})
     assert Baseline.fit(job, split).name == "TF-IDF + logistic regression"
     monkeypatch.setattr("tasks.baseline._MOST_BYTES", split.bytes // 4)
     fitted = Baseline.fit(job, split)

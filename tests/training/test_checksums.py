@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ratchet.checksums import seal, verify
 from ratchet.errors import TrainingError
-from ratchet.training import build, image_spec, load_model, save_model, seal, verify
+from ratchet.kinds import image_spec
+from ratchet.training import build, load_model, save_model
 
 OWN = """
 from pathlib import Path

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ImageSplit, Split, image_spec
+from ratchet.kinds import image_spec
+from ratchet.training import ImageSplit, Split
 from ratchet.training.determinism import explained, nondeterministic_layers, require_deterministic
 from ratchet.training.models import ImageModel
 from tests.training.conftest import make_plan

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ratchet.data.ingest import ingest
+from ratchet.kinds import image_spec
 from ratchet.settings.model import DataSettings
-from ratchet.training import ImageSplit, Plan, Split, build, doctor, image_spec, open_split
+from ratchet.training import ImageSplit, Plan, Split, build, doctor, open_split
 from ratchet.training.doctor import Finding, describe_finding, examine, settings_checks
 from ratchet.training.doctor.rules import RULES
 from ratchet.training.doctor.settings_checks import check_memory

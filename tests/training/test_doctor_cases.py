@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.training import ImageSplit, Plan, Split, image_spec
+from ratchet.kinds import image_spec
+from ratchet.training import ImageSplit, Plan, Split
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
 from ratchet.training.custom_samples import Factory
 from ratchet.training.doctor import Finding, describe_finding, examine

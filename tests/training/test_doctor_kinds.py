@@ -15,17 +15,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import Classes, Column, ImageInput, Input, Labels, NextToken, Numbers, TableInput, Target
-from ratchet.training import ImageSplit, ModelSpec, Split, TableSplit, build
+from ratchet.kinds import Classes, Column, ImageInput, Input, Labels, ModelSpec, NextToken, Numbers, TableInput, Target
+from ratchet.tokens.token_ids import encode, tokens
+from ratchet.tokens.token_ids import fit as fit_stream
+from ratchet.tokens.tokenizers import PADDING, fit_tokenizer, id_count
+from ratchet.tokens.tokenizers import encode as encode_texts
+from ratchet.training import ImageSplit, Split, TableSplit, build
 from ratchet.training.batches import ShardedArray
 from ratchet.training.doctor import Finding, describe_finding, examine
 from ratchet.training.models import Model
 from ratchet.training.streams import StreamSplit
 from ratchet.training.texts import TextSplit
-from ratchet.training.token_ids import encode, tokens
-from ratchet.training.token_ids import fit as fit_stream
-from ratchet.training.tokenizers import PADDING, fit_tokenizer, id_count
-from ratchet.training.tokenizers import encode as encode_texts
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from commands.cli import app
 from ratchet.errors import TrainingError
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import ModelSpec, NextToken, TokensInput, image_spec
 from ratchet.registry.pyfunc import ServedModel
-from ratchet.training import ModelSpec, build, image_spec, save_model
+from ratchet.tokens.token_ids import encode, fit, tokens
+from ratchet.training import build, save_model
 from ratchet.training.generate import Generator, Sampling, choose, window_start
 from ratchet.training.models import Model
-from ratchet.training.token_ids import encode, fit, tokens
 
 TEXT = "the quick brown fox jumps over the lazy dog, é日🎭\n"
 CONTEXT = 16

@@ -48,8 +48,9 @@ import torch
 from safetensors.torch import save_file
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import image_spec
 from ratchet.settings.model import TrainingSettings
-from ratchet.training import CheckpointStore, Finished, ImageSplit, Started, TrainingInputs, Trouble, fit, image_spec
+from ratchet.training import CheckpointStore, Finished, ImageSplit, Started, TrainingInputs, Trouble, fit
 from ratchet.training import loop
 from tasks.training_job import make_plan
 

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.training import ModelSpec, build, find_pretrained, load_model, require, save_model
+from ratchet.kinds import ModelSpec
+from ratchet.training import build, find_pretrained, load_model, require, save_model
 from ratchet.training.models import code_files, keep_code, load_pretrained
 
 NET = """

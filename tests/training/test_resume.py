@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ratchet.errors import CheckpointError
-from ratchet.kinds import Classes
-from ratchet.training import Checkpointed, Epoch, Finished, ModelSpec, Notice, Points, Started, Stopped
+from ratchet.kinds import Classes, ModelSpec
+from ratchet.tokens.tokenizers import encode, fit_tokenizer
+from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped
 from ratchet.training.texts import TextSplit
-from ratchet.training.tokenizers import encode, fit_tokenizer
 
 PLANS = {
     "adamw": {},

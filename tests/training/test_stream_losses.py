@@ -7,8 +7,8 @@ from torch import nn
 
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import PIECE
+from ratchet.tokens.token_ids import TOKENIZERS, encode, fit, tokens
 from ratchet.training.stream_losses import piece_losses, token_losses
-from ratchet.training.token_ids import TOKENIZERS, encode, fit, tokens
 
 TEXT = "".join(f"{number}: the quick brown fox jumps over the lazy dog, é日🎭\n" for number in range(60))
 

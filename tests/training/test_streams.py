@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import ModelSpec, NextToken, TokensInput
 from ratchet.settings.model import TrainingSettings
-from ratchet.training import CheckpointStore, Finished, ModelSpec, Plan, Stopped, TrainingInputs, fit
+from ratchet.tokens.token_ids import TOKENIZERS, UNKNOWN, decode, encode, encode_utf8, tokens, unknown
+from ratchet.tokens.token_ids import fit as fit_tokenizer
+from ratchet.training import CheckpointStore, Finished, Plan, Stopped, TrainingInputs, fit
 from ratchet.training.streams import IGNORED, StreamSplit, Windows, shift
-from ratchet.training.token_ids import TOKENIZERS, UNKNOWN, decode, encode, encode_utf8, tokens, unknown
-from ratchet.training.token_ids import fit as fit_tokenizer
 from tasks import training_job
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def test_unknown_tokens_share_the_last_id(kind: str) -> None:
 
 
 def test_words_are_in_order_of_frequency_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.training.token_ids.LARGEST_VOCABULARY", 3)
+    monkeypatch.setattr("ratchet.tokens.token_ids.LARGEST_VOCABULARY", 3)
     described = fit_tokenizer("to be or not to be to to\n", "words", context=8)
     assert described.vocabulary == (" to", " be", "\n")
 
@@ -68,7 +68,7 @@ def test_a_stream_in_pieces_has_the_ids_of_the_whole(monkeypatch: pytest.MonkeyP
     for kind in TOKENIZERS:
         described = fit_tokenizer(text, kind, context=8)
         whole = encode(text, described)
-        monkeypatch.setattr("ratchet.training.token_ids._PIECE", 97)
+        monkeypatch.setattr("ratchet.tokens.token_ids._PIECE", 97)
         assert fit_tokenizer(bytes_of(text), kind, context=8) == described
         assert np.array_equal(encode_utf8(bytes_of(text), described), whole)
         monkeypatch.undo()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.kinds import Classes, Column, TableInput
-from ratchet.training import ModelSpec, Plan, build
+from ratchet.kinds import Classes, Column, ModelSpec, TableInput
+from ratchet.training import Plan, build
 from ratchet.training.models import Model
 from ratchet.training.optim import build_optimizer
 from ratchet.training.transfer import stages

@@ -20,11 +20,11 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.evaluation.text_explanations import word_contributions
-from ratchet.kinds import Classes, Labels, Numbers, TextInput
-from ratchet.training.models import Model, ModelSpec
+from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TextInput
+from ratchet.tokens.tokenizers import PADDING, UNKNOWN, encode, fit_tokenizer, id_count, stored_texts, words_of
+from ratchet.training.models import Model
 from ratchet.training.models.text import Bag, Transformer, load_vectors
 from ratchet.training.texts import TextSplit
-from ratchet.training.tokenizers import PADDING, UNKNOWN, encode, fit_tokenizer, id_count, stored_texts, words_of
 
 TEXTS = [
     "A good film. It's GOOD!", "a bad, bad film", "", "   ", "Über größe ﬁlm", "映画が good", "हिन्दी फ़िल्म",
@@ -101,7 +101,7 @@ def test_same_text_has_the_same_ids_among_others() -> None:
 
 def test_ids_are_the_same_in_every_process() -> None:
     program = (
-        "from ratchet.training.tokenizers import encode, fit_tokenizer; "
+        "from ratchet.tokens.tokenizers import encode, fit_tokenizer; "
         "print(encode(['A good film', 'größe'], fit_tokenizer(['x'], 'hashed', longest=9)).values.tolist())"
     )
     printed = {

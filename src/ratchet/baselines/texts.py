@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from ratchet.baselines.constant import log_odds, log_shares
 from ratchet.kinds import Classes, Labels, Numbers, TextInput
-from ratchet.training.words_and_pairs import encode_terms, learn_terms
+from ratchet.tokens.words_and_pairs import encode_terms, learn_terms
 
 __all__ = ["fit_linear_bag", "text_ids"]
 

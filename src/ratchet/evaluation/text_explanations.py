@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ratchet.kinds import Classes, Numbers, TextInput
 
 if TYPE_CHECKING:
-    from ratchet.training.models import Model, ModelSpec
+    from ratchet.kinds import ModelSpec
+    from ratchet.training.models import Model
 
 __all__ = ["word_contributions"]
 
@@ -34,7 +35,7 @@ def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int
         text: the text, as it was packed.
         output: index of the class, label or number.
     """
-    from ratchet.training.tokenizers import words_of
+    from ratchet.tokens.tokenizers import words_of
 
     assert isinstance(spec.input, TextInput), "callers check the kind first"
     split = words_of(text)[: min(spec.input.longest or _MOST, _MOST)]
@@ -52,7 +53,7 @@ def _outputs(model: "Model", spec: "ModelSpec", texts: list[str]) -> NDArray[np.
     """Return the model's outputs for texts, float64 (texts, outputs)."""
     import torch
 
-    from ratchet.training.tokenizers import encode
+    from ratchet.tokens.tokenizers import encode
 
     assert isinstance(spec.input, TextInput)
     rows = encode(texts, spec.input)

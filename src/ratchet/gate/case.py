@@ -12,10 +12,10 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.metrics import BaselineResult, NamedMetric
+from ratchet.exports.program import NotExported, Parity
 from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_larger_mean, p_not_worse, spend
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
 from ratchet.kinds import Target
-from ratchet.serving.program import NotExported, Parity
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["Candidate", "Case", "Champion"]

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ratchet.errors import SettingsError
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.slices import rows_by_slice
+from ratchet.exports.program import NotExported
 from ratchet.gate.case import Candidate, Case, Champion
 from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.gate.verdict import (
@@ -29,7 +30,6 @@ from ratchet.gate.verdict import (
     SlicesResult,
     Verdict,
 )
-from ratchet.serving.program import NotExported
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["RULES", "Rule", "judge", "reload_rule"]

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
     from mlflow.types import ParamSchema, Schema
 
-    from ratchet.training.models import ModelSpec
+    from ratchet.kinds import ModelSpec
 
 __all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
 
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, stored apart from the files
-_EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export when its model was stored
+_EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export and a digest of the programs, when it was stored
 _ARTIFACT = "model"
+_EXAMPLES = 8  # rows
 _NOT_STORED = shutil.ignore_patterns("__pycache__")
 
 
@@ -46,16 +47,23 @@ class ModelRegistry(Versions):
         TrackingUnavailable: MLflow does not answer.
     """
 
-    def log_model(self, run_id: str, folder: Path, spec: "ModelSpec") -> str:
+    def log_model(self, run_id: str, folder: Path, spec: "ModelSpec", *, exported: Path | None = None) -> str:
         """Store the model in `folder` with its checksums, and its exported program, in the run; return its address.
 
-        A stored model is replaced only if registry.export changed and the model is not a version yet.
+        A stored model is replaced only if its programs changed and the model is not a version yet.
+
+        Args:
+            run_id: of MLflow.
+            folder: of the model.
+            spec: of the model.
+            exported: folder of its program and variants, from the stage export; None: the program is made here.
         """
         import mlflow.pyfunc
         from mlflow.models import ModelSignature
 
+        export = self._export_tag(exported)
         with reachable(self.uri):
-            known = self._logged(run_id)
+            known = self._logged(run_id, export)
         if known:
             return known
         signature = ModelSignature(
@@ -67,7 +75,7 @@ class ModelRegistry(Versions):
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
-            checksums = self._seal(folder, sealed)
+            checksums = self._seal(folder, sealed, exported)
             with (
                 reachable(self.uri),
                 active(self.workspace, self.params.tracking),
@@ -84,25 +92,58 @@ class ModelRegistry(Versions):
                 )
         with reachable(self.uri):
             self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
-            self.client.set_tag(run_id, _EXPORT_TAG, self.params.registry.export)
+            self.client.set_tag(run_id, _EXPORT_TAG, export)
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
         return str(logged.model_uri)
 
-    def _seal(self, folder: Path, place: Path) -> dict[str, str]:
-        """Copy a model's files to `place`, add the program that registry.export asks for, and return the checksums."""
-        from ratchet.serving.export import export
-        from ratchet.training import load_model, seal
+    def _seal(self, folder: Path, place: Path, exported: Path | None) -> dict[str, str]:
+        """Copy a model's files to `place`, add its program and the variants that passed, and return the checksums."""
+        from ratchet.checksums import seal
+        from ratchet.exports import variants
+        from ratchet.exports.onnx_export import export
+        from ratchet.training import load_model
 
         shutil.copytree(folder, place, ignore=_NOT_STORED)
-        if self.params.registry.export == "onnx":
+        if exported is not None:
+            variants.add_exported(exported, place)
+        elif self.params.registry.export == "onnx":
             export(*load_model(place), place)
+        self._add_examples(place)
         return seal(place)
 
-    def _logged(self, run_id: str) -> str | None:
+    def _add_examples(self, place: Path) -> None:
+        """Store random rows with the answers of the model and of each variant, except for some kinds.
+
+        A language model answers no rows, and only a user's own module knows which values its kind allows.
+        """
+        from ratchet.exports import variants
+        from ratchet.exports.examples import random_arrays, write_examples
+        from ratchet.exports.program import Program
+        from ratchet.registry.pyfunc import ServedModel
+        from ratchet.training import load_model
+
+        model, spec = load_model(place)
+        if isinstance(spec.input, ArraysInput | TokensInput):
+            return
+        limit, arrays = self.params.gate.export_difference, random_arrays(spec.input, _EXAMPLES, seed=0)
+        write_examples(place, arrays, ServedModel(model, spec).answers_to_arrays(arrays), limit=limit)
+        for name, measured in variants.passed(place).items():
+            folder = place / variants.FOLDER / name
+            program = Program.of(folder)
+            assert isinstance(program, Program), "a variant that passed has a program"
+            # On a processor of another kind int8 rounds differently, up to about as much as from float32 to int8.
+            write_examples(folder, arrays, program.predict(arrays), limit=max(limit, measured.largest_difference))
+
+    def _export_tag(self, exported: Path | None) -> str:
+        """Return what identifies the programs that are stored with a model."""
+        setting = self.params.registry.export
+        return setting if exported is None else f"{setting} {files.digest_tree(exported)}"
+
+    def _logged(self, run_id: str, export: str) -> str | None:
         """Return the address of the run's model; None if it must be stored (again)."""
         tags = self.client.get_run(run_id).data.tags
         address: str | None = tags.get("ratchet.model_uri")
-        is_current = tags.get(_EXPORT_TAG, "none") == self.params.registry.export
+        is_current = tags.get(_EXPORT_TAG, "none") == export
         return address if is_current or self.client.search_model_versions(f"run_id='{run_id}'") else None
 
     @contextmanager
@@ -143,7 +184,7 @@ class ModelRegistry(Versions):
         Raises:
             RegistryError: they cannot be read, or are not those that were stored.
         """
-        from ratchet.training.models.checksums import CHECKSUMS
+        from ratchet.checksums import CHECKSUMS
 
         called = called or version.uri
         folder = self.download(called, into, fix=fix, artifact_uri=version.uri)
@@ -157,7 +198,7 @@ class ModelRegistry(Versions):
 
     def _verify_files(self, version: Version, folder: Path) -> None:
         """Compare a version's files with their checksums, and these with their digest in the run's tag."""
-        from ratchet.training.models.checksums import CHECKSUMS, verify
+        from ratchet.checksums import CHECKSUMS, verify
 
         with reachable(self.uri):
             recorded = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
@@ -185,7 +226,7 @@ class ModelRegistry(Versions):
 
     def checksums(self, version: Version) -> dict[str, str]:
         """Return the SHA-256 (hex) of each of a version's files, by its path in the model's folder."""
-        from ratchet.training.models.checksums import CHECKSUMS
+        from ratchet.checksums import CHECKSUMS
 
         with tempfile.TemporaryDirectory() as folder:
             uri = f"{version.uri}/data/{_ARTIFACT}/{CHECKSUMS}"
@@ -232,7 +273,15 @@ def _generation_params() -> "ParamSchema":
 def _requirements(spec: "ModelSpec") -> list[str]:
     """Return the model's packages. MLflow's own detection imports everything and takes eighteen seconds."""
     frames = ["polars"] if isinstance(spec.input, TableInput) else []
-    # A process that built a model with torchvision has imported it.
-    vision = ["torchvision"] if "torchvision" in sys.modules else []
+    vision = ["torchvision"] if _uses_torchvision(spec) else []
     packages = ["mlflow", "numpy", *frames, "safetensors", "torch", *vision]
     return [f"{name}=={importlib.metadata.version(name)}" for name in packages]
+
+
+def _uses_torchvision(spec: "ModelSpec") -> bool:
+    """Return whether the model needs torchvision. A process that built a model with it has imported it."""
+    from ratchet.training.models.vision import torchvision_names
+
+    if "torchvision" not in sys.modules:
+        return False
+    return spec.factory != "none" or spec.name in torchvision_names()  # the exporter imports it, too

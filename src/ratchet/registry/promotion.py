@@ -14,7 +14,9 @@ from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed, unexpected_changes
 from ratchet.registry.ledger import Entry
+from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.registry.versions import Version
+from ratchet.traffic.reading import log_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,9 +155,15 @@ class Promotions(AliasSync):
                     f"{self._label(version)} is not approved{void}. registry.promotion is manual. Fix: first `ratchet "
                     f"approve {self.name}/{version.number} --why ...`"
                 )
-            over = self.state().champion
+            state = self.state()
+            over, content = state.champion, dict[str, Any]()
+            if over is not None and version.number not in state.ever_champion:
+                requests = log_folder(self.registry.workspace)
+                champion, challenger = (f"{self.name}/{number}" for number in (over, version.number))
+                if figures := judge_shadow(self.params.gate, requests, champion=champion, version=challenger):
+                    content["shadow"] = figures
             if over != version.number:
-                self._append("promote", version, who=who, why=why, via=via, over=over)
+                self._append("promote", version, who=who, why=why, via=via, over=over, **content)
                 self.ledger.publish()
             return self._update_mlflow()
 

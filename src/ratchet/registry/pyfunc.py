@@ -3,6 +3,7 @@
 No pickle is used. All files are compared with their checksums before one is read or run.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
+from ratchet.checksums import CHECKSUMS, verify
 from ratchet.errors import RatchetError, TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, TokensInput
-from ratchet.serving.raw_inputs import texts_of, to_arrays, to_tensors
+from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TokensInput
+from ratchet.serving.formats.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
-from ratchet.training.models import Model, ModelSpec, load_model, predictions, verify
-from ratchet.training.models.checksums import CHECKSUMS
+from ratchet.training.models import Model, load_model, predictions
 from ratchet.training.own_kind import OwnKind
 
 __all__ = ["ServedModel"]
@@ -64,6 +65,14 @@ class ServedModel:
             sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
         return self._predicted(to_tensors(to_arrays(raw, self.spec.input, own=self.own), self.spec.input))
+
+    def pieces(self, prompt: str, params: dict[str, Any]) -> Iterator[str]:
+        """Yield the text that follows a prompt, in pieces as they are generated.
+
+        Raises:
+            RatchetError: as `predict`.
+        """
+        return self._generator(prompt, Sampling(**params))
 
     def answers_to_arrays(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
         """Return float32 (n, outputs) for arrays as `serving.program.Program.predict` takes them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLOURS", "ErrorCard", "Example", "InlineImage", "error_cards", "inline", "inline_png"]
+__all__ = ["COLOURS", "ErrorCard", "Example", "InlineImage", "error_cards", "inline", "inline_png", "overlay"]
 
 Pixels = NDArray[np.uint8]
 
@@ -75,13 +75,13 @@ def error_cards(examples: Sequence[Example]) -> list[ErrorCard]:
         ErrorCard(
             example,
             inline(example.image),
-            None if example.contributions is None else inline(_overlay(example.image, example.contributions)),
+            None if example.contributions is None else inline(overlay(example.image, example.contributions)),
         )
         for example in examples[:_MOST]
     ]
 
 
-def _overlay(image: Pixels, contributions: NDArray[np.float32]) -> Pixels:
+def overlay(image: Pixels, contributions: NDArray[np.float32]) -> Pixels:
     """Return the dimmed image with colours as strong as the contributions: uint8 (height, width, 3)."""
     from scipy.ndimage import gaussian_filter
 
@@ -92,5 +92,5 @@ def _overlay(image: Pixels, contributions: NDArray[np.float32]) -> Pixels:
     black, white = (255 * end for end in _DIMMED)
     grey = black + (white - black) * image.mean(axis=2, keepdims=True) / 255
     colour = np.where(smooth[..., None] > 0, *COLOURS)
-    overlay: Pixels = np.rint(grey * (1 - strength) + colour * strength).astype(np.uint8)
-    return overlay
+    result: Pixels = np.rint(grey * (1 - strength) + colour * strength).astype(np.uint8)
+    return result

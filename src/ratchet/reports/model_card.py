@@ -21,13 +21,14 @@ from ratchet.evaluation.metrics import (
 )
 from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import SAMPLES, baseline_sentence, metric_text, range_text, value_text
+from ratchet.exports.program import PROGRAM, input_names
+from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
 from ratchet.kinds import ArraysInput, ImageInput, Input, TokensInput
-from ratchet.reports import templating
+from ratchet.reports import templating, variant_table
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.reports.problem_sections import target_table, worst_slices
-from ratchet.serving.program import PROGRAM, input_names
 from ratchet.urls import redacted
 
 __all__ = ["CardContent", "description", "limit_sentences", "render_html", "render_markdown"]
@@ -65,6 +66,7 @@ class CardContent:
     checksums: Mapping[str, str]  # SHA-256 (hex) of the stored files
     address: str  # MLflow's, without a password
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    variants: Sequence[Variant] = ()  # of the ONNX program
 
 
 def render_markdown(content: CardContent) -> str:
@@ -114,6 +116,8 @@ def _values(content: CardContent) -> dict[str, object]:
         "rules": [(rule.name, rule.passed, text.measured, text.limit) for rule, text in rules],
         "input": _input(content.input),
         "program": _program(content),
+        "variants_header": list(variant_table.HEADER),
+        "variants": variant_table.rows(content.variants),
         "data": {**content.data, **samples, "quarantined": quarantined or "none"},
         "model": {
             **content.model,

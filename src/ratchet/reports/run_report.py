@@ -13,14 +13,16 @@ from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics, Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness
+from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
-from ratchet.reports import images
+from ratchet.reports import images, variant_table
 from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import Example, error_cards
 from ratchet.reports.problem_sections import (
     Section,
+    Table,
     baseline_section,
     feature_sections,
     problem_sections,
@@ -63,6 +65,7 @@ class ReportContent:
     distributions: Sequence[Distribution] = ()  # of a table's columns
     texts: Sequence[ExplainedText] = ()  # the most confident wrong answers to texts, worst first
     generated: Sequence[tuple[str, str]] = ()  # prompts, and the text that a language model wrote after each
+    variants: Sequence[Variant] = ()  # of the ONNX program
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -108,6 +111,7 @@ def render(content: ReportContent) -> str:
         features=[
             *feature_sections(content.importance, content.distributions),
             *text_sections(content.texts, content.generated),
+            *_variant_sections(content.variants),
         ],
         **(_of_classes(content, metrics) if isinstance(metrics, ClassificationMetrics) else _of_others(content)),
     )
@@ -245,3 +249,11 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return None
     return redacted(value) if isinstance(value, str) else value
+
+
+def _variant_sections(variants: Sequence[Variant]) -> list[Section]:
+    if not variants:
+        return []
+    table = Table("", variant_table.HEADER, variant_table.rows(variants), "text")
+    note = "Faster forms of the ONNX program, measured with one thread in alternation with fp32."
+    return [Section("Variants", note, variant_table.slice_sentences(variants), tables=[table])]

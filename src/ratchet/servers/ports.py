@@ -23,11 +23,11 @@ def free_port_after(host: str, port: int, *, besides: set[int]) -> int:
     return next((p for p in candidates if port_holder(host, p) is None), free_port(host))
 
 
-def port_holder(host: str, port: int) -> str | None:
+def port_holder(host: str, port: int, *, named: str = "platform.host") -> str | None:
     """Describe the process that prevents listening on host:port. None: the port is free.
 
     Raises:
-        PlatformError: `host` is not an address of this machine.
+        PlatformError: `host` is not an address of this machine; with `named`, its setting or option.
     """
     try:
         with socket.socket(_family(host)) as probe:
@@ -38,8 +38,8 @@ def port_holder(host: str, port: int) -> str | None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return _listener(port)
         raise PlatformError(
-            f"platform.host: cannot listen on {host!r} port {port} ({getattr(error, 'strerror', error)}). "
-            "Allowed: an address of this machine. Fix: for example `ratchet set platform.host=127.0.0.1`"
+            f"{named}: cannot listen on {host!r} port {port} ({getattr(error, 'strerror', error)}). "
+            "Allowed: an address of this machine. Fix: choose one, for example 127.0.0.1"
         ) from error
 
 

@@ -20,7 +20,7 @@ from ratchet.workspace import Workspace
 
 __all__ = ["TITLES", "Record", "failure", "start_supervisor"]
 
-TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker"}
+TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker", "serving": "model server"}
 _LONGEST_END = 120.0  # seconds after which a supervisor that does not end is killed
 
 

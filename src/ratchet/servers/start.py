@@ -1,4 +1,4 @@
-"""Commands and environments of the three services."""
+"""Commands and environments of the services."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from ratchet.servers.addresses import (
 )
 from ratchet.servers.environment import ALERT_SECRETS, service_environment
 from ratchet.servers.supervisor import Launch, Service
-from ratchet.settings.model import PlatformSettings
+from ratchet.settings.model import PlatformSettings, ServingSettings
 from ratchet.workspace import Workspace
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "mlflow_launch",
     "own_host",
     "prefect_launch",
+    "serving_launch",
     "worker_launch",
     "worker_name",
 ]
@@ -146,7 +147,17 @@ def worker_launch(workspace: Workspace, settings: PlatformSettings, *, api: str)
     module = [sys.executable, "-m", "flows.server.worker"]
     named = [api, worker_name(workspace)]
     start, last = [*module, "start", *named, str(settings.worker_runs)], [*module, "close", *named]
-    return Launch(_service(workspace, "worker", api), start, environment, last)
+    return Launch(_service(workspace, "worker", api, grace=_WORKER_GRACE), start, environment, last)
+
+
+def serving_launch(workspace: Workspace, host: str, settings: ServingSettings) -> Launch:
+    """Return the command and environment of the model server. Models of the project's own code can be imported."""
+    environment = service_environment(workspace)
+    environment["PYTHONPATH"] = _with_project(workspace, environment)
+    command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(settings.port)]
+    place = address(host, settings.port)
+    service = _service(workspace, "serving", place, health=f"{place}/health", grace=settings.deadline + 2.0)
+    return Launch(service, command, environment)
 
 
 def worker_name(workspace: Workspace) -> str:
@@ -160,7 +171,8 @@ def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
     return os.pathsep.join(folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder)
 
 
-def _service(workspace: Workspace, name: str, place: str, public: str = "", health: str = "") -> Service:
+def _service(
+    workspace: Workspace, name: str, place: str, public: str = "", health: str = "", *, grace: float = _SERVER_GRACE
+) -> Service:
     log = str(workspace.state / "logs" / f"{name}.log")
-    grace = _WORKER_GRACE if name == "worker" else _SERVER_GRACE
     return Service(name, place, log, uuid.uuid4().hex, grace, health, "" if public == place else public)

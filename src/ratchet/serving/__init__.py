@@ -1,5 +1,10 @@
-"""The ONNX program of a registered model, for runtimes other than PyTorch.
+"""The model server.
 
-export.py   export a model to model.onnx and program.json
-program.py  read and run the program, and compare it with the model
+app.py        routes, and what starts and ends with the server
+answering.py  the path of one request
+requests.py   one HTTP request: body, deadline, refusal
+metrics.py    metrics for Prometheus
+formats/      request formats: bytes of a request to arrays of a model, and its answers to bytes
+scoring.py    answers for rows of files; batch/: files in, shards of answers out
+versions/     versions in memory: load, try, follow the alias, compute in batches
 """

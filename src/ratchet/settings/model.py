@@ -23,6 +23,7 @@ __all__ = [
     "BudgetSettings",
     "DataSettings",
     "EvaluationSettings",
+    "ExportSettings",
     "GateSettings",
     "ModelSettings",
     "Overrides",
@@ -215,6 +216,11 @@ class TrainingSettings(Section):
         | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
     ) = setting("none", "none, balanced (rare classes weigh more), or one weight per class")
     ignore_index: int = setting(-100, "samples with this label number are left out of the loss")
+    teacher: Text = setting("none", "folder of a model in data/pretrained whose answers are learned, too, or none")
+    teacher_weight: Share = setting(0.7, "share of the loss against the teacher's answers")
+    teacher_temperature: Annotated[float, Field(ge=1.0, le=100.0)] = setting(
+        4.0, "classes, labels and tokens: both models' logits are divided by it in that loss"
+    )
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = setting(
         "adamw", "sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
@@ -251,6 +257,9 @@ class TrainingSettings(Section):
         0, "after them, epochs between unfreezing one stage and the next; 0: all stages at once"
     )
     layer_decay: PositiveShare = setting(1.0, "learning rate of each stage as a share of the stage above it")
+    prune_channels: Fraction = setting(
+        0.0, "share of the channels of hidden layers that is removed from the pretrained model; 0: none"
+    )
 
     flip: Literal["none", "random", "alternating"] = setting(
         "none", "mirror images left to right: none, random, or alternating (every other epoch)"
@@ -342,6 +351,19 @@ class EvaluationSettings(Section):
     temperature_scaling: bool = setting(False, "fit a temperature on validation samples and apply it")
 
 
+class ExportSettings(Section):
+    """Faster variants of the model's program, which the model server may use."""
+
+    variants: Literal["auto"] | Annotated[tuple[Literal["int8-static", "int8-dynamic"], ...], Field(strict=False)] = (
+        setting("auto", "variants that are made: int8-static, int8-dynamic; auto: int8-static for images, else none")
+    )
+    calibration_rows: Positive = setting(256, "training samples from which int8-static takes the range of activations")
+    speedup: PositiveAmount = setting(1.1, "least speed of a variant, as a factor of the float32 program's")
+    tolerance: Fraction = setting(
+        0.002, "largest drop of a variant against the model: of accuracy as a share, else of the score"
+    )
+
+
 class GateSettings(Section):
     """Requirements that a model must meet before it is registered."""
 
@@ -380,6 +402,12 @@ class GateSettings(Section):
     size_factor: Amount = setting(10.0, "largest weights, as a factor of the champion's; 0: no rule")
     export_difference: Share = setting(
         0.0001, "largest difference of a probability in the exported program; 1: no rule"
+    )
+    shadow_requests: Count = setting(
+        0, "live requests that a version must have answered in shadow before a user promotes it; 0: no rule"
+    )
+    shadow_agreement: Share = setting(
+        0.0, "least share of those rows on which it agrees with the champion, by the lower bound; 0: no rule"
     )
 
 
@@ -464,15 +492,39 @@ class PlatformSettings(Section):
 class ServingSettings(Section):
     """The model server."""
 
+    enabled: bool = setting(True, "whether `ratchet up` starts the model server")
     model: Text = setting("auto", "version that is served: NAME@ALIAS or NAME/VERSION; auto: the champion of the data")
+    variant: Literal["auto", "fp32", "int8-static", "int8-dynamic"] = setting(
+        "auto", "variant of the program that is served; auto: the fastest that passed (see export)"
+    )
     port: Port = setting(8000, "port; the address is platform.host")
     threads: Positive = setting(1, "threads that compute one batch; more are faster for large models only")
     poll: PositiveAmount = setting(2.0, "seconds between two looks at the alias")
     deadline: PositiveAmount = setting(10.0, "seconds within which a request is answered or refused")
     queue: Positive = setting(1024, "rows that may wait for the model")
+    fallback: Text = setting(
+        "none", "smaller version that answers when the queue is full: NAME@ALIAS or NAME/VERSION; none"
+    )
     rows: Positive = setting(1024, "rows of one request")
     body_mib: PositiveAmount = setting(16.0, "size of a request, MiB")
     tokens: Positive = setting(512, "tokens that a language model writes for one prompt")
+    log: bool = setting(True, "whether requests and answers are logged in .ratchet/requests")
+    shadow: Text = setting(
+        "none", "version that answers requests beside the served one, for the log only: NAME@challenger; none"
+    )
+    shadow_share: Share = setting(1.0, "share of the logged requests that it answers")
+    canary: Text = setting(
+        "none", "version that answers a share of the requests until it is significantly worse: NAME@challenger; none"
+    )
+    canary_share: Share = setting(0.05, "share of the requests that it answers")
+    canary_latency: PositiveAmount = setting(
+        1.5, "it is withdrawn if it needs more than so many times the seconds of the served version"
+    )
+    log_share: Share = setting(1.0, "share of the requests that are logged")
+    log_inputs: Literal["hash", "keep", "none"] = setting("hash", "inputs in the log: hash (SHA-256), keep, or none")
+    log_columns: Names = setting((), "columns of a table that are logged as they are, for slices")
+    log_days: PositiveAmount = setting(30.0, "days after which logged requests are deleted")
+    log_mib: PositiveAmount = setting(1024.0, "size of the log, MiB; the oldest hours are deleted first")
 
 
 class AlertSettings(Section):
@@ -516,6 +568,7 @@ class Params(Section):
     training: TrainingSettings = TrainingSettings()
     budget: BudgetSettings = BudgetSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    export: ExportSettings = ExportSettings()
     gate: GateSettings = GateSettings()
     registry: RegistrySettings = RegistrySettings()
     access: AccessSettings = AccessSettings()

@@ -12,21 +12,19 @@ from ratchet.training.losses import settled
 from ratchet.training.models import (
     ImageModel,
     Model,
-    ModelSpec,
     build,
     code_digests,
     default_name,
     find_pretrained,
-    image_spec,
     keep_code,
     load_model,
     require,
     save_model,
-    seal,
-    verify,
 )
 from ratchet.training.plan import Plan
 from ratchet.training.predict import answers, predict_outputs
+from ratchet.training.pruning import pruned_spec
+from ratchet.training.teacher import find_teacher
 
 __all__ = [
     "CheckpointStore",
@@ -37,7 +35,6 @@ __all__ = [
     "ImageModel",
     "ImageSplit",
     "Model",
-    "ModelSpec",
     "Notice",
     "Plan",
     "Points",
@@ -53,8 +50,8 @@ __all__ = [
     "code_digests",
     "default_name",
     "find_pretrained",
+    "find_teacher",
     "fit",
-    "image_spec",
     "initial_model",
     "keep_code",
     "load_model",
@@ -62,10 +59,9 @@ __all__ = [
     "model_target",
     "open_split",
     "predict_outputs",
+    "pruned_spec",
     "require",
     "run_steps",
     "save_model",
-    "seal",
     "settled",
-    "verify",
 ]

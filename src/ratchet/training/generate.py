@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import TokensInput
+from ratchet.tokens.token_ids import decode, encode, tokens, unknown
 from ratchet.training.duplicate import duplicate
 from ratchet.training.models import Model
 from ratchet.training.models.decoder import Cache, Decoder
-from ratchet.training.token_ids import decode, encode, tokens, unknown
 
 __all__ = ["Generator", "Sampling", "choose", "window_start"]
 

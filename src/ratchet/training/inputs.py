@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.kinds import (
     ArraysInput,
     Classes,
     ImageInput,
     Input,
+    ModelSpec,
     NextToken,
     TableInput,
     Target,
@@ -23,17 +25,18 @@ from ratchet.kinds import (
     TokensInput,
     input_from_json,
 )
+from ratchet.tokens.token_ids import tokens
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import ImageSplit, Split, TableSplit
 from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.models import Model, ModelSpec, build, load_pretrained
+from ratchet.training.models import Model, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
 from ratchet.training.named_arrays import ArraysSplit
 from ratchet.training.own_kind import OwnKind
 from ratchet.training.plan import Plan
+from ratchet.training.pruning import pruned
 from ratchet.training.streams import StreamSplit
 from ratchet.training.texts import TextSplit, fitted_input
-from ratchet.training.token_ids import tokens
 
 __all__ = ["TrainingInputs", "initial_model", "model_input", "model_target", "open_split"]
 
@@ -49,6 +52,7 @@ class TrainingInputs:
     spec: ModelSpec
     plan: Plan
     pretrained: Path | None = None  # initial weights: every tensor that fits is loaded
+    teacher: Path | None = None  # folder of a stored model whose answers are learned, too
     identity: dict[str, str] = field(default_factory=dict)  # digests; a checkpoint with other digests is refused
 
     def check(self) -> None:
@@ -154,18 +158,45 @@ def initial_model(inputs: TrainingInputs) -> tuple[Model, list[str]]:
     """Return the model on the CPU with its initial weights, and messages about pretrained weights.
 
     The seed decides the weights. Then a network with a method `initialise` computes its own from prepared training
-    samples. Pretrained weights are loaded last.
+    samples. Pretrained weights are loaded then. A pruned model takes its channels from that one.
     """
     plan, train = inputs.plan, inputs.train
     torch.manual_seed(plan.seed)
-    model = build(inputs.spec)
+    already = inputs.pretrained is not None and _is_pruned(inputs.pretrained, inputs.spec)
+    model = build(inputs.spec if already else replace(inputs.spec, widths=()))
     initialise = getattr(model.network, "initialise", None)
     if callable(initialise):
         rows = epoch_order(len(train), seed=plan.seed, epoch=0)[:_INITIAL_SAMPLES]
         samples, _ = train.batch(rows, torch.device("cpu"))
         with torch.no_grad():
             initialise(*model.prepared(*samples))
-    return model, [_load(model, inputs, inputs.pretrained)] if inputs.pretrained is not None else []
+    messages = [_load(model, inputs, inputs.pretrained)] if inputs.pretrained is not None else []
+    if already or not inputs.spec.widths:
+        return model, messages
+    smaller = pruned(model, inputs.spec, plan.prune_channels)
+    sizes = [sum(weight.numel() for weight in each.parameters()) for each in (model, smaller)]
+    return smaller, [*messages, f"pruned from {sizes[0]:,} to {sizes[1]:,} parameters"]
+
+
+def _is_pruned(path: Path, spec: ModelSpec) -> bool:
+    """Return whether the pretrained weights are of a stored model that is pruned as `spec` is.
+
+    Raises:
+        TrainingError: they are of a model that is pruned in another way.
+    """
+    described = path.with_name("model.json")
+    if path.name != "model.safetensors" or not described.is_file():
+        return False
+    widths = files.read_json(described)["spec"].get("widths")
+    if widths is None:
+        return False
+    if widths != spec.to_json().get("widths"):
+        raise TrainingError(
+            f"model.pretrained: {path} is of a pruned model, and its layers have other widths than this model. "
+            "Allowed: the model before it was pruned, or training.prune_channels as that model had it, which continues "
+            "its training"
+        )
+    return True
 
 
 def _load(model: Model, inputs: TrainingInputs, path: Path) -> str:

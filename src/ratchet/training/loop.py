@@ -27,6 +27,7 @@ from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
 from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples
 from ratchet.training.step_metrics import MetricBuffer, require_finite, timed
+from ratchet.training.teacher import Teacher
 from ratchet.training.transfer import freeze, without_pretrained
 from ratchet.training.validation import epoch_score, larger_is_better, overfitting_notice, update_best, validate
 
@@ -90,6 +91,12 @@ class _Training:
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
         self.objective = Objective(self.plan, target, self.device, weights=weights)
+        self.teacher = None
+        if inputs.teacher is not None:
+            self.teacher = Teacher(
+                inputs.teacher, inputs.spec, self.plan, objective=self.objective, precision=self.precision,
+                device=self.device,
+            )  # fmt: skip
         self.profiler = StepProfiler(profile_to, self.plan.profile, self.device)
 
         # How long
@@ -122,7 +129,13 @@ class _Training:
         network, notice = compiled(model, plan, self.device)
         self.notices += [notice] if notice else []
         self.stepper = Stepper(
-            self.state, plan, train=self.train, objective=self.objective, precision=self.precision, network=network
+            self.state,
+            plan,
+            train=self.train,
+            objective=self.objective,
+            precision=self.precision,
+            network=network,
+            teacher=self.teacher,
         )
 
     def run(self) -> Iterator[Event]:

@@ -101,6 +101,13 @@ class Objective:
             return float(self.counted(targets))
         return float(self.host_weights[targets[targets != self.ignored]].sum(dtype=np.float64))
 
+    def sample_weights(self, targets: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each sample or token of a batch, float32 (n,); 0 for those that do not count."""
+        counts = targets != self.ignored
+        if self.weights is None:
+            return counts.float()
+        return self.weights[torch.where(counts, targets, torch.zeros_like(targets))] * counts
+
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the losses of the samples, a scalar; see `ratchet.kinds.targets` for the shapes."""
         if outputs.dtype in (torch.bfloat16, torch.float16):

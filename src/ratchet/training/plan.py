@@ -47,6 +47,9 @@ class Plan(_NeutralSettings):
     label_smoothing: float | str
     class_weights: str | tuple[float, ...]
     ignore_index: int
+    teacher: str
+    teacher_weight: float
+    teacher_temperature: float
 
     optimizer: str
     learning_rate: float
@@ -71,6 +74,7 @@ class Plan(_NeutralSettings):
     frozen_epochs: int
     unfreeze_epochs: int
     layer_decay: float
+    prune_channels: float
 
     flip: str
     crop_padding: int

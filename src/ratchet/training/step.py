@@ -15,6 +15,7 @@ from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
 from ratchet.training.state import TrainingState
+from ratchet.training.teacher import Teacher
 
 __all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
 
@@ -51,10 +52,11 @@ class Stepper:
 
     def __init__(
         self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
-        network: nn.Module,
+        network: nn.Module, teacher: Teacher | None = None,
     ) -> None:  # fmt: skip
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
+        self.teacher = teacher
         self.device = state.device
         self._buffers = list(state.model.network.buffers())  # those of the scaling around the network never change
         self._before = [buffer.clone() for buffer in self._buffers]
@@ -84,6 +86,8 @@ class Stepper:
             with self.precision.autocast(self.device):
                 outputs = self.network(*inputs)
             loss = objective(outputs, targets)
+            if self.teacher is not None:
+                loss = self.teacher.mixed(loss, inputs, outputs, targets)
             torch.autograd.backward(state.scaler.scale(loss / weight))
             total += loss.detach()
             correct += objective.right(outputs.detach(), targets)

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds
+from ratchet.tokens.token_ids import encode, text_tokens, tokens
 from ratchet.training.streams import IGNORED, StreamSplit
-from ratchet.training.token_ids import encode, text_tokens, tokens
 
 __all__ = ["piece_losses", "token_losses"]
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import Input, TextInput, TokensInput
+from ratchet.tokens.token_ids import fit
+from ratchet.tokens.tokenizers import PADDING, encode, fit_tokenizer, stored_texts
 from ratchet.training.batches import Inputs, Rows, Split
 from ratchet.training.plan import Plan
 from ratchet.training.streams import read_text
-from ratchet.training.token_ids import fit
-from ratchet.training.tokenizers import PADDING, encode, fit_tokenizer, stored_texts
 
 __all__ = ["TextSplit", "fitted_input"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ratchet import urls
-from ratchet.errors import DataError, first_line
+from ratchet.errors import DataError, StorageUnavailable, first_line
 
 __all__ = [
     "Storage", "Tree", "expanded", "is_storage_error", "is_url", "open_storage", "read_whole", "unreachable",
@@ -304,19 +304,23 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
 
-def unreachable(where: str, error: BaseException) -> DataError:
-    """Describe an error of a storage library in one sentence, with the fix."""
+def unreachable(where: str, error: BaseException, *, setting: str = "data.path") -> DataError:
+    """Describe an error of a storage library in one sentence, with the fix.
+
+    Args:
+        setting: that has the address.
+    """
     kind, reason = type(error).__name__, first_line(error)[:_LONGEST_REASON]
     check = "check the network, the address and the credentials in the environment, then run the same command again"
     if isinstance(error, socket.gaierror) or "Name or service not known" in reason:
-        reason, fix = f"its host name is not known: {reason}", "check the address in data.path and the network"
+        reason, fix = f"its host name is not known: {reason}", f"check the address in {setting} and the network"
     elif "Credentials" in kind or "credentials" in reason.lower():
         reason = f"no usable credentials: {reason}"
         fix = "set them in the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif isinstance(error, ConnectionRefusedError) or "Could not connect" in reason or "Connect call failed" in reason:
         reason, fix = f"the connection is refused: {reason}", f"start the server, or correct the address; {check}"
     elif isinstance(error, FileNotFoundError):
-        fix = "create the bucket, or correct the address in data.path"
+        fix = f"create the bucket, or correct the address in {setting}"
     elif isinstance(error, PermissionError) or "PermissionDenied" in kind:
         reason = f"access is denied: {reason}"
         fix = "give this user read permission, or set other credentials in the environment"
@@ -324,7 +328,8 @@ def unreachable(where: str, error: BaseException) -> DataError:
         fix = f"log in once with ssh, which adds the host's key to ~/.ssh/known_hosts; {check}"
     else:
         fix = check
-    return DataError(f"data.path: {urls.redacted(where)} does not answer ({kind}: {reason}). Fix: {fix}")
+    message = f"{setting}: {urls.redacted(where)} does not answer ({kind}: {reason}). Fix: {fix}"
+    return DataError(message) if _is_lasting(error) else StorageUnavailable(message)
 
 
 def is_storage_error(error: BaseException) -> bool:
@@ -333,6 +338,8 @@ def is_storage_error(error: BaseException) -> bool:
 
 
 def _is_lasting(error: BaseException) -> bool:
-    """Whether a retry cannot help, because credentials or a host's name are wrong."""
+    """Whether a retry cannot help, because credentials, a permission or a name are wrong."""
     kind = type(error).__name__
-    return isinstance(error, socket.gaierror) or any(word in kind for word in ("Credentials", "HostKey", "Denied"))
+    return isinstance(error, socket.gaierror | FileNotFoundError | PermissionError) or any(
+        word in kind for word in ("Credentials", "HostKey", "Denied")
+    )

@@ -14,7 +14,10 @@ import polars as pl
 from ratchet.data.reading.identify import HEAD, identify
 from ratchet.errors import DataError, first_line
 
-__all__ = ["MISSING", "SEPARATORS", "TableFile", "cells_of", "read_table"]
+__all__ = [
+    "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "cells_of", "encoding_of", "read_table", "require_text",
+    "separator_of",
+]  # fmt: skip
 
 MISSING = (
     "", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A",
@@ -29,7 +32,8 @@ _BYTE_ORDER_MARKS = (
 _LONG_CELLS = 1000  # cells of several lines in a column that are checked
 _SNIFFED = 4096  # bytes
 _LINES = 50  # that show how the columns are separated
-_HEADER = 1 << 20  # bytes that the header is in
+HEADER_BYTES = 1 << 20
+"""Bytes from the start of a file that hold its header."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class TableFile:
     @property
     def first_lines(self) -> list[str]:
         """The first lines of a CSV file that are not empty."""
-        lines = (self._content or b"")[:_HEADER].decode(errors="replace").split("\n")
+        lines = (self._content or b"")[:HEADER_BYTES].decode(errors="replace").split("\n")
         return [line for line in lines[:_LINES] if line.strip()]
 
     @property
@@ -71,7 +75,7 @@ class TableFile:
         """The cells of the header as they are in the file."""
         if self._content is None:
             return tuple(self.table.columns)
-        head = self._content[:_HEADER].decode(errors="replace")
+        head = self._content[:HEADER_BYTES].decode(errors="replace")
         return tuple(next(_records(head, self._separator), (1, list(self.table.columns)))[1])
 
 
@@ -89,21 +93,30 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], names: Sequ
     """
     if content[:4] == b"PAR1":
         return _whole(_parsed(pl.read_parquet, content, where, "Parquet"))
+    require_text(content, where=where)
+    content = _utf8(content, where)
+    # Excel's separator line becomes an empty line, which keeps the line numbers.
+    content = content[len(b"sep=;") :] if re.match(rb"sep=.\n", content) else content
+    head = content[:HEADER_BYTES].decode(errors="replace")
+    if head.lstrip()[:1] in ("[", "{"):
+        return _json(content.decode(), where)
+    separator = separator_of(head, needed)
+    if names is not None:
+        content = separator.join(names).encode() + b"\n" + content
+    return _csv(content, separator, where, has_header=names is None)
+
+
+def require_text(content: bytes, *, where: str) -> None:
+    """Check that a file that starts with these bytes is a text.
+
+    Raises:
+        DataError: it has another format.
+    """
     kind = identify(content[:HEAD])
     if kind is not None and kind.name not in ("text", "json"):
         pointer = kind.name in ("git-lfs", "dvc", "git-annex", "zeros", "html")
         fix = kind.fix if pointer else "save it as UTF-8 CSV, JSON Lines or Parquet"
         raise DataError(f"{where} is {kind.description}, not a table. Fix: {fix}")
-    content = _utf8(content, where)
-    # Excel's separator line becomes an empty line, which keeps the line numbers.
-    content = content[len(b"sep=;") :] if re.match(rb"sep=.\n", content) else content
-    head = content[:_HEADER].decode(errors="replace")
-    if head.lstrip()[:1] in ("[", "{"):
-        return _json(content.decode(), where)
-    separator = _separator(head, needed)
-    if names is not None:
-        content = separator.join(names).encode() + b"\n" + content
-    return _csv(content, separator, where, has_header=names is None)
 
 
 def _whole(table: pl.DataFrame) -> TableFile:
@@ -143,11 +156,7 @@ def _utf8(content: bytes, where: str) -> bytes:
 
     It may have UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
     """
-    mark, encoding = next((known for known in _BYTE_ORDER_MARKS if content.startswith(known[0])), (b"", None))
-    if encoding is None:
-        head = content[:_SNIFFED]
-        odd, even = head[1::2].count(0), head[::2].count(0)
-        encoding = "utf-16-le" if 3 * odd > len(head) else "utf-16-be" if 3 * even > len(head) else "utf-8"
+    mark, encoding = encoding_of(content)
     content = content.removeprefix(mark)
     try:
         if encoding != "utf-8":
@@ -166,7 +175,17 @@ def _utf8(content: bytes, where: str) -> bytes:
     return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
 
 
-def _separator(text: str, needed: Sequence[str]) -> str:
+def encoding_of(content: bytes) -> tuple[bytes, str]:
+    """Return the byte order mark (or nothing) and the encoding of a file that starts with these bytes."""
+    mark, encoding = next((known for known in _BYTE_ORDER_MARKS if content.startswith(known[0])), (b"", None))
+    if encoding is None:
+        head = content[:_SNIFFED]
+        odd, even = head[1::2].count(0), head[::2].count(0)
+        encoding = "utf-16-le" if 3 * odd > len(head) else "utf-16-be" if 3 * even > len(head) else "utf-8"
+    return mark, encoding
+
+
+def separator_of(text: str, needed: Sequence[str]) -> str:
     """Return the separator that gives the header the needed columns, else the most columns."""
     header = next((line for line in text.splitlines()[:_LINES] if line.strip()), "")
     cells = {mark: [cell.strip() for cell in cells_of(header, mark)] for mark in SEPARATORS}

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import ImageInput, TokensInput
+from ratchet.kinds import ImageInput, ModelSpec, TokensInput
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.doctor.dataset_checks import balanced_rows
@@ -19,7 +19,7 @@ from ratchet.training.doctor.model_checks import ModelProbe
 from ratchet.training.doctor.rules import Finding, describe_finding
 from ratchet.training.doctor.sample_checks import check_samples
 from ratchet.training.doctor.settings_checks import check_disk, check_memory, check_settings
-from ratchet.training.models import Model, ModelSpec
+from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 
 __all__ = ["Finding", "check_samples", "describe_finding", "examine"]

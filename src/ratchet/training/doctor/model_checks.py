@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-from ratchet.kinds import Classes, Numbers
+from ratchet.kinds import Classes, ModelSpec, Numbers
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.batches import Batch
 from ratchet.training.determinism import explained
@@ -29,7 +29,7 @@ from ratchet.training.doctor.rules import Finding
 from ratchet.training.doctor.tensors import kept_tensors, unregistered
 from ratchet.training.duplicate import duplicate
 from ratchet.training.losses import Objective
-from ratchet.training.models import Model, ModelSpec
+from ratchet.training.models import Model
 from ratchet.training.optim import build_optimizer, without_compile_wrappers
 from ratchet.training.plan import Plan
 

@@ -13,6 +13,7 @@ from ratchet.kinds import (
     ImageInput,
     Input,
     Labels,
+    ModelSpec,
     NextToken,
     Numbers,
     TableInput,
@@ -25,7 +26,6 @@ from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.doctor.dataset_checks import ReadSamples, check_dataset, read_samples
 from ratchet.training.doctor.rules import Finding
 from ratchet.training.doctor.split_checks import check_labels_of_neighbours, check_splits_agree, check_values
-from ratchet.training.models import ModelSpec
 from ratchet.training.plan import Plan
 from ratchet.training.streams import StreamSplit
 

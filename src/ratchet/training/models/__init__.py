@@ -12,24 +12,17 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from ratchet import files
+from ratchet.checksums import verify
 from ratchet.errors import TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, NextToken
+from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, NextToken
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
-from ratchet.training.models.checksums import seal, verify
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.decoder import Decoder
 from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
-from ratchet.training.models.model import (
-    FrontModel,
-    ImageModel,
-    Model,
-    ModelSpec,
-    example_inputs,
-    image_spec,
-    predictions,
-)
+from ratchet.training.models.model import FrontModel, ImageModel, Model, example_inputs, predictions
+from ratchet.training.models.narrow import narrow
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
 from ratchet.training.models.tabular import TableMLP, TabM
@@ -40,22 +33,18 @@ __all__ = [
     "ImageModel",
     "LoadReport",
     "Model",
-    "ModelSpec",
     "build",
     "code_digests",
     "code_files",
     "default_name",
     "example_inputs",
     "find_pretrained",
-    "image_spec",
     "keep_code",
     "load_model",
     "load_pretrained",
     "predictions",
     "require",
     "save_model",
-    "seal",
-    "verify",
 ]
 
 _MODELS: dict[str, type[Model]] = {
@@ -83,7 +72,9 @@ def build(spec: ModelSpec) -> Model:
     Raises:
         TrainingError: there is no such model, it cannot take inputs of this size, or the user's factory fails.
     """
-    model = _MODELS[spec.input.kind](_network(spec), spec)
+    network = _network(spec)
+    narrow(network, spec.widths)
+    model = _MODELS[spec.input.kind](network, spec)
     _check_forward(model, spec)
     return model
 

@@ -1,4 +1,4 @@
-"""Networks for texts. Their input is token ids, int64 (n, tokens), where 0 is padding; see `training.tokenizers`."""
+"""Networks for texts. Their input is token ids, int64 (n, tokens), where 0 is padding; see `tokens.tokenizers`."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import Target, TextInput
-from ratchet.training.tokenizers import PADDING, UNKNOWN, id_count
+from ratchet.tokens.tokenizers import PADDING, UNKNOWN, id_count
 
 __all__ = ["VECTOR_FILES", "Bag", "Transformer", "VectorReport", "load_vectors"]
 

@@ -1,0 +1,94 @@
+"""The model server at three times its capacity, for five minutes.
+
+    python -m bench.serving_overload [--models convnet resnet18] [--seconds N]
+
+Measured: answers per second to 32 clients (the peak). Then requests at three times this rate, each sent when it is due,
+whatever became of those before: answers per second, p99 of their latency, and anonymous memory of the server.
+
+Conditions: as bench.serving. An image repeats only after so many others that the server has forgotten its answer, and
+there is no fallback, so every answer is computed. The deadline is the default one.
+"""
+
+import os
+import resource
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.project import Project, scratch
+from bench.report import Row, alone, options
+from bench.serving import CORES, Model, Server, own_server
+from ratchet.settings.model import ServingSettings
+
+__all__ = ["measure"]
+
+_TIMES, _CLIENTS, _CONNECTIONS = 3.0, 32, 3000
+_IMAGES = {"convnet": 24_000, "resnet18": 600}  # twice what 32 MiB of remembered answers hold
+_MIB = 1 << 20
+
+
+def measure(*, quick: bool, models: Sequence[str] = tuple(_IMAGES), seconds: float = 300.0) -> list[Row]:
+    """Measure each model, and return the rows of the table. `seconds`: of the overload."""
+    seconds = 3.0 if quick else seconds
+    os.sched_setaffinity(0, {CORES[0]})
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting request
+    rows: list[Row] = []
+    for name in models:
+        with scratch() as folder:
+            model = Model(name, Project(folder / "project", {}), folder / name, _IMAGES[name])
+            model.register()
+            with own_server(model, folder) as server:
+                rows += _measured(name, server, seconds)
+    return rows
+
+
+def _measured(name: str, server: Server, seconds: float) -> list[Row]:
+    peak = max(server.load(connections=_CLIENTS, seconds=min(10.0, seconds)).rate for _ in range(3))
+    server.load(connections=_CONNECTIONS, seconds=min(30.0, seconds), rate=_TIMES * peak)  # the queue has been full
+    with _memory(server) as sizes:
+        load = server.load(connections=_CONNECTIONS, seconds=seconds, rate=_TIMES * peak)
+    assert server.process.poll() is None, "the server ended"
+    share, p99 = load.rate / peak, load.quantile(0.99)
+    deadline = ServingSettings().deadline
+    growth = max(sizes) / sizes[0] - 1
+    refused = load.status.get(503, 0) / sum(load.status.values())
+    where = f"{_TIMES:g} times the peak of {peak:,.0f}/s, {seconds:g} s"
+    accepted, memory = f"{share:.3f} times ({refused:.0%} refused)", f"{sizes[0] / _MIB:.0f} MiB, then {growth:+.1%}"
+    return [
+        Row(f"{name}: accepted / peak", where, accepted, "at least .95", share >= 0.95),
+        Row(f"{name}: p99 of accepted", where, f"{p99:.2f} s", f"at most {deadline:g} s", p99 <= deadline),
+        Row(f"{name}: memory", where, memory, "at most +5 %", growth <= 0.05),
+    ]
+
+
+@contextmanager
+def _memory(server: Server) -> Iterator[list[int]]:
+    """Yield the list of the server's anonymous memory in bytes, which grows by one value each second."""
+    ends, status, sizes = threading.Event(), Path(f"/proc/{server.process.pid}/status"), list[int]()
+
+    def look() -> None:
+        while True:
+            line = next(each for each in status.read_text().splitlines() if each.startswith("RssAnon"))
+            sizes.append(int(line.split()[1]) * 1024)
+            if ends.wait(1.0):
+                return
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    yield sizes
+    ends.set()
+    watcher.join()
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = options(__doc__)
+    parser.add_argument("--models", nargs="+", choices=tuple(_IMAGES), default=tuple(_IMAGES))
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the overload; default: 300")
+    alone(parser, lambda given: measure(quick=given.quick, models=given.models, seconds=given.seconds))
+
+
+if __name__ == "__main__":
+    main()

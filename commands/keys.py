@@ -1,0 +1,47 @@
+"""`ratchet keys`: API keys of the model server."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.app import new_group, project_folder
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.serving.keys import KeyStore
+
+__all__ = ["keys"]
+
+keys = new_group("API keys of the model server.")
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, for the log.")]
+
+
+@keys.command("add")
+def add_key(
+    name: _Name,
+    rate: Annotated[float, typer.Option(min=0.0, help="Requests per second that it may send; 0: no limit.")] = 0.0,
+) -> None:
+    """Make a key and print it, once. From then on the model server refuses requests without a key."""
+    with project_folder() as workspace:
+        typer.echo(_store(workspace).add(name, rate=rate))
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """List the names of the keys, and when they were made."""
+    with project_folder() as workspace:
+        for key in _store(workspace).read():
+            typer.echo(f"{key.name}: made {key.created}" + (f", {key.rate:g} requests per second" if key.rate else ""))
+
+
+@keys.command("remove")
+def remove_key(name: _Name) -> None:
+    """Remove a key. Running servers refuse it within a second."""
+    with project_folder() as workspace:
+        _store(workspace).remove(name)
+
+
+def _store(workspace: Workspace) -> "KeyStore":
+    from ratchet.serving.keys import KeyStore
+
+    return KeyStore.of(workspace)

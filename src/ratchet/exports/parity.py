@@ -1,0 +1,162 @@
+"""Measurement of a variant: accuracy against the model, speed and size against the fp32 program."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.answers import Answers, ClassAnswers
+from ratchet.evaluation.intervals import Interval, mean_of, paired_difference, share_interval
+from ratchet.evaluation.latency import side_by_side
+from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.slices import rows_by_slice
+from ratchet.exports.program import Program, largest_difference
+from ratchet.exports.text import amount, difference_text, speed_text
+from ratchet.exports.variants import Measured, SlicePart, Times
+from ratchet.kinds import Classes, Labels, Numbers, Target
+from ratchet.settings.model import EvaluationSettings, ExportSettings
+
+__all__ = ["BATCH", "batches", "judge", "measure"]
+
+Arrays = tuple[NDArray[Any], ...]
+Samples = Callable[[NDArray[np.int64]], Arrays]
+
+BATCH = 32  # samples: the largest batch of the model server
+_LEAST_PROBABILITY = 1e-30  # whose logarithm is finite in float32
+_MIXED = 8  # batches in which the neighbours of samples are exchanged
+
+
+def measure(
+    variant: Program,
+    full: Program,
+    samples: Samples,
+    predictions: Predictions,
+    columns: Mapping[str, Sequence[str | None]],
+    settings: EvaluationSettings,
+) -> Measured:
+    """Run the variant on the test samples and compare it.
+
+    Args:
+        variant: the program to measure.
+        full: the fp32 program.
+        samples: returns the arrays of some test samples, as `Program.predict` takes them.
+        predictions: of the model for the same samples.
+        columns: by name, the value of each sample to slice by.
+        settings: of the evaluation.
+
+    Raises:
+        Exception: those of onnxruntime, which have no common base.
+        TrainingError: an answer is not a finite number.
+    """
+    variant, full = (replace(program, threads=1) for program in (variant, full))
+    rows, target = len(predictions.ids), predictions.target
+    computed = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(rows))])
+    ours = replace(predictions, outputs=_outputs(target, computed)).checked()
+    theirs = predictions.checked()
+    some = samples(np.arange(min(rows, BATCH)))
+    single, batch = (
+        side_by_side(*(_call(program, some, count) for program in (variant, full))) for count in (1, BATCH)
+    )
+    return Measured(
+        rows=rows,
+        metric=ours.unit.name,
+        unit=ours.unit.factor,
+        share=ours.unit.share,
+        value=_value(ours, settings.confidence),
+        difference=_difference(ours, theirs, settings),
+        slices=_slices(ours, theirs, columns, settings),
+        largest_difference=largest_difference(computed, target.predictions(predictions.outputs), target),
+        independent=_is_independent(variant, samples(np.arange(min(rows, _MIXED * BATCH)))),
+        batch=len(some[0]),
+        times=Times(single[0], batch[0]),
+        full_times=Times(single[1], batch[1]),
+        size=_size(variant),
+        full_size=_size(full),
+    )
+
+
+def judge(measured: Measured, settings: ExportSettings) -> tuple[str, ...]:
+    """Return the reasons for which a variant is refused; empty: it passed."""
+    reasons, limit = [], settings.tolerance
+    if min(measured.speedup.single, measured.speedup.batch) < settings.speedup:
+        reasons.append(f"{speed_text(measured)}, required {settings.speedup:g} times (export.speedup)")
+    if measured.difference.value < -limit:
+        difference = difference_text(measured, measured.difference)
+        reasons.append(f"{difference}, limit {amount(measured, -limit)} (export.tolerance)")
+    reasons += [
+        f"{difference_text(measured, part.difference)} where {part.column} is {part.value}, significantly worse than "
+        f"{amount(measured, -limit)} (export.tolerance)"
+        for part in measured.slices
+        if part.difference.high < -limit
+    ]
+    if not measured.independent:
+        reasons.append("an answer depends on the other samples of its batch")
+    return tuple(reasons)
+
+
+def batches(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the row numbers in batches of `BATCH`."""
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]
+
+
+def _outputs(target: Target, predictions: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return outputs of a model with these predictions: the inverse of `target.predictions`."""
+    values = predictions.astype(np.float64)
+    match target:
+        case Classes():
+            values = np.log(np.maximum(values, _LEAST_PROBABILITY))
+        case Labels():
+            inner = np.clip(values, _LEAST_PROBABILITY, 1 - np.finfo(np.float64).eps)
+            values = np.log(inner) - np.log1p(-inner)
+        case Numbers():
+            values = (values - np.array(target.mean)) / np.array(target.std)
+    return values.astype(np.float32)
+
+
+def _value(answers: Answers, confidence: float) -> Interval:
+    values = answers.row_metric.values
+    if isinstance(answers, ClassAnswers):
+        return share_interval(int(values.sum()), answers.rows, confidence=confidence)
+    return mean_of(values, confidence=confidence)
+
+
+def _difference(ours: Answers, theirs: Answers, settings: EvaluationSettings, *, tests: int = 1) -> Interval:
+    """Return the mean score of `ours` minus that of `theirs`; the level is corrected for the number of tests."""
+    level = 1 - (1 - settings.confidence) / tests
+    return paired_difference(ours.score, theirs.score, resamples=settings.resamples, confidence=level, seed=0)
+
+
+def _slices(
+    ours: Answers, theirs: Answers, columns: Mapping[str, Sequence[str | None]], settings: EvaluationSettings
+) -> tuple[SlicePart, ...]:
+    chosen = rows_by_slice(columns, least=settings.slice_rows)
+    return tuple(
+        SlicePart(column, value, len(rows), _difference(ours.at(rows), theirs.at(rows), settings, tests=len(chosen)))
+        for column, value, rows in chosen
+    )
+
+
+def _is_independent(program: Program, arrays: Arrays) -> bool:
+    """Return whether samples have the same bits beside other samples, in batches of one size."""
+    for part in batches(np.arange(len(arrays[0]))):
+        half = len(part) // 2
+        alone = np.concatenate([part[:half], part[:half]])
+        beside, without = (
+            program.predict(tuple(array[rows] for array in arrays)) for rows in (part[: 2 * half], alone)
+        )
+        if beside[:half].tobytes() != without[:half].tobytes():
+            return False
+    return True
+
+
+def _call(program: Program, arrays: Arrays, rows: int) -> Any:
+    batch = tuple(array[:rows] for array in arrays)
+    return lambda: program.predict(batch)
+
+
+def _size(program: Program) -> int:
+    """Return the bytes of the program on disk; large weights are in a second file."""
+    return sum(path.stat().st_size for path in program.path.parent.glob(f"{program.path.name}*"))

@@ -1,0 +1,140 @@
+"""The stored ONNX program of a model: read it, run it with onnxruntime, and compare it with the model."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratchet import files
+from ratchet.kinds import ArraysInput, Classes, Input, Numbers, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Arrays = tuple[NDArray[Any], ...]
+
+__all__ = [
+    "ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph", "input_names",
+    "largest_difference",
+]  # fmt: skip
+
+PROGRAM, ABOUT = "model.onnx", "program.json"
+OUTPUT = "probabilities"
+_INPUTS: dict[str, tuple[str, ...]] = {
+    "image": ("pixels",), "table": ("numbers", "codes"), "text": ("ids",), "tokens": ("ids",),
+}  # fmt: skip
+_ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
+_LONGEST = 300  # characters of a reason
+
+
+def input_names(described: Input) -> tuple[str, ...]:
+    """Return the names of a program's inputs."""
+    return described.names if isinstance(described, ArraysInput) else _INPUTS[described.kind]
+
+
+@dataclass(frozen=True)
+class NotExported:
+    """There is no program that can be run. `reason` is for people and has no full stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Comparison of a program's answers with the model's."""
+
+    images: int
+    largest_difference: float  # see `largest_difference`
+    other_class: int  # images that the program puts into another class
+
+
+@dataclass(frozen=True)
+class Program:
+    """An exported model. It runs on the CPU and needs neither PyTorch nor the model's code."""
+
+    path: Path
+    inputs: tuple[str, ...]
+    threads: int = 0  # of one call; 0: onnxruntime chooses
+
+    @classmethod
+    def of(cls, folder: Path) -> "Program | NotExported | None":
+        """Return the program of the model stored in `folder`; None if it was stored without one."""
+        if not (folder / ABOUT).exists():
+            return None
+        about = files.read_json(folder / ABOUT)
+        if not about["program"]:
+            return NotExported(about["reason"])
+        inputs = about["inputs"] if "inputs" in about else [about["input"]]  # the second of versions of format 1
+        return cls(folder / about["program"], tuple(inputs))
+
+    def predict(self, arrays: "Arrays") -> "NDArray[np.float32]":
+        """Return predictions float32 (n, outputs) for arrays of a packed set; images have the model's raw dtype.
+
+        Raises:
+            Exception: onnxruntime's own, which have no common base: the program cannot be loaded, or cannot run.
+        """
+        predictions: NDArray[np.float32] = self._session.run([OUTPUT], self.feed(arrays))[0]
+        return predictions
+
+    def feed(self, arrays: "Arrays") -> "dict[str, NDArray[Any]]":
+        """Return the arrays by the names of the inputs that the program has: a model may not use all of them."""
+        known = {entry.name for entry in self._session.get_inputs()}
+        return {name: array for name, array in zip(self.inputs, arrays, strict=True) if name in known}
+
+    @cached_property
+    def _session(self) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        return onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
+
+
+def compare(
+    folder: Path, arrays: "Arrays", answers: "NDArray[np.float32]", target: Target
+) -> Parity | NotExported | None:
+    """Run the program of the model in `folder` on samples that the model has answered.
+
+    The first sample runs alone and the others together. This detects a program that accepts only one batch size.
+
+    Args:
+        folder: of the stored model.
+        arrays: samples as `Program.predict` takes them.
+        answers: the model's own predictions, (n, outputs).
+        target: of the model.
+
+    Returns:
+        None if the model was stored without a program.
+    """
+    program = Program.of(folder)
+    if not isinstance(program, Program):
+        return program
+    rows = len(answers)
+    try:
+        batches = [tuple(array[part] for array in arrays) for part in (slice(0, 1), slice(1, rows))]
+        computed = np.concatenate([program.predict(batch) for batch in batches if len(batch[0])])
+    except Exception as error:
+        return NotExported(f"onnxruntime cannot run the program: {first_paragraph(error)}")
+    other = computed.argmax(1) != answers.argmax(1) if isinstance(target, Classes) else ()
+    return Parity(rows, largest_difference(computed, answers, target), int(np.count_nonzero(other)))
+
+
+def largest_difference(first: "NDArray[np.floating]", second: "NDArray[np.floating]", target: Target) -> float:
+    """Return the largest difference of two models' predictions (n, outputs).
+
+    It is one of probabilities, or of numbers in units of the training targets' standard deviation. Numbers are
+    answered in their own units as float32, so the rounding of that type does not count.
+    """
+    difference = np.abs(first.astype(np.float64) - second)
+    if isinstance(target, Numbers):
+        rounding = _ROUNDINGS * np.spacing(np.abs(second).astype(np.float32)).astype(np.float64)
+        difference = np.maximum(difference - rounding, 0.0) / np.array(target.std)
+    return float(difference.max())
+
+
+def first_paragraph(error: BaseException) -> str:
+    """Return the first paragraph of an error's message, on one line and without a full stop."""
+    text = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
+    return text[:_LONGEST].rstrip(".")

@@ -1,0 +1,26 @@
+"""The model server as a service of `ratchet up`: python -m ratchet.serving --host HOST --port PORT."""
+
+import argparse
+import sys
+
+from ratchet.errors import RatchetError
+from ratchet.serving.process import serve
+from ratchet.workspace import Workspace
+
+
+def main() -> int:
+    """Serve the workspace that the working folder is in."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    try:
+        serve(Workspace.find(), host=arguments.host, port=arguments.port, wait=True, say=print)
+    except RatchetError as error:
+        print(f"ratchet: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

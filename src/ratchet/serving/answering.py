@@ -1,0 +1,239 @@
+"""The path of one request: read it, compute it in a batch, write the answer, and pass it to observers."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from ratchet.errors import RatchetError
+from ratchet.kinds import TokensInput
+from ratchet.serving.fallback import Fallback
+from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
+from ratchet.serving.formats.request_values import BadRequest, TooManyRows
+from ratchet.serving.metrics import Metrics
+from ratchet.serving.recent import RecentAnswers
+from ratchet.serving.requests import Refused, deadline_seconds, error_response, read_body
+from ratchet.serving.streaming import TextStream, event
+from ratchet.serving.versions.batching import Batcher, Overloaded
+from ratchet.serving.versions.following import Fixed, Follower
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.settings.model import ServingSettings
+
+if TYPE_CHECKING:
+    from ratchet.serving.canary import Canary
+
+__all__ = ["Answered", "Answering", "Observer"]
+
+_LOG = logging.getLogger(__name__)
+_LARGE = 10_000  # numbers of an answer that takes milliseconds to write
+_LATE = "it was not answered within the deadline"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A request that was answered. `began` is in seconds since 1970; `seconds` from the request to the answer."""
+
+    envelope: str
+    question: Question
+    answer: Answer
+    loaded: LoadedVersion
+    request: Request
+    began: float
+    seconds: float
+
+
+Observer = Callable[[Answered], None]
+"""It is called in the event loop after each answer is ready, so it must return at once."""
+
+
+class Answering:
+    """Answers requests in all envelopes by the version that is served.
+
+    Attributes:
+        observers: called for each answer.
+        canary: answers a share of the requests, if it is set.
+    """
+
+    def __init__(
+        self,
+        follower: Follower | Fixed,
+        batcher: Batcher,
+        metrics: Metrics,
+        settings: ServingSettings,
+        fallback: Fallback | None = None,
+    ) -> None:
+        self.follower, self.batcher, self.metrics, self.settings = follower, batcher, metrics, settings
+        self.observers: list[Observer] = []
+        self.canary: Canary | None = None
+        self._fallback, self._recent = fallback, RecentAnswers()
+
+    def endpoint(self, name: str, envelope: Envelope) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers requests of an envelope. `name` is its label in metrics and in the log."""
+
+        async def answer(request: Request) -> Response:
+            began, loaded = time.monotonic(), None
+            try:
+                loaded = self._chosen(request)
+                response = await self._answer(name, envelope, loaded, request, began)
+            except Refused as error:
+                response = error_response(error)
+            except ClientDisconnect:
+                return Response(status_code=499)  # no client reads it; the number is that of nginx
+            except Exception:  # of a library or of a user's code
+                _LOG.exception("%s failed", request.url.path)
+                response = error_response(Refused(500, "the model server failed; its log has the cause"))
+            self.metrics.count(name, response.status_code, time.monotonic() - began, loaded)
+            if self.canary and loaded and response.status_code >= 500:
+                self.canary.failed(loaded)
+            return response
+
+        return answer
+
+    def version_for(self, request: Request) -> LoadedVersion:
+        """Return the served version, which must be the one that the path names.
+
+        Raises:
+            Refused: there is none, or the path names another one.
+        """
+        loaded = self.follower.current
+        if loaded is None:
+            raise Refused(503, f"no version is served: {self.follower.problem}", {"Retry-After": "1"})
+        named = (request.path_params.get("model"), request.path_params.get("version"))
+        identity = loaded.identity
+        if named[0] not in (None, identity.model) or named[1] not in (None, identity.version):
+            wanted = "/".join(part for part in named if part)
+            raise Refused(404, f"found {wanted}; served is {identity.model}/{identity.version}")
+        return loaded
+
+    def _chosen(self, request: Request) -> LoadedVersion:
+        """Return the version that answers a request: the served one, or the canary unless the path names a version."""
+        served = self.version_for(request)
+        if self.canary is None or request.path_params.get("version"):
+            return served
+        return self.canary.version_for(request, served)
+
+    def _batcher(self, loaded: LoadedVersion) -> Batcher:
+        return self.canary.batcher if self.canary and self.canary.follower.current is loaded else self.batcher
+
+    async def _answer(
+        self, name: str, envelope: Envelope, loaded: LoadedVersion, request: Request, began: float
+    ) -> Response:
+        longest, body = deadline_seconds(request, self.settings), None
+        deadline = began + longest
+        try:
+            async with asyncio.timeout(self.settings.deadline) as limit:
+                # Read in any case: a client that is still sending would get a reset connection, not the refusal.
+                body = await read_body(request, self.settings)
+                if longest < self.settings.deadline:
+                    limit.reschedule(asyncio.get_running_loop().time() + deadline - time.monotonic())
+                read = partial(envelope.read, body, request.headers, loaded)
+                question = await asyncio.to_thread(read) if envelope.is_slow(body, request.headers, loaded) else read()
+                if question.options.get("stream"):
+                    return await self._streamed(name, question, loaded, request, began, deadline)
+                answer = await self._answered(loaded, question, deadline)
+        except TimeoutError:
+            if body is None:
+                raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
+            raise Refused(503, _LATE, {"Retry-After": "1"}) from None
+        except TooManyRows as error:
+            raise Refused(413, str(error)) from None
+        except (BadRequest, RatchetError) as error:
+            raise Refused(400, str(error)) from None
+        except Overloaded as error:
+            raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
+        write = partial(envelope.write, answer, question)
+        is_large = question.rows * loaded.spec.target.outputs > _LARGE
+        content, headers = await asyncio.to_thread(write) if is_large else write()
+        self.observe(name, question, answer, loaded, request, began)
+        return Response(content, headers=headers)
+
+    def observe(
+        self, name: str, question: Question, answer: Answer, loaded: LoadedVersion, request: Request, began: float
+    ) -> None:
+        """Pass an answer to the observers. `began` is on the clock of `time.monotonic`."""
+        seconds = time.monotonic() - began
+        for observe in self.observers:
+            observe(Answered(name, question, answer, loaded, request, time.time() - seconds, seconds))
+
+    async def _streamed(
+        self, name: str, question: Question, loaded: LoadedVersion, request: Request, began: float, deadline: float
+    ) -> Response:
+        """Return the response that sends a text while it is generated, once its first piece is there."""
+        parameters = self._generation(question)
+        stream = TextStream(
+            partial(loaded.pieces, question.prompts[0], parameters),
+            partial(self._batcher(loaded).call, rows=1, deadline=deadline),
+            deadline=deadline,
+        )
+        pieces = stream.pieces()
+        try:
+            first = await anext(pieces, "")
+        except BaseException:
+            stream.leave()
+            raise
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                yield event({"text": first})
+                async for piece in pieces:
+                    yield event({"text": piece})
+                answer = Answer(new_id(), loaded.identity, loaded.spec, [stream.text.result()])
+                self.observe(name, question, answer, loaded, request, began)
+                yield event(own_content(answer, 1), "end")
+            except TimeoutError:
+                yield event({"error": _LATE}, "error")
+            except Exception:  # of PyTorch: the status was sent before
+                _LOG.exception("the generation of a text failed")
+                yield event({"error": "the model server failed; its log has the cause"}, "error")
+            finally:
+                stream.leave()
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _answered(self, loaded: LoadedVersion, question: Question, deadline: float) -> Answer:
+        """Return the answer; when the server is overloaded, that to an equal request, or the fallback's.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        is_loaded = self._batcher(loaded).is_busy  # only then will repeated requests need the answer
+        try:
+            predictions = await self._predictions(loaded, question, deadline)
+            if is_loaded and question.arrays:
+                self._recent.add(loaded, question.arrays, predictions)
+            return Answer(new_id(), loaded.identity, loaded.spec, predictions)
+        except Overloaded:
+            if not question.arrays:
+                raise
+            known = self._recent.get(loaded, question.arrays)
+            if known is not None:
+                return Answer(new_id(), loaded.identity, loaded.spec, known, "cache")
+            if self._fallback is None or (smaller := self._fallback.version_for(loaded)) is None:
+                raise
+        predictions = await self._fallback.batcher.predict(smaller, question.arrays, deadline=deadline)
+        return Answer(new_id(), smaller.identity, smaller.spec, predictions, "fallback")
+
+    async def _predictions(self, loaded: LoadedVersion, question: Question, deadline: float) -> Any:
+        rows = question.rows
+        if not isinstance(loaded.spec.input, TokensInput):
+            return await self._batcher(loaded).predict(loaded, question.arrays, deadline=deadline)
+        write = partial(loaded.generate, question.prompts, self._generation(question), deadline=deadline)
+        return await self._batcher(loaded).call(write, rows=rows, deadline=deadline)
+
+    def _generation(self, question: Question) -> dict[str, Any]:
+        """Return the parameters of a generation.
+
+        Raises:
+            Refused: it asks for more tokens than serving.tokens.
+        """
+        parameters = {name: value for name, value in question.options.items() if name not in ("binary", "stream")}
+        longest = parameters.setdefault("max_tokens", self.settings.tokens)
+        if longest > self.settings.tokens:
+            raise Refused(400, f"max_tokens: found {longest}; allowed: up to {self.settings.tokens} (serving.tokens)")
+        return parameters

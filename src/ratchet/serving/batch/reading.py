@@ -1,0 +1,326 @@
+"""The rows of input files in batches, from any row on."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ratchet.data.sources.table_records import Record, RecordFile, text_lines
+from ratchet.errors import DataError, first_line
+from ratchet.kinds import ImageInput, Input, TableInput, TextInput
+from ratchet.serving.batch.storage import InputFile, Storages
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["Batch", "Reader"]
+
+_IMAGES: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_TABLES: tuple[str, ...] = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson")
+_TABLE_ROWS, _FEW_ROWS = 4096, 256  # of a batch: of tables; of images and texts, which are larger
+_BATCH_BYTES = 32 << 20  # of the files of a batch
+_LARGEST = 64 << 20  # bytes of an image, a text, or a JSON file that is no JSON Lines
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that are scored together.
+
+    Attributes:
+        files: path of the file of each row.
+        rows: number of each row in its file, from 1.
+        values: a polars frame, or a list of image files, texts or JSON objects; of a row that cannot be read, anything.
+        faults: why a row cannot be read; empty: it can.
+        done: bytes of the inputs up to the end of these rows.
+    """
+
+    files: list[str]
+    rows: list[int]
+    values: Any
+    faults: list[str]
+    done: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, end: int) -> "Batch":
+        """Return the rows from `start` to before `end`."""
+        rows = slice(start, end)
+        return Batch(self.files[rows], self.rows[rows], self.values[rows], self.faults[rows], self.done)
+
+
+class _Skip:
+    """Rows that are still to be skipped."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def of(self, available: int) -> int:
+        """Return how many of the next rows are skipped."""
+        skipped = min(self.rows, available)
+        self.rows -= skipped
+        return skipped
+
+
+class Reader:
+    """Reads rows for a model."""
+
+    def __init__(self, storages: Storages, described: Input, *, column: str | None) -> None:
+        """Take the model's input, and the column with the texts of a text model (None: `text`, or the only column).
+
+        Raises:
+            DataError: such a model takes no files.
+        """
+        if not isinstance(described, ImageInput | TableInput | TextInput):
+            raise DataError(
+                f"files cannot be scored by a model of kind {described.kind}; allowed: image, table, text. "
+                "Fix: `ratchet serve`, or `ratchet generate` for a language model"
+            )
+        self._storages, self._input, self._column = storages, described, column
+        if isinstance(described, TableInput):
+            self._rows, self._needed = _TABLE_ROWS, [known.name for known in described.columns]
+        else:
+            self._rows, self._needed = _FEW_ROWS, [column] if column else []
+
+    def files(self, paths: Sequence[str]) -> list[InputFile]:
+        """Return the files at the paths and in the folders, which can be URLs, in the order of their names.
+
+        Raises:
+            DataError: a path has no files for the model.
+        """
+        suffixes, kind = (_IMAGES, "images") if isinstance(self._input, ImageInput) else (_TABLES, "tables")
+        if isinstance(self._input, TextInput):
+            suffixes, kind = (*_TABLES, ".txt"), "texts"
+        return [file for path in paths for file in self._storages.files(path, suffixes, kind)]
+
+    def batches(self, files: Sequence[InputFile], *, skip: int = 0) -> Iterator[Batch]:
+        """Yield the rows of the files after the first `skip`.
+
+        Raises:
+            DataError: a file cannot be read, or was changed since it was listed.
+        """
+        left, done = _Skip(skip), 0
+        for is_whole, group in groupby(files, self._is_one_row):
+            members = list(group)
+            if is_whole:
+                yield from self._whole_files(members, left, done)
+                done += sum(file.size for file in members)
+                continue
+            for file in members:
+                yield from self._table(file, left, done)
+                done += file.size
+
+    def _is_one_row(self, file: InputFile) -> bool:
+        return isinstance(self._input, ImageInput) or (isinstance(self._input, TextInput) and file.suffix == ".txt")
+
+    def _whole_files(self, files: Sequence[InputFile], skip: _Skip, done: int) -> Iterator[Batch]:
+        """Yield images or texts that are files of their own."""
+        part, size = list[InputFile](), 0
+        skipped = skip.of(len(files))
+        done += sum(file.size for file in files[:skipped])
+        for file in files[skipped:]:
+            if part and (len(part) == self._rows or size + file.size > _BATCH_BYTES):
+                yield self._contents(part, done)
+                part, size = [], 0
+            part.append(file)
+            size, done = size + file.size, done + file.size
+        if part:
+            yield self._contents(part, done)
+
+    def _contents(self, files: list[InputFile], done: int) -> Batch:
+        small = [file for file in files if file.size <= _LARGEST]
+        contents = dict(zip((file.path for file in small), self._storages.contents(small), strict=True))
+        values, faults = list[Any](), list[str]()
+        for file in files:
+            value, fault = self._value(file, contents.get(file.path))
+            values.append(value)
+            faults.append(fault)
+        return Batch([file.path for file in files], [1] * len(files), values, faults, done)
+
+    def _value(self, file: InputFile, content: bytes | OSError | None) -> tuple[Any, str]:
+        """Return the value of a file, and why it cannot be read."""
+        if content is None:
+            return None, f"has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20}"
+        if isinstance(content, OSError):
+            return None, f"cannot be read ({content.strerror or content})"
+        if isinstance(self._input, ImageInput):
+            return content, ""
+        try:
+            return content.decode(), ""
+        except UnicodeDecodeError as error:
+            return None, f"is not UTF-8 (byte {error.start}). Fix: save it as UTF-8"
+
+    def _table(self, file: InputFile, skip: _Skip, done: int) -> Iterator[Batch]:
+        with self._storages.opened(file) as opened:
+            head = opened.read(1 << 16)
+            if head[:4] == b"PAR1":
+                batches = self._parquet(file, opened, skip)
+            else:
+                start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
+                read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
+                batches = read(file, opened, skip)
+            for rows, values, faults, position in batches:
+                names = [file.path] * len(rows)
+                yield Batch(names, rows, values, faults, done + min(position, file.size))
+
+    def _parquet(
+        self, file: InputFile, opened: BinaryIO, skip: _Skip
+    ) -> Iterator[tuple[list[int], Any, list[str], int]]:
+        import polars
+        import pyarrow
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
+            names = self._columns(file, table.schema_arrow.names)
+            row = 0
+            for group in range(table.num_row_groups):
+                rows = table.metadata.row_group(group).num_rows
+                skipped = skip.of(rows)
+                if skipped < rows:
+                    for part in table.iter_batches(self._rows, row_groups=[group], columns=names, use_threads=False):
+                        at, skipped = skipped, skipped - min(skipped, part.num_rows)
+                        frame = polars.DataFrame(polars.from_arrow(part.slice(min(at, part.num_rows))))
+                        start = row + min(at, part.num_rows) + 1
+                        row += part.num_rows
+                        if frame.height:
+                            numbers = list(range(start, start + frame.height))
+                            position = file.size * row // table.metadata.num_rows
+                            yield numbers, self._values(frame), [""] * frame.height, position
+                else:
+                    row += rows
+        except (pyarrow.ArrowException, polars.exceptions.PolarsError, ValueError) as error:
+            raise DataError(f"{file.path} is damaged Parquet ({first_line(error)}). Fix: save it again") from None
+
+    def _csv(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
+        table = RecordFile(opened, where=file.path, needed=self._needed)
+        names = self._columns(file, table.header)
+        part, first = list[Record](), 1
+        for number, record in enumerate(table.records(), start=1):
+            if skip.of(1):
+                first = number + 1
+                continue
+            part.append(record)
+            if len(part) == self._rows:
+                yield self._of_records(part, first, table.header, names, opened.tell())
+                part, first = [], number + 1
+        if part:
+            yield self._of_records(part, first, table.header, names, file.size)
+
+    def _of_records(
+        self, records: list[Record], first: int, header: list[str], names: Sequence[str], position: int
+    ) -> tuple[list[int], Any, list[str], int]:
+        import polars
+
+        width = len(header)
+        faults = [
+            "" if len(record.cells) == width or (width == 1 and not record.cells) else _ragged(record, width)
+            for record in records
+        ]
+        empty = [""] * width
+        cells = [record.cells if len(record.cells) == width else empty for record in records]
+        columns = {name: header.index(name) for name in names}
+        frame = polars.DataFrame(
+            [
+                polars.Series(name, [row[place] or None for row in cells], dtype=polars.String)
+                for name, place in columns.items()
+            ]
+        )
+        return list(range(first, first + len(records))), self._values(frame), faults, position
+
+    def _json_lines(
+        self, file: InputFile, opened: BinaryIO, skip: _Skip
+    ) -> Iterator[tuple[list[int], Any, list[str], int]]:
+        part, first, number, name = list[str](), 1, 0, None
+        for line in text_lines(opened, where=file.path):
+            if line.isspace():
+                continue
+            number += 1
+            if number == 1:
+                example = _parsed(line)
+                if not isinstance(example, dict):
+                    raise DataError(
+                        f"{file.path} is neither a table nor JSON Lines. Fix: save a list of objects, one for each "
+                        "row, or JSON Lines, CSV or Parquet"
+                    )
+                name = self._text_name(file, list(example))
+            if skip.of(1):
+                first = number + 1
+                continue
+            part.append(line)
+            if len(part) == self._rows:
+                yield (*self._of_objects(list(map(_parsed, part)), first, name), opened.tell())
+                part, first = [], number + 1
+        if part:
+            yield (*self._of_objects(list(map(_parsed, part)), first, name), file.size)
+
+    def _json(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
+        if file.size > _LARGEST:
+            raise DataError(
+                f"{file.path}: has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20} of JSON. Fix: save it as JSON "
+                "Lines or Parquet"
+            )
+        try:
+            objects = json.loads("".join(text_lines(opened, where=file.path)))
+        except ValueError as error:
+            raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
+        name = self._text_name(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
+        for start in range(skip.of(len(objects)), len(objects), self._rows):
+            part = objects[start : start + self._rows]
+            yield (*self._of_objects(part, start + 1, name), file.size * (start + len(part)) // len(objects))
+
+    def _of_objects(self, objects: list[Any], first: int, name: str | None) -> tuple[list[int], Any, list[str]]:
+        """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
+        needed = self._needed if isinstance(self._input, TableInput) else [str(name)]
+        values, faults = list[Any](), list[str]()
+        for value in objects:
+            absent = next((key for key in needed if key not in value), None) if isinstance(value, dict) else ""
+            values.append({key: value[key] for key in needed} if absent is None else None)
+            faults.append(
+                "" if absent is None else "is no JSON object" if not absent else
+                f"has no {absent!r}. Fix: add it; null is a missing value"
+            )  # fmt: skip
+        if isinstance(self._input, TextInput):
+            values = [value and value[name] for value in values]
+        return list(range(first, first + len(objects))), values, faults
+
+    def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
+        """Return the columns of a table that are read."""
+        if isinstance(self._input, TextInput):
+            return [str(self._text_name(file, header))]
+        missing = [name for name in self._needed if name not in header]
+        if missing:
+            known = ", ".join(header[:20])
+            raise DataError(f"{file.path}: has no column {', '.join(map(repr, missing))}; it has {known}. Fix: add it")
+        return self._needed
+
+    def _text_name(self, file: InputFile, names: Sequence[str]) -> str | None:
+        """Return the column with the texts; None for a table."""
+        if not isinstance(self._input, TextInput):
+            return None
+        if self._column is not None and self._column not in names:
+            raise DataError(
+                f"{file.path}: has no column {self._column!r}; it has {', '.join(names[:20])}. Fix: correct --column"
+            )
+        if self._column is None and "text" not in names and len(names) != 1:
+            raise DataError(f"{file.path}: found the columns {', '.join(names)}. Fix: name the texts' one by --column")
+        return self._column or ("text" if "text" in names else names[0])
+
+    def _values(self, frame: "polars.DataFrame") -> Any:
+        """Return a frame as it is for a table, else its texts."""
+        if isinstance(self._input, TableInput):
+            return frame
+        return [text if text is not None else "" for text in frame.to_series().to_list()]
+
+
+def _ragged(record: Record, width: int) -> str:
+    cells = len(record.cells)
+    return f"line {record.line} has {cells or 'no'} cell{'' if cells == 1 else 's'}, the header has {width}"
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

@@ -1,0 +1,196 @@
+"""Canary: another version answers a share of the live requests, until it is significantly worse."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+
+from ratchet import files
+from ratchet.serving.answering import Answered
+from ratchet.serving.sequential import MoreErrors, Slower
+from ratchet.serving.versions.batching import Batcher
+from ratchet.serving.versions.exchange import can_replace
+from ratchet.serving.versions.following import Follower
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.settings.model import ServingSettings
+
+__all__ = ["STICKY_HEADER", "Canary"]
+
+_LOG = logging.getLogger(__name__)
+STICKY_HEADER = "x-canary-key"
+_ALPHA = 0.005  # of each of the two tests: a version that is not worse is withdrawn with a probability of 1 % at most
+_PAIRS = 256  # requests that wait for one of the other version
+
+
+@dataclass
+class _Trial:
+    """Measurements of a canary beside one served version."""
+
+    run_id: str
+    served: str
+    errors: MoreErrors
+    slower: Slower
+    outcomes: dict[bool, deque[bool]] = field(  # requests without a partner: is it the canary's -> has it failed
+        default_factory=lambda: {is_canary: deque(maxlen=_PAIRS) for is_canary in (False, True)}
+    )
+    seconds: dict[tuple[bool, str, int], float] = field(default_factory=dict)  # the latest, by envelope and size
+    requests: int = 0  # that the canary has answered
+
+
+class Canary:
+    """The version of serving.canary, with a queue and a thread of its own, so that it cannot hold up the served one.
+
+    Attributes:
+        follower: of the version.
+        withdrawn: why the version gets no requests any more; empty: it does.
+    """
+
+    def __init__(self, follower: Follower, settings: ServingSettings, record: Path) -> None:
+        """Start the thread. `record`: file of the latest withdrawal, which stays valid after a restart."""
+        self.follower, self.settings, self.withdrawn = follower, settings, ""
+        self.batcher = Batcher(queue_rows=settings.queue)
+        self._record = record
+        self._before = _read(record)
+        self._trial: _Trial | None = None
+
+    def version_for(self, request: Request, served: LoadedVersion) -> LoadedVersion:
+        """Return the version that answers a request: the canary for its share, else the served one."""
+        loaded = self.follower.current
+        if loaded is None or loaded.identity.run_id == served.identity.run_id or self.problem(served):
+            return served
+        self._follow(loaded, served)
+        if self.withdrawn or _place(request, loaded.identity.run_id) >= self.settings.canary_share:
+            return served
+        return loaded
+
+    def problem(self, served: LoadedVersion | None) -> str:
+        """Return why the version cannot answer requests to the served one; empty: it can."""
+        loaded = self.follower.current
+        if self.follower.problem or loaded is None:
+            return f"serving.canary: {self.follower.problem}"
+        if served is not None and not can_replace(served, loaded):
+            return f"serving.canary: {loaded.identity} has another input or target than {served.identity}"
+        return ""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Content for /v1/models."""
+        loaded, trial = self.follower.current, self._trial
+        about: dict[str, Any] = {"version": str(loaded.identity) if loaded else None}
+        if trial:
+            errors, slower = trial.errors, trial.slower
+            about |= {
+                "share": 0.0 if self.withdrawn else self.settings.canary_share, "requests": trial.requests,
+                "errors": {"pairs": errors.pairs, "canary": errors.errors[0], "served": errors.errors[1]},
+                "latency": {"pairs": slower.pairs, "slower": slower.slower},
+            }  # fmt: skip
+        return about | {"withdrawn": self.withdrawn or None, "problem": self.follower.problem or None}
+
+    def answered(self, answered: Answered) -> None:
+        """Count an answered request; returns at once."""
+        is_canary = self._is_canary(answered.loaded)
+        if is_canary is None:
+            return
+        self._add(is_canary, False)
+        assert self._trial
+        self._trial.requests += is_canary
+        if answered.answer.instead:  # it was overloaded: these are not its seconds
+            return
+        kind = (answered.envelope, answered.question.rows.bit_length())
+        partner = self._trial.seconds.pop((not is_canary, *kind), None)
+        if partner is None:
+            self._trial.seconds[is_canary, *kind] = answered.seconds
+            return
+        pair = (answered.seconds, partner) if is_canary else (partner, answered.seconds)
+        self._trial.slower.add(*pair)
+        self._judge()
+
+    def failed(self, loaded: LoadedVersion) -> None:
+        """Count a request that the version has not answered, by its own or the server's fault."""
+        is_canary = self._is_canary(loaded)
+        if is_canary is not None:
+            self._add(is_canary, True)
+            self._judge()
+
+    async def close(self) -> None:
+        """Answer what waits, and delete the version's files."""
+        await asyncio.to_thread(self.batcher.close)
+        self.follower.close()
+
+    def _is_canary(self, loaded: LoadedVersion) -> bool | None:
+        """Return whether a version of this trial is the canary; None: it is of another trial."""
+        trial = self._trial
+        if trial is None or self.withdrawn or loaded.identity.run_id not in (trial.run_id, trial.served):
+            return None
+        return loaded.identity.run_id == trial.run_id
+
+    def _add(self, is_canary: bool, failed: bool) -> None:
+        assert self._trial
+        outcomes = self._trial.outcomes
+        outcomes[is_canary].append(failed)
+        if outcomes[not is_canary]:
+            self._trial.errors.add(outcomes[True].popleft(), outcomes[False].popleft())
+
+    def _follow(self, loaded: LoadedVersion, served: LoadedVersion) -> None:
+        """Begin another trial when one of the two versions has changed."""
+        identity, beside = loaded.identity, served.identity.run_id
+        if self._trial is None or (self._trial.run_id, self._trial.served) != (identity.run_id, beside):
+            self._trial = _Trial(identity.run_id, beside, MoreErrors(), Slower(self.settings.canary_latency))
+            self.withdrawn = self._before.get("reason", "") if self._same_trial(identity.run_id) else ""
+
+    def _same_trial(self, run_id: str) -> bool:
+        return bool(self._before) and self._before == self._content(run_id, self._before["reason"])
+
+    def _judge(self) -> None:
+        trial, loaded = self._trial, self.follower.current
+        assert trial
+        if trial.errors.evidence >= 1 / _ALPHA:
+            ours, others = trial.errors.errors
+            reason = (
+                f"{ours} of its requests failed, and {others} of the served version's, of {trial.errors.pairs} each"
+            )
+        elif trial.slower.evidence >= 1 / _ALPHA:
+            reason = (
+                f"it needed more than {trial.slower.factor:g} times the seconds of the served version "
+                f"in {trial.slower.slower} of {trial.slower.pairs} pairs of requests (serving.canary_latency)"
+            )
+        else:
+            return
+        self.withdrawn = reason
+        self._before = self._content(trial.run_id, reason)
+        _LOG.error("the canary %s is withdrawn: %s", loaded.identity if loaded else "", reason)
+        try:
+            files.write_text(self._record, json.dumps(self._before))
+        except OSError as error:  # the disk is full: it is withdrawn until a restart
+            _LOG.error("%s cannot be written: %s", self._record, error)
+
+    def _content(self, run_id: str, reason: str) -> dict[str, Any]:
+        given = self.settings
+        return {"run": run_id, "reason": reason, "share": given.canary_share, "latency": given.canary_latency}
+
+
+def _place(request: Request, run_id: str) -> float:
+    """Return a number from 0 to 1: equal for equal keys, by chance for a request without one."""
+    key = request.headers.get(STICKY_HEADER) or request.scope.get("ratchet.key")
+    if not key:
+        return random.random()
+    digest = hashlib.blake2b(f"{run_id} {key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _read(record: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        _LOG.error("%s cannot be read: %s. The canary begins again", record, error)
+        return {}
+    return content if isinstance(content, dict) and "reason" in content else {}

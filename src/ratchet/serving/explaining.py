@@ -1,0 +1,207 @@
+"""`POST /v1/explain`: why the served version predicts what it predicts, for one row.
+
+- Images: contributions of pixels (integrated gradients) to the best class against the second best.
+- Tables: for each column, the output minus its mean with other training values in that column.
+- Texts: for each word, the output minus that without the word.
+"""
+
+import asyncio
+import base64
+import io
+import logging
+import time
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ratchet.errors import RatchetError
+from ratchet.kinds import Classes, ImageInput, TableInput, TextInput
+from ratchet.serving.answering import Answering
+from ratchet.serving.formats.envelopes import Answer, Own, as_json, new_id, own_content
+from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.serving.formats.request_values import BadRequest
+from ratchet.serving.requests import Refused, deadline_seconds, error_response, read_body
+from ratchet.serving.versions.batching import Batcher, Overloaded
+from ratchet.serving.versions.loaded import LoadedVersion
+
+__all__ = ["Explaining", "column_variants"]
+
+_LOG = logging.getLogger(__name__)
+_VALUES = 8  # other values of each column
+_TOP = 5  # classes that are listed
+_RETRY = {"Retry-After": "1"}
+
+
+class Explaining:
+    """Answers requests for explanations, one at a time."""
+
+    def __init__(self, answering: Answering, batcher: Batcher) -> None:
+        self.answering, self.batcher = answering, batcher
+        self._one = asyncio.Semaphore(1)
+
+    async def endpoint(self, request: Request) -> Response:
+        """Answer one request."""
+        began = time.monotonic()
+        try:
+            response = await self._answer(request, began)
+        except Refused as error:
+            response = error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # of a library or of a user's model
+            _LOG.exception("%s failed", request.url.path)
+            response = error_response(Refused(500, "the model server failed; its log has the cause"))
+        self.answering.metrics.count(
+            "explain", response.status_code, time.monotonic() - began, self.answering.follower.current
+        )
+        return response
+
+    async def _answer(self, request: Request, began: float) -> Response:
+        loaded, settings = self.answering.version_for(request), self.answering.settings
+        deadline = began + deadline_seconds(request, settings)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                body = await read_body(request, settings)
+                async with self._one:
+                    return await self._explained(loaded, body, request, began, deadline)
+        except TimeoutError:
+            raise Refused(503, "it was not explained within the deadline", _RETRY) from None
+        except (BadRequest, RatchetError) as error:
+            raise Refused(400, str(error)) from None
+        except Overloaded as error:
+            raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
+
+    async def _explained(
+        self, loaded: LoadedVersion, body: bytes, request: Request, began: float, deadline: float
+    ) -> Response:
+        if not isinstance(loaded.spec.input, ImageInput | TableInput | TextInput):
+            raise BadRequest(
+                f"models of kind {loaded.spec.input.kind} have no explanations; allowed: image, table, text"
+            )
+        if isinstance(loaded.spec.input, ImageInput) and not isinstance(loaded.spec.target, Classes):
+            raise BadRequest("explanations of images need a model with classes")
+        if not isinstance(loaded.spec.input, TableInput) and not find_spec("torch"):
+            raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
+        question = await asyncio.to_thread(Own(self.answering.settings.rows).read, body, request.headers, loaded)
+        if question.rows != 1:
+            raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")
+        predictions = await self.batcher.predict(loaded, question.arrays, deadline=deadline)
+        best = int(np.argmax(predictions[0]))
+        match loaded.spec.input:
+            case TableInput():
+                explanation = await self._columns(loaded, question.arrays, predictions[0], best, deadline)
+            case TextInput():
+                explanation = await _in_torch(partial(_words, loaded, body, best))
+            case _:
+                explanation = await _in_torch(partial(_pixels, loaded, question.arrays[0][0], predictions[0]))
+        answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
+        content, headers = as_json(own_content(answer, _TOP) | {"explanation": explanation})
+        self.answering.observe("explain", question, answer, loaded, request, began)
+        return Response(content, headers=headers)
+
+    async def _columns(
+        self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, deadline: float
+    ) -> dict[str, Any]:
+        assert isinstance(loaded.spec.input, TableInput)
+        variants, owners = column_variants(arrays, loaded.spec.input)
+        changed = await self.batcher.predict(loaded, variants, deadline=deadline)
+        names = [column.name for column in (*loaded.spec.input.numeric, *loaded.spec.input.categorical)]
+        values = [float(outputs[best] - changed[owners == at, best].mean()) for at in range(len(names))]
+        order = np.argsort(-np.abs(values), kind="stable")
+        return {
+            "kind": "columns",
+            "of": _name(loaded, best),
+            "contributions": [{"name": names[at], "value": values[at]} for at in order],
+        }
+
+
+def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDArray[np.int64]]:
+    """Return copies of a row with other training values in one column each.
+
+    Args:
+        arrays: of one row.
+        described: the model's input.
+
+    Returns:
+        The arrays of n rows, and for each row the index of its changed column, int64 (n,): numeric columns first.
+    """
+    numbers, codes, owners = list[Any](), list[Any](), list[int]()
+    for at, column in enumerate((*described.numeric, *described.categorical)):
+        is_code = at >= len(described.numeric)
+        pool = np.arange(2, 2 + len(column.categories)) if is_code else np.array(column.quantiles or (column.mean,))
+        pool = pool if len(pool) else np.array([0])  # a column without known categories has only missing values
+        for value in pool[np.linspace(0, len(pool) - 1, min(_VALUES, len(pool))).round().astype(int)]:
+            row = arrays[0][0].copy(), arrays[1][0].copy()
+            row[is_code][at - len(described.numeric) * is_code] = value
+            numbers.append(row[0])
+            codes.append(row[1])
+            owners.append(at)
+    return (np.stack(numbers), np.stack(codes)), np.array(owners, np.int64)
+
+
+async def _in_torch(function: Any) -> Any:
+    """Return the function's result, computed in another thread.
+
+    A thread cannot be stopped: it ends after a deadline that it exceeds, and only then the next explanation begins.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+    except ImportError as error:
+        raise Refused(
+            501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
+        ) from None
+
+
+def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:
+    from ratchet.evaluation.text_explanations import word_contributions
+    from ratchet.serving.formats.envelopes import read_object
+    from ratchet.serving.formats.request_values import texts_in
+
+    (text,) = texts_in(read_object(body)["input"], "input")
+    contributions = word_contributions(loaded.explained, loaded.spec, text, best)
+    return {
+        "kind": "words",
+        "of": _name(loaded, best),
+        "contributions": [{"name": word, "value": value} for word, value in contributions],
+    }
+
+
+def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[np.float32]) -> dict[str, Any]:
+    from PIL import Image
+
+    from ratchet.evaluation.explanations import explain
+    from ratchet.reports.images import overlay
+    from ratchet.serving.formats.raw_inputs import to_arrays, to_tensors
+
+    best, second = np.argsort(-probabilities, kind="stable")[[0, min(1, len(probabilities) - 1)]].tolist()
+    arrays = to_arrays(image[None], loaded.spec.input)
+    (tensor,) = to_tensors(arrays, loaded.spec.input)
+    result = explain(loaded.explained, tensor, rows=np.zeros(1, np.int64), answers=[best], truths=[second])
+    if result.reason:
+        raise BadRequest(f"there is no explanation: {result.reason}")
+    pixels = arrays[0][0]
+    if pixels.dtype != np.uint8:
+        span = float(np.ptp(pixels)) or 1.0
+        pixels = ((pixels - pixels.min()) * (255 / span)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(overlay(pixels, result.contributions[0])).save(file, "PNG")
+    return {
+        "kind": "pixels",
+        "of": _name(loaded, best),
+        "against": _name(loaded, second),
+        "png": base64.b64encode(file.getvalue()).decode(),
+    }
+
+
+def _name(loaded: LoadedVersion, output: int) -> str:
+    name: str = loaded.spec.target.names[output]  # type: ignore[union-attr]  # tokens are refused before
+    return name

@@ -1,0 +1,278 @@
+"""The three request formats of the model server. Each is read into a `Question` and written from an `Answer`.
+
+- Our own: POST /v1/predict with {"input": [...], "options": {...}}, or with image files (`uploads.py`).
+- MLflow's: POST /invocations with inputs, instances, dataframe_split or dataframe_records.
+- Open Inference Protocol v2: POST /v2/models/NAME/infer (`open_inference.py`).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
+from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.serving.formats.request_values import BadRequest, check_rows, given_arrays, texts_in
+from ratchet.serving.formats.uploads import is_upload, read_upload
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
+
+__all__ = [
+    "Answer",
+    "Envelope",
+    "Invocations",
+    "Own",
+    "Question",
+    "as_json",
+    "identity_headers",
+    "known_fields",
+    "new_id",
+    "own_content",
+    "prompts_of",
+    "read_object",
+]
+
+_SLOW = 1 << 18  # bytes of a body
+_GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
+    "max_tokens": (int,), "temperature": (int, float), "top_k": (int,), "top_p": (int, float), "seed": (int,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """The rows of a request: arrays, or prompts of a language model."""
+
+    arrays: Arrays = ()
+    prompts: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # those of the envelope, and of generation
+    id: str = ""  # given by the client
+
+    @property
+    def rows(self) -> int:
+        """Number of rows or prompts."""
+        return len(self.arrays[0]) if self.arrays else len(self.prompts)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predictions float32 (n, outputs), or texts, of one version."""
+
+    id: str
+    identity: Identity
+    spec: ModelSpec
+    predictions: NDArray[np.float32] | list[str]
+    instead: str = ""  # of the served version, which is overloaded: cache or fallback
+
+
+class Envelope:
+    """One request format. `rows` are allowed in one request."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+        """Return the rows of a request.
+
+        Raises:
+            BadRequest: naming the field.
+            TooManyRows: found more than `rows`.
+        """
+        raise NotImplementedError
+
+    def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
+        """Return whether `read` takes so long that other requests would wait for it: it must run in a thread.
+
+        A small image file may have many pixels.
+        """
+        # A backslash may hide the name of a file: JSON allows "\\u006264".
+        return loaded.spec.input.kind != "image" or len(body) > _SLOW or b'"b64"' in body or b"\\" in body
+
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+        """Return the body and the headers of the response."""
+        raise NotImplementedError
+
+
+class Own(Envelope):
+    """Our own format: one object for each row, with names of classes, labels or numbers."""
+
+    def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
+        return is_upload(headers) or super().is_slow(body, headers, loaded)
+
+    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+        described = loaded.spec.input
+        content = read_upload(body, headers, described) if is_upload(headers) else read_object(body)
+        known_fields(content, {"model", "input", "options"}, "")
+        name = content.get("model", loaded.identity.model)
+        if name != loaded.identity.model:
+            raise BadRequest(f"model: found {name!r}; allowed: {loaded.identity.model}")
+        if "input" not in content:
+            raise BadRequest("input: is missing. Fix: send the rows as a list")
+        options = content.get("options", {})
+        if not isinstance(options, dict):
+            raise BadRequest('options: allowed: an object, {"top_k": 5} for example')
+        if isinstance(loaded.spec.input, TokensInput):
+            return _streamable(content["input"], dict(options), most=self.rows)
+        known_fields(options, {"top_k"}, "options.")
+        top = options.get("top_k", 1)
+        if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+            raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
+        return Question(
+            given_arrays(content["input"], loaded.spec.input, "input", most=self.rows, own=loaded.own),
+            options={"top_k": top},
+        )
+
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+        return as_json(own_content(answer, question.options.get("top_k", 1)))
+
+
+def own_content(answer: Answer, top: int) -> dict[str, Any]:
+    """Return an answer in our own format; `top` classes are listed for each row."""
+    identity = answer.identity
+    return {
+        "id": answer.id,
+        "model": identity.model,
+        "version": identity.version,
+        "provenance": identity.provenance,
+        "variant": identity.variant,
+        **({"instead": answer.instead} if answer.instead else {}),
+        "predictions": _named(answer, top),
+    }
+
+
+class Invocations(Envelope):
+    """MLflow's scoring format."""
+
+    _FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
+
+    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+        content = read_object(body)
+        known_fields(content, {*self._FORMS, "params", "signature_name"}, "")
+        given = [form for form in self._FORMS if form in content]
+        if len(given) != 1:
+            raise BadRequest(
+                f"found {', '.join(given) or 'no input'}; allowed: exactly one of {', '.join(self._FORMS)}"
+            )
+        (form,), params = given, content.get("params") or {}
+        if not isinstance(params, dict):
+            raise BadRequest("params: allowed: an object")
+        values = _split_frame(content[form]) if form == "dataframe_split" else content[form]
+        if isinstance(loaded.spec.input, TokensInput):
+            return prompts_of(values, params, form, "params", most=self.rows)
+        known_fields(params, set(), "params.")
+        return Question(given_arrays(values, loaded.spec.input, form, most=self.rows, own=loaded.own))
+
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+        body, headers = as_json({"predictions": answer.predictions})
+        return body, headers | identity_headers(answer)
+
+
+def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
+    """Return the predictions with the names of classes, labels or numbers."""
+    target, predictions = answer.spec.target, answer.predictions
+    if isinstance(predictions, list):
+        return [{"text": text} for text in predictions]
+    match target:
+        case Classes(names=names):
+            order = np.argsort(-predictions, axis=1, kind="stable")[:, :top]
+            return [
+                {
+                    "class": names[best[0]],
+                    "probability": row[best[0]],
+                    **({"top": [{"class": names[at], "probability": row[at]} for at in best]} if top > 1 else {}),
+                }
+                for row, best in zip(predictions, order, strict=True)
+            ]
+        case Labels(names=names):
+            return [{"probabilities": dict(zip(names, row, strict=True))} for row in predictions]
+        case Numbers(names=names):
+            return [{"values": dict(zip(names, row, strict=True))} for row in predictions]
+        case _:
+            raise AssertionError("tokens are answered as texts")
+
+
+def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> Question:
+    """Return the prompts of a language model and the options of its generation."""
+    if not isinstance(options, dict):
+        raise BadRequest(f"{options_field}: allowed: an object")
+    known_fields(options, set(_GENERATION), f"{options_field}.")
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, _GENERATION[name]):
+            raise BadRequest(f"{options_field}.{name}: found {value!r}; allowed: a number")
+    check_rows(values, most)
+    return Question(prompts=tuple(texts_in(values, field)), options=dict(options))
+
+
+def _streamable(values: Any, options: dict[str, Any], *, most: int) -> Question:
+    """Return the prompts of a request in our own format, which may ask for a stream of one text."""
+    stream = options.pop("stream", False)
+    if not isinstance(stream, bool):
+        raise BadRequest(f"options.stream: found {stream!r}; allowed: true, false")
+    question = prompts_of(values, options, "input", "options", most=most)
+    if stream and question.rows != 1:
+        raise BadRequest(f"options.stream: found {question.rows} prompts; allowed: 1. Fix: send one request for each")
+    return replace(question, options={**question.options, "stream": stream})
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that is the body.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadRequest("the body: allowed: a JSON object")
+    return content
+
+
+def known_fields(content: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
+    """Refuse an unknown field; `prefix` is the path of the object in the request, with a full stop.
+
+    Raises:
+        BadRequest: naming the field.
+    """
+    for name in content:
+        if name not in allowed:
+            known = ", ".join(sorted(allowed)) or "none"
+            raise BadRequest(f"{prefix}{name}: unknown field; allowed: {known}")
+
+
+def _split_frame(content: Any) -> dict[str, list[Any]]:
+    """Return the columns of MLflow's dataframe_split."""
+    if not isinstance(content, dict) or not {"columns", "data"} <= set(content):
+        raise BadRequest("dataframe_split: allowed: an object with columns and data")
+    names, data = content["columns"], content["data"]
+    if not isinstance(names, list) or len({str(name) for name in names}) != len(names):
+        raise BadRequest("dataframe_split.columns: allowed: a list of different names")
+    if not isinstance(data, list) or any(not isinstance(row, list) or len(row) != len(names) for row in data):
+        raise BadRequest(f"dataframe_split.data: allowed: a list of rows with {len(names)} values each")
+    return {str(name): [row[place] for row in data] for place, name in enumerate(names)}
+
+
+def identity_headers(answer: Answer) -> dict[str, str]:
+    """Return what each answer says of its version, where the format has no field for it."""
+    identity = answer.identity
+    return {
+        "Ratchet-Answer": answer.id,
+        "Ratchet-Version": quote(f"{identity.model}/{identity.version}"),
+        "Ratchet-Provenance": identity.provenance or "",
+        "Ratchet-Variant": identity.variant,
+        **({"Ratchet-Instead": answer.instead} if answer.instead else {}),
+    }
+
+
+def as_json(content: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a JSON response. Arrays become lists."""
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
+
+
+def new_id() -> str:
+    """Return the id of an answer."""
+    return os.urandom(16).hex()

@@ -1,0 +1,273 @@
+"""Open Inference Protocol v2 (KServe, Triton), with its extension for binary tensors.
+
+An image model has one input tensor, a table one for each column, texts and prompts one of BYTES.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ratchet.exports.program import OUTPUT, input_names
+from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TableInput, TokensInput
+from ratchet.serving.formats.envelopes import (
+    Answer,
+    Envelope,
+    Question,
+    as_json,
+    identity_headers,
+    known_fields,
+    prompts_of,
+    read_object,
+)
+from ratchet.serving.formats.request_values import BadRequest, as_type, given_arrays
+from ratchet.serving.versions.loaded import LoadedVersion
+
+__all__ = ["Infer", "metadata"]
+
+_TYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2",
+        "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+    }.items()
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_AXES = 8  # of a tensor
+_SLOW = 1 << 20  # bytes of tensors
+
+
+class Infer(Envelope):
+    """Open Inference Protocol v2, with its extension for binary tensors."""
+
+    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+        head = _head_length(headers, body)
+        content, spec = read_object(body[:head]), loaded.spec
+        known_fields(content, {"id", "inputs", "outputs", "parameters"}, "")
+        tensors = _tensors(content.get("inputs"), memoryview(body)[head:])
+        parameters = dict(_parameters(content, "parameters"))
+        binary = bool(parameters.pop("binary_data_output", False)) or _is_binary(content.get("outputs"), spec)
+        options, given_id = {"binary": binary}, str(content.get("id") or "")
+        if isinstance(spec.input, TokensInput):
+            question = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters", most=self.rows)
+            return Question(prompts=question.prompts, options={**question.options, **options}, id=given_id)
+        known_fields(parameters, set(), "parameters.")
+        if isinstance(spec.input, ArraysInput):
+            values: Any = tensors
+        elif isinstance(spec.input, TableInput):
+            values = {name: _column(name, array) for name, array in tensors.items()}
+        else:
+            values = _only(tensors, spec)
+        return Question(
+            given_arrays(values, spec.input, "inputs", most=self.rows, own=loaded.own), options=options, id=given_id
+        )
+
+    def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
+        # The bytes of a tensor are no JSON.
+        return len(body) > _SLOW or super().is_slow(body[: _head_length(headers, body)], headers, loaded)
+
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+        texts = isinstance(answer.predictions, list)
+        output: dict[str, Any] = {
+            "name": output_name(answer.spec),
+            "datatype": "BYTES" if texts else "FP32",
+            "shape": [len(answer.predictions)] if texts else list(np.shape(answer.predictions)),
+        }
+        content: dict[str, Any] = {
+            "model_name": answer.identity.model,
+            "model_version": answer.identity.version,
+            "id": question.id or answer.id,
+            "parameters": {"provenance": answer.identity.provenance or "", "answer": answer.id},
+            "outputs": [output],
+        }
+        if not question.options.get("binary"):
+            output["data"] = answer.predictions if texts else np.ravel(answer.predictions)
+            body, headers = as_json(content)
+            return body, headers | identity_headers(answer)
+        tail = _to_bytes(answer.predictions)
+        output["parameters"] = {"binary_data_size": len(tail)}
+        head = orjson.dumps(content)
+        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+        return head + tail, headers | identity_headers(answer)
+
+
+def metadata(loaded: LoadedVersion) -> dict[str, Any]:
+    """Return the version's inputs and outputs as the Open Inference Protocol describes them."""
+    spec = loaded.spec
+    if isinstance(spec.input, ImageInput):
+        kind = _NAMES[np.dtype(spec.input.raw_dtype)]
+        inputs = [{"name": tensor_names(spec)[0], "datatype": kind, "shape": [-1, *spec.input.shape]}]
+    elif isinstance(spec.input, TableInput):
+        kinds = {"numeric": "FP64", "datetime": "BYTES", "categorical": "BYTES"}
+        inputs = [{"name": column.name, "datatype": kinds[column.type], "shape": [-1]} for column in spec.input.columns]
+    elif isinstance(spec.input, ArraysInput):
+        inputs = [
+            {"name": array.name, "datatype": _NAMES[np.dtype(array.dtype)], "shape": [-1, *array.shape]}
+            for array in spec.input.arrays
+        ]
+    else:
+        inputs = [{"name": tensor_names(spec)[0], "datatype": "BYTES", "shape": [-1]}]
+    texts = isinstance(spec.input, TokensInput)
+    shape = [-1] if texts else [-1, spec.target.outputs]
+    return {
+        "name": loaded.identity.model,
+        "versions": [loaded.identity.version],
+        "platform": loaded.engine,
+        "inputs": inputs,
+        "outputs": [{"name": output_name(spec), "datatype": "BYTES" if texts else "FP32", "shape": shape}],
+    }
+
+
+def tensor_names(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names of a model's input tensors; those of a table are its columns."""
+    match spec.input:
+        case TableInput(columns=columns):
+            return tuple(column.name for column in columns)
+        case ImageInput() | ArraysInput():
+            return input_names(spec.input)
+        case _:
+            return ("text",)
+
+
+def output_name(spec: ModelSpec) -> str:
+    """Return the name of the answer in the Open Inference Protocol."""
+    return "text" if isinstance(spec.input, TokensInput) else OUTPUT
+
+
+def _head_length(headers: Mapping[str, str], body: bytes) -> int:
+    """Return the bytes of the JSON part of a body."""
+    given = headers.get("inference-header-content-length")
+    if given is None:
+        return len(body)
+    if len(given) > 12 or not given.isdecimal() or int(given) > len(body):
+        raise BadRequest(f"Inference-Header-Content-Length: found {given!r}; allowed: up to {len(body)}")
+    return int(given)
+
+
+def _parameters(content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    given = content.get("parameters") or {}
+    if not isinstance(given, dict):
+        raise BadRequest(f"{where}: allowed: an object")
+    return given
+
+
+def _is_binary(outputs: Any, spec: ModelSpec) -> bool:
+    """Return whether the client wants the output as bytes; refuse another output than the model's."""
+    if not outputs:
+        return False
+    name = output_name(spec)
+    if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
+        raise BadRequest(f"outputs: allowed: one, {name!r}")
+    if outputs[0].get("name") != name:
+        raise BadRequest(f"outputs[0].name: found {outputs[0].get('name')!r}; allowed: {name!r}")
+    return bool(_parameters(outputs[0], "outputs[0].parameters").get("binary_data"))
+
+
+def _tensors(inputs: Any, binary: memoryview) -> dict[str, NDArray[Any]]:
+    """Return the input tensors by name, with their shapes."""
+    if not isinstance(inputs, list) or not inputs:
+        raise BadRequest("inputs: allowed: a list of tensors")
+    tensors: dict[str, NDArray[Any]] = {}
+    for place, tensor in enumerate(inputs):
+        where = f"inputs[{place}]"
+        if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+            raise BadRequest(f"{where}: allowed: an object with name, shape, datatype and data")
+        if tensor["name"] in tensors:
+            raise BadRequest(f"{where}.name: {tensor['name']!r} is given twice")
+        size = _parameters(tensor, f"{where}.parameters").get("binary_data_size")
+        if size is not None and (not isinstance(size, int) or not 0 <= size <= len(binary)):
+            raise BadRequest(
+                f"{where}.parameters.binary_data_size: found {size!r}; allowed: up to {len(binary)}, the bytes left"
+            )
+        tensors[tensor["name"]] = _tensor(tensor, None if size is None else binary[:size], where)
+        binary = binary[size or 0 :]
+    if len(binary):
+        raise BadRequest(f"the body has {len(binary)} bytes more than its tensors")
+    return tensors
+
+
+def _tensor(tensor: dict[str, Any], binary: memoryview | None, where: str) -> NDArray[Any]:
+    shape, kind = tensor.get("shape"), tensor.get("datatype")
+    if not isinstance(shape, list) or not 0 < len(shape) <= _AXES or any(type(size) is not int for size in shape):
+        raise BadRequest(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
+    if not all(0 <= size < 2**31 for size in shape):
+        raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
+    if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
+        raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
+    array = _from_json(tensor.get("data"), kind, where) if binary is None else _from_bytes(binary, kind, where)
+    if array.size != math.prod(shape):
+        raise BadRequest(f"{where}: found {array.size} values; allowed: as many as its shape {shape} has")
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise BadRequest(f"{where}.shape: found {shape}, which is too large") from None
+
+
+def _only(tensors: dict[str, NDArray[Any]], spec: ModelSpec) -> NDArray[Any]:
+    names = tensor_names(spec)
+    if tuple(tensors) != names:
+        raise BadRequest(f"inputs: found {', '.join(tensors)}; allowed: {', '.join(names)}")
+    return tensors[names[0]]
+
+
+def _column(name: str, array: NDArray[Any]) -> list[Any]:
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
+        raise BadRequest(f"inputs: {name}: found shape {list(array.shape)}; allowed: [n] or [n, 1]")
+    values = array.ravel().tolist()
+    for row, value in enumerate(values):
+        if isinstance(value, bytes):
+            try:
+                values[row] = value.decode()
+            except UnicodeDecodeError as error:
+                raise BadRequest(f"inputs: {name}[{row}]: is not UTF-8 (byte {error.start})") from None
+    return values
+
+
+def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
+    if not isinstance(data, list):
+        raise BadRequest(f"{where}.data: allowed: a list of values")
+    try:
+        if kind == "BYTES":
+            return np.array(list(_flat(data)), dtype=object)
+        given = np.asarray(data, dtype=object).ravel()
+        if _TYPES[kind].kind != "f":
+            return as_type(given, _TYPES[kind])
+        missing = np.array([value is None for value in given.tolist()], bool)
+        array = as_type(np.where(missing, 0.0, given), _TYPES[kind])
+        array[missing] = np.nan  # null: a missing value, as NaN among the bytes of a tensor
+        return array
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise BadRequest(f"{where}.data: has values that are no {kind}") from None
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _from_bytes(raw: memoryview, kind: str, where: str) -> NDArray[Any]:
+    if kind != "BYTES":
+        if len(raw) % _TYPES[kind].itemsize:
+            raise BadRequest(f"{where}: {len(raw)} bytes are no whole number of {kind} values")
+        return np.frombuffer(raw, _TYPES[kind])
+    texts, at = list[bytes](), 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "little")
+        if at + 4 + size > len(raw):
+            raise BadRequest(f"{where}: a text of {size} bytes is cut off")
+        texts.append(bytes(raw[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return np.array(texts, dtype=object)
+
+
+def _to_bytes(predictions: "NDArray[np.float32] | list[str]") -> bytes:
+    if not isinstance(predictions, list):
+        return predictions.astype("<f4").tobytes()
+    encoded = [text.encode() for text in predictions]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)

@@ -1,0 +1,253 @@
+"""Values of a request as arrays of a model. A wrong value has one message, which names the field."""
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import DataError
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
+from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
+
+__all__ = ["BadRequest", "TooManyRows", "as_type", "check_rows", "given_arrays", "rows_of", "texts_in"]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
+_LONGEST = 600  # characters of a message
+_MOST_PIXELS = 40_000_000  # of an image file, before it is scaled
+
+
+class BadRequest(ValueError):
+    """The request cannot be answered; the message names the field, the value, what is allowed and the fix."""
+
+    def __init__(self, message: str) -> None:
+        half = _LONGEST // 2  # a value of the request may have megabytes
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}")
+
+
+class TooManyRows(BadRequest):
+    """The request has more rows than serving.rows."""
+
+
+def given_arrays(values: Any, described: Input, field: str, *, most: int, own: Any = None) -> Arrays:
+    """Return the arrays of `LoadedVersion.predict` for raw values.
+
+    Args:
+        values: images as an array or as nested lists, or image files as bytes or as {"b64": text}; rows of a table as
+            a list of objects or an object of columns; texts as a list; raw values of a user's own kind as a list, or
+            its arrays by name.
+        described: the model's input.
+        field: of the request, for messages.
+        most: rows that are allowed. They are counted before a file is decoded or a text is split into tokens.
+        own: the user's own kind.
+
+    Raises:
+        BadRequest: a value has another type, shape or range, or a column is missing or unknown.
+        TooManyRows: found more than `most`.
+    """
+    check_rows(values, most)
+    match described:
+        case ImageInput():
+            return (_images(values, described, field),)
+        case TableInput():
+            return _table(rows_of(values, field), described, field)
+        case TextInput():
+            return to_arrays(texts_in(values, field), described)
+        case ArraysInput():
+            if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(described.names):
+                (values,) = values.values()  # a frame with one column
+            if not isinstance(values, list | Mapping):
+                raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of {described.reader} values")
+            try:
+                return to_arrays(values, described, own=own)
+            except (DataError, ValueError) as error:
+                raise BadRequest(f"{field}: {error}") from None
+        case _:
+            raise BadRequest(f"{field}: the model writes texts; send prompts")
+
+
+def check_rows(values: Any, most: int) -> None:
+    """Count the rows of a list, an array, or an object of columns.
+
+    Raises:
+        TooManyRows: found more than `most`.
+    """
+    columns = values.values() if isinstance(values, Mapping) else (values,)
+    lists = (
+        column for column in columns if isinstance(column, list) or (isinstance(column, np.ndarray) and column.ndim)
+    )
+    rows = max(map(len, lists), default=0)
+    if rows > most:
+        raise TooManyRows(f"found {rows:,} rows; allowed: {most:,} in one request (serving.rows)")
+
+
+def texts_in(values: Any, field: str) -> list[str]:
+    """Return texts from a list of them, or from rows or columns with one column."""
+    if isinstance(values, Mapping) and len(values) == 1:
+        (values,) = values.values()
+    if not isinstance(values, list | np.ndarray):
+        raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of texts")
+    texts = []
+    for row, value in enumerate(values):
+        if isinstance(value, Mapping) and len(value) == 1:
+            (value,) = value.values()
+        if isinstance(value, list | np.ndarray) and len(value) == 1:
+            (value,) = value
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                raise BadRequest(f"{field}[{row}]: is not UTF-8 (byte {error.start})") from None
+        if not isinstance(value, str):
+            raise BadRequest(f"{field}[{row}]: found {_kind(value)}; allowed: a text")
+        texts.append(value)
+    return texts
+
+
+def rows_of(values: Any, field: str) -> dict[str, list[Any]]:
+    """Return the columns of rows: a list of objects that have the same keys, or an object of lists of one length."""
+    if isinstance(values, Mapping):
+        lengths = {len(column) if isinstance(column, list | np.ndarray) else -1 for column in values.values()}
+        if len(lengths) > 1 or -1 in lengths:
+            raise BadRequest(f"{field}: allowed: an object of lists that have one length")
+        return {str(name): list(column) for name, column in values.items()}
+    if not isinstance(values, list) or not all(isinstance(row, Mapping) for row in values):
+        raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of objects, one for each row")
+    names = dict.fromkeys(str(name) for row in values for name in row)
+    if values and not names:
+        raise BadRequest(f"{field}[0]: has no columns")
+    for number, row in enumerate(values):
+        if len(row) != len(names):
+            absent = next(name for name in names if name not in row)
+            raise BadRequest(f"{field}[{number}]: has no {absent!r}. Fix: add it; null is a missing value")
+    return {name: [row[name] for row in values] for name in names}
+
+
+def _table(columns: dict[str, list[Any]], described: TableInput, field: str) -> Arrays:
+    known = {column.name for column in described.columns}
+    for name, column in columns.items():
+        if name not in known:
+            raise BadRequest(f"{field}: unknown column {name!r}; allowed: {', '.join(sorted(known))}")
+        for row, value in enumerate(column):
+            if not isinstance(value, str | int | float | bool | None) and not np.isscalar(value):
+                raise BadRequest(f"{field}[{row}].{name}: found {_kind(value)}; allowed: a text, number or null")
+    if not next(iter(columns.values()), []):
+        columns = {name: [] for name in known}
+    try:
+        return to_arrays(_typed(columns, field), described)
+    except BadRequest:
+        raise
+    except (DataError, ValueError) as error:
+        raise BadRequest(f"{field}: {error}") from None
+
+
+def _typed(columns: dict[str, list[Any]], field: str) -> Any:
+    """Return a polars frame. Rows decide no type for others: all values of a column have one."""
+    import polars
+
+    series = []
+    for name, values in columns.items():
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and kinds != {int, float}:
+            raise BadRequest(f"{field}: column {name!r} has values of several types; allowed: one type, or null")
+        series.append(polars.Series(name, values, strict=False))
+    return polars.DataFrame(series)
+
+
+def _images(values: Any, described: ImageInput, field: str) -> NDArray[Any]:
+    if isinstance(values, list) and values and all(_is_file(value) for value in values):
+        return np.stack([_decoded(value, described, f"{field}[{row}]") for row, value in enumerate(values)])
+    if (images := _bytes(values, described)) is not None:
+        return images
+    # Of type object: with another one each value would take as much memory as the longest text.
+    images = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
+    if images.ndim == 3 and described.channels == 1:
+        images = images[..., None]
+    if images.shape[1:] != described.shape and not (images.size == 0 and images.ndim == 1):
+        raise BadRequest(f"{field}: found shape {list(images.shape)}; allowed: {_allowed(described)}")
+    if images.size == 0:
+        return np.empty((0, *described.shape), described.raw_dtype)
+    try:
+        return as_type(images, np.dtype(described.raw_dtype))
+    except (ValueError, TypeError, OverflowError):
+        raise BadRequest(f"{field}: has other values; allowed: {_allowed(described)}") from None
+
+
+def _bytes(values: Any, described: ImageInput) -> NDArray[np.uint8] | None:
+    """Return images of whole numbers from 0 to 255 in nested lists, in a tenth of NumPy's time; None: they are not."""
+    if described.raw_dtype != "uint8" or not isinstance(values, list) or not values:
+        return None
+    level: list[Any] = values
+    try:
+        is_flat = described.channels == 1 and not isinstance(values[0][0][0], list)
+        for size in described.shape[: 2 if is_flat else 3]:
+            if set(map(len, level)) != {size} or set(map(type, level)) != {list}:
+                return None
+            level = list(chain.from_iterable(level))
+        return np.frombuffer(bytes(level), np.uint8).reshape(len(values), *described.shape)
+    except (TypeError, ValueError, LookupError):  # a value that is no list, or no whole number from 0 to 255
+        return None
+
+
+def as_type(values: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
+    """Return finite numbers as another type. Whole numbers stay the same; floats may be rounded.
+
+    Raises:
+        ValueError, TypeError, OverflowError: a value is none, or not in the range of the type.
+    """
+    if values.dtype == dtype and dtype.kind in "biu":
+        return values
+    if values.dtype == object and not set(map(type, values.ravel().tolist())) <= {int, float, bool}:
+        raise ValueError("values that are no numbers")
+    with np.errstate(all="ignore"):
+        result = values.astype(dtype)
+    if not (np.isfinite(result).all() if dtype.kind == "f" else (result == values).all()):
+        raise ValueError("values out of range")
+    return result
+
+
+def _allowed(described: ImageInput) -> str:
+    values = "numbers" if described.dtype != "uint8" else f"whole numbers from 0 to {np.iinfo(described.raw_dtype).max}"
+    height, width, channels = described.shape
+    return f'shape [n, {height}, {width}, {channels}] of {values}, or image files as {{"b64": TEXT}}'
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, Mapping) and set(value) == {"b64"})
+
+
+def _decoded(value: Any, described: ImageInput, field: str) -> NDArray[Any]:
+    """Return the pixels of an image file as ingest would pack them."""
+    from PIL import Image, UnidentifiedImageError
+
+    from ratchet.data.reading.pixels import to_pixels
+
+    if described.dtype != "uint8" or described.depth is not None or described.height != described.width:
+        raise BadRequest(f"{field}: image files are not possible with this model; send {_allowed(described)}")
+    if isinstance(value, Mapping):
+        try:
+            value = base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise BadRequest(f"{field}.b64: is not base64") from None
+    try:
+        with Image.open(io.BytesIO(value), formats=FORMATS) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise BadRequest(f"{field}: found {image.width} x {image.height} pixels; allowed: {_MOST_PIXELS:,}")
+            return to_pixels(image, size=described.height, channels=described.channels)
+    except BadRequest:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types for damaged files
+        why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"  # that one shows an object's address
+        raise BadRequest(f"{field}: is not an image that can be read{why}; allowed: {', '.join(FORMATS)}") from None
+
+
+def _kind(value: Any) -> str:
+    """Return the JSON type of a value, for messages."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,94 @@
+"""Image files in a request: one file as the body, or forms (multipart/form-data) with files and options.
+
+Names of files are ignored: nothing of a request is ever used as a path.
+"""
+
+from collections.abc import Mapping
+from email import message_from_bytes
+from email.message import Message
+from typing import Any
+
+from ratchet.kinds import ImageInput, Input
+from ratchet.serving.formats.request_values import BadRequest
+
+__all__ = ["UPLOADS", "is_upload", "read_upload"]
+
+_FORM = "multipart/form-data"
+_FILES = ("file", "files")
+UPLOADS = frozenset({_FORM, "image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif", "image/tiff"})
+"""Media types of bodies that carry files. A page of another origin may send a form without asking the server first, so
+`RequestFilter` must check the headers Origin and Sec-Fetch-Site."""
+_MOST_PARTS = 4096  # of a form
+_MOST_HEAD = 4096  # bytes of the headers of one part
+
+
+def is_upload(headers: Mapping[str, str]) -> bool:
+    """Return whether the body carries files."""
+    return _media_type(headers) in UPLOADS
+
+
+def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> dict[str, Any]:
+    """Return the files and options as the JSON format has them: {"input": [bytes, ...], "options": {...}}.
+
+    Raises:
+        BadRequest: the model takes no images, or the form is damaged or has an unknown field.
+    """
+    if not isinstance(described, ImageInput):
+        raise BadRequest(
+            f"Content-Type: found {_media_type(headers)}; the model takes {described.described}. Fix: send JSON"
+        )
+    if _media_type(headers) != _FORM:
+        return {"input": [body]}
+    files: list[bytes] = []
+    content: dict[str, Any] = {"input": files}
+    for name, value in _parts(body, headers["content-type"]):
+        if name in _FILES:
+            files.append(value)
+        elif name == "top_k":
+            content["options"] = {"top_k": _whole_number(value)}
+        elif name == "model":
+            content["model"] = value.decode(errors="replace")
+        else:
+            raise BadRequest(f"{name[:100]}: unknown field; allowed: file, files, model, top_k")
+    if not files:
+        raise BadRequest("file: is missing. Fix: send one part with this name for each image")
+    return content
+
+
+def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
+    """Return name and content of each part of a form (RFC 7578)."""
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = header.get_boundary()
+    if not boundary:
+        raise BadRequest("Content-Type: multipart/form-data has no boundary")
+    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
+    pieces = (b"\r\n" + body).split(delimiter, _MOST_PARTS + 2)
+    if len(pieces) > _MOST_PARTS + 2:
+        raise BadRequest(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
+    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+        raise BadRequest("the form has no end: its last boundary is missing")
+    return [_part(piece, place) for place, piece in enumerate(pieces[1:-1])]
+
+
+def _part(piece: bytes, place: int) -> tuple[str, bytes]:
+    head, separator, content = piece.partition(b"\r\n\r\n")
+    if not separator or len(head) > _MOST_HEAD:
+        raise BadRequest(f"part {place} of the form: has no headers, or more than {_MOST_HEAD:,} bytes of them")
+    headers = message_from_bytes(head.lstrip() + separator)
+    name = headers.get_param("name", header="content-disposition")
+    if not isinstance(name, str) or headers.get_content_disposition() != "form-data":
+        raise BadRequest(f'part {place} of the form: allowed: Content-Disposition: form-data; name="file"')
+    if "content-transfer-encoding" in headers:
+        raise BadRequest(f"part {place} of the form: Content-Transfer-Encoding is not allowed. Fix: send the bytes")
+    return name, content
+
+
+def _whole_number(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 9:
+        raise BadRequest(f"top_k: found {value[:20].decode(errors='replace')!r}; allowed: a whole number of 1 or more")
+    return int(value)
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()

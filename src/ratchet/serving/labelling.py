@@ -1,0 +1,114 @@
+"""POST /v1/labels: true values of rows that the server has answered."""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ratchet.kinds import Classes, Numbers
+from ratchet.serving.answering import Answering
+from ratchet.serving.requests import Refused, error_response, json_response, read_body
+from ratchet.traffic.labels import LabelStore, Stored
+from ratchet.traffic.schema import target_id
+
+__all__ = ["Labelling"]
+
+_FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
+_LARGEST = 3.4e38  # of float32
+
+
+class Labelling:
+    """Checks labels against the served version's target and the request log, and stores them: all or none."""
+
+    def __init__(self, answering: Answering, store: LabelStore | None) -> None:
+        """`store` is None where the server keeps no request log."""
+        self._answering, self._store = answering, store
+
+    async def endpoint(self, request: Request) -> Response:
+        """Answer with the numbers of new, corrected and known labels."""
+        try:
+            if self._store is None:
+                raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
+            target = self._answering.version_for(request).spec.target
+            if not isinstance(target, Classes | Numbers):
+                raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
+            async with asyncio.timeout(self._answering.settings.deadline):
+                body = await read_body(request, self._answering.settings)
+            labels = _read(body, target)
+            stored = await asyncio.to_thread(self._add, self._store, labels, target)
+        except TimeoutError:
+            return error_response(Refused(408, "the body did not arrive within serving.deadline"))
+        except Refused as error:
+            return error_response(error)
+        return json_response(asdict(stored))
+
+    def _add(
+        self, store: LabelStore, labels: Mapping[tuple[str, int], list[float]], target: Classes | Numbers
+    ) -> Stored:
+        try:
+            logged = store.logged({answer for answer, _ in labels})
+        except FileNotFoundError:
+            raise Refused(503, "the request log is being merged", {"Retry-After": "1"}) from None
+        for answer, row in labels:
+            known = logged.get((answer, row))
+            if known is None:
+                raise Refused(
+                    404, f"id {answer}, row {row}: not in the log. It has an answer some seconds after it was given, "
+                    "until `serving.log_days`, and the share `serving.log_share` of them. Nothing was stored",
+                )  # fmt: skip
+            if known != target_id(target):
+                raise Refused(
+                    400, f"id {answer}, row {row}: answered by a version with other outputs than the served one, or "
+                    "in another order. Nothing was stored",
+                )  # fmt: skip
+        return store.add(labels, problem=target.problem, days=self._answering.settings.log_days)
+
+
+def _read(body: bytes, target: Classes | Numbers) -> dict[tuple[str, int], list[float]]:
+    """Return the labels of a body, by (answer, row).
+
+    Raises:
+        Refused: naming the entry, the value and what is allowed.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(400, f"the body is not JSON ({error}); allowed: {_FORM}") from None
+    entries = content.get("labels") if isinstance(content, dict) and set(content) == {"labels"} else None
+    if not isinstance(entries, list) or not entries:
+        raise Refused(400, f"found no list of labels; allowed: {_FORM}")
+    labels: dict[tuple[str, int], list[float]] = {}
+    for number, entry in enumerate(entries):
+        name = f"labels[{number}]"
+        if not isinstance(entry, dict) or not {"id", "label"} <= set(entry) <= {"id", "row", "label"}:
+            raise Refused(400, f"{name}: allowed: id, row and label, as in {_FORM}")
+        answer, row = entry["id"], entry.get("row", 0)
+        if not isinstance(answer, str) or type(row) is not int or not 0 <= row < 2**31:
+            raise Refused(400, f"{name}: found id {answer!r}, row {row!r}; allowed: a text and an integer from 0")
+        if (answer, row) in labels:
+            raise Refused(400, f"{name}: id {answer}, row {row} has two labels in one request; allowed: one")
+        labels[answer, row] = _value(entry["label"], target, name)
+    return labels
+
+
+def _value(label: Any, target: Classes | Numbers, name: str) -> list[float]:
+    """Return the index of a class, or the numbers in the order of the target."""
+    if isinstance(target, Classes):
+        if label not in target.names:
+            listed = ", ".join(target.names[:20]) + (", ..." if len(target.names) > 20 else "")
+            raise Refused(400, f"{name}.label: found {label!r}; allowed: {listed}")
+        return [float(target.names.index(label))]
+    values = label if isinstance(label, dict) else {target.names[0]: label}
+    if set(values) != set(target.names) or not all(_is_number(value) for value in values.values()):
+        allowed = "a finite number" if len(target.names) == 1 else f"an object with numbers: {', '.join(target.names)}"
+        raise Refused(400, f"{name}.label: found {label!r}; allowed: {allowed}")
+    return [float(values[each]) for each in target.names]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= _LARGEST

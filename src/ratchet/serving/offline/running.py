@@ -1,0 +1,101 @@
+"""Serve the model of an offline bundle. This module imports neither PyTorch nor MLflow."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ratchet import files
+from ratchet.checksums import verify
+from ratchet.errors import PlatformError, RatchetError, RegistryError
+from ratchet.exports.variants import FULL
+from ratchet.servers.addresses import is_loopback
+from ratchet.serving.app import ModelServer
+from ratchet.serving.keys import KeyStore
+from ratchet.serving.process import check_free, run
+from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
+from ratchet.settings.errors import explain
+from ratchet.settings.model import ServingSettings
+
+__all__ = ["ABOUT", "KEYS", "MODEL", "About", "load", "main"]
+
+ABOUT, KEYS, MODEL = "bundle.json", "keys.json", "model"
+
+
+@dataclass(frozen=True)
+class About:
+    """Content of bundle.json."""
+
+    identity: Identity
+    checksums: str  # digest of the model's checksums
+    settings: ServingSettings
+
+
+def load(bundle: Path, about: About, *, threads: int) -> LoadedVersion:
+    """Compare the model's files with their checksums, and load it.
+
+    Raises:
+        RegistryError, TrainingError: a file is not the one that was written, or the model does not answer.
+    """
+    folder = bundle / MODEL
+    checksums = verify(folder)
+    if checksums is None or files.digest_json(checksums) != about.checksums:
+        raise RegistryError(f"{folder}: its checksums are not those of {ABOUT}. Fix: write the bundle again")
+    loaded = LoadedVersion(about.identity, folder, threads=threads, variant=FULL)  # the only program here
+    loaded.identity = about.identity
+    return loaded
+
+
+def main(bundle: Path) -> int:
+    """Serve the bundle until a signal ends the process; return the exit code."""
+    try:
+        about = _read(bundle)
+        given = _arguments(about.settings)
+        store = KeyStore(bundle / KEYS)
+        if not is_loopback(given.host) and not store.read():
+            raise PlatformError(
+                f"--host: {given.host} lets other machines ask the model server. Allowed beyond loopback: only with an "
+                "API key. Fix: `ratchet keys add NAME` in the project, and write the bundle again"
+            )
+        check_free(given.host, given.port, named=("--host", "--port"))
+        server = ModelServer(Fixed(load(bundle, about, threads=given.threads)), about.settings)
+        run(
+            server, store, host=given.host, port=given.port, allowed=given.allow, say=partial(print, flush=True),
+            fix="Fix: name it by the option --allow.",
+        )  # fmt: skip
+    except RatchetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _read(bundle: Path) -> About:
+    path = bundle / ABOUT
+    try:
+        content = files.read_json(path)
+        settings = ServingSettings.model_validate(content["serving"])
+        return About(Identity(**content["identity"]), content["checksums"], settings)
+    except ValidationError as error:
+        faults = "; ".join(explain(ServingSettings, error.errors()))
+        raise RegistryError(f"{path}: serving: {faults}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RegistryError(f"{path}: cannot be read ({error}). Fix: write the bundle again") from error
+
+
+def _arguments(settings: ServingSettings) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Answer requests with the model of this folder.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=settings.port, help="to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=settings.threads, help="that compute one batch (default: %(default)s)"
+    )
+    parser.add_argument("--allow", action="append", default=[], metavar="NAME", help="another host name of this server")
+    given = parser.parse_args()
+    for name, largest in (("port", 65535), ("threads", 1024)):
+        if not 1 <= (value := getattr(given, name)) <= largest:
+            parser.error(f"--{name}: found {value}; allowed: 1 to {largest}")
+    return given

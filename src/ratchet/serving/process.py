@@ -1,0 +1,156 @@
+"""The process of the model server: its version, its address, and what stands before it."""
+
+import gc
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from ratchet import settings
+from ratchet.errors import PlatformError, RegistryError
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.versions import REFERENCE
+from ratchet.request_filter import HOSTS_FIX, RequestFilter
+from ratchet.settings.model import Params
+from ratchet.traffic.reading import log_folder
+from ratchet.traffic.writing import RequestLog
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.serving.app import ModelServer
+    from ratchet.serving.keys import KeyStore
+
+__all__ = ["check_free", "configured", "run", "serve"]
+
+
+def serve(
+    workspace: Workspace,
+    *,
+    model: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    wait: bool = False,
+    say: Callable[[str], None],
+) -> None:
+    """Answer requests until a signal ends the process.
+
+    Args:
+        model, host, port: replace serving.model, platform.host and serving.port.
+        wait: start before there is a version, and serve the first one.
+        say: gets the line for the user.
+
+    Raises:
+        PlatformError: the address is taken, or is not loopback and there is no API key.
+        RegistryError: there is no model of this name, unless `wait`.
+    """
+    from ratchet.serving.app import ModelServer
+    from ratchet.serving.canary import Canary
+    from ratchet.serving.keys import KeyStore, require_key
+    from ratchet.serving.versions.following import Follower
+
+    params = settings.load(workspace.params)
+    host, port = host or params.platform.host, port or params.serving.port
+    require_key(workspace, host)
+    check_free(host, port, named=("platform.host", "serving.port"))
+    registry = ModelRegistry(workspace, params)
+
+    def reference() -> str:
+        return model or configured(workspace, params)
+
+    if not wait:
+        _check_exists(registry, reference())
+    threads, variant = params.serving.threads, params.serving.variant
+    follower = Follower(registry, reference, threads=threads, variant=variant)
+    if not wait:
+        follower.check()
+
+    def beside(name: str) -> Follower | None:
+        return None if name == "none" else Follower(registry, lambda: name, threads=threads, variant=variant)
+
+    given, log = params.serving, _log(workspace, params)
+    if given.shadow != "none" and log is None:
+        raise PlatformError("serving.shadow: needs the request log. Fix: `ratchet set serving.log=true`")
+    second = beside(given.canary)
+    canary = Canary(second, given, workspace.state / "canary.json") if second else None
+    server = ModelServer(
+        follower, given, log=log, fallback=beside(given.fallback), shadow=beside(given.shadow), canary=canary
+    )
+    run(server, KeyStore.of(workspace), host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
+
+
+def check_free(host: str, port: int, *, named: tuple[str, str]) -> None:
+    """Refuse an address that is taken.
+
+    Raises:
+        PlatformError: with `named`, the settings or options of host and port.
+    """
+    from ratchet.servers.ports import port_holder
+
+    if holder := port_holder(host, port, named=named[0]):
+        raise PlatformError(f"{named[1]}: {port} is taken by {holder}. Fix: stop it, or add `--port {port + 1}`")
+
+
+def run(
+    server: "ModelServer", store: "KeyStore", *, host: str, port: int, allowed: Collection[str],
+    say: Callable[[str], None], fix: str = HOSTS_FIX,
+) -> None:  # fmt: skip
+    """Answer requests at an address until a signal ends the process.
+
+    Args:
+        server: the application.
+        store: of the API keys.
+        host, port: the address.
+        allowed: further names of it, as platform.allowed_hosts.
+        say: gets the line for the user.
+        fix: sentence that says how to add a name.
+    """
+    import uvicorn
+
+    from ratchet.servers.addresses import address, is_loopback, own_origins
+    from ratchet.serving.formats.uploads import UPLOADS
+    from ratchet.serving.keys import KeyFilter
+
+    place, follower = address(host, port), server.follower
+    served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
+    say(f"{served} at {place}; Ctrl-C ends it")
+    origins = own_origins(host, port, public=place, allowed=allowed)
+    keyed = KeyFilter(server, store, required=not is_loopback(host))
+    filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
+    gc.collect()
+    gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
+    uvicorn.run(
+        filtered, host=host, port=port, log_level="warning", access_log=False, proxy_headers=False,
+        timeout_graceful_shutdown=round(server.settings.deadline) + 1,
+    )  # fmt: skip
+
+
+def configured(workspace: Workspace, params: Params) -> str:
+    """Return serving.model; of auto, the champion of the model that these settings register.
+
+    Raises:
+        RegistryError: there are no data that name the model.
+    """
+    from ratchet.data.manifest import Manifest
+
+    if params.serving.model != "auto":
+        return params.serving.model
+    if params.registry.model != "auto":
+        return f"{params.registry.model}@champion"
+    if not (workspace.packed / "manifest.json").exists():
+        raise RegistryError(
+            "serving.model: found auto, and there are no packed data that name the model. Fix: `ratchet train`, or "
+            "name it: `ratchet serve --model NAME@champion`"
+        )
+    return f"{Manifest.read(workspace.packed).name}@champion"
+
+
+def _log(workspace: Workspace, params: Params) -> RequestLog | None:
+    given = params.serving
+    if not given.log:
+        return None
+    folder = log_folder(workspace)
+    return RequestLog(folder, share=given.log_share, inputs=given.log_inputs, days=given.log_days, mib=given.log_mib)
+
+
+def _check_exists(registry: ModelRegistry, reference: str) -> None:
+    match = REFERENCE.match(reference)
+    if match is None or not registry.exists(match["name"]):
+        registry.find(reference)  # raises the error that says what there is

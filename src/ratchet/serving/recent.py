@@ -1,0 +1,46 @@
+"""Answers of the latest requests, for clients that repeat one while the server is overloaded."""
+
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.serving.versions.loaded import LoadedVersion
+
+__all__ = ["RecentAnswers"]
+
+_MOST_BYTES = 32 << 20
+_OVERHEAD = 300  # bytes of an entry besides its predictions
+
+
+class RecentAnswers:
+    """Predictions by version and input; the oldest are forgotten first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, loaded: LoadedVersion, arrays: Arrays, predictions: NDArray[np.float32]) -> None:
+        """Remember the predictions, float32 (n, outputs), for the arrays of n rows."""
+        key = _key(loaded, arrays)
+        if key in self._known:
+            return
+        self._known[key] = predictions.copy()  # a view would keep its whole batch in memory
+        self._bytes += predictions.nbytes + _OVERHEAD
+        while self._bytes > _MOST_BYTES:
+            _, forgotten = self._known.popitem(last=False)
+            self._bytes -= forgotten.nbytes + _OVERHEAD
+
+    def get(self, loaded: LoadedVersion, arrays: Arrays) -> NDArray[np.float32] | None:
+        """Return the predictions of this version for these rows; None: they are not known."""
+        return self._known.get(_key(loaded, arrays))
+
+
+def _key(loaded: LoadedVersion, arrays: Arrays) -> bytes:
+    digest = hashlib.sha256(loaded.identity.run_id.encode())
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()

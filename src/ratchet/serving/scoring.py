@@ -1,0 +1,99 @@
+"""Score rows of files by the same path as a request to the model server."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import DataError
+from ratchet.kinds import Classes, Labels, Numbers, TableInput
+from ratchet.serving.batch.reading import Batch
+from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
+from ratchet.serving.formats.request_values import given_arrays
+from ratchet.serving.versions.loaded import LoadedVersion
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["score"]
+
+_OWN = frozenset({"file", "row", "refused", "model", "version", "provenance"})  # columns beside the answer
+_FIELD = re.compile(r"^input(\[0\])?[.:] ?")  # the beginning of messages about a request
+
+
+def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
+    """Return one row for each of the batch: its place, the answer, and the reason if it is refused.
+
+    Columns: file and row; class and probability, or one for each label or number; refused; model, version, provenance.
+    """
+    import polars
+
+    identity, faults = loaded.identity, list(batch.faults)
+    predictions = np.zeros((len(batch), loaded.spec.target.outputs), np.float32)
+    readable = [row for row, fault in enumerate(faults) if not fault]
+    for rows, arrays in _readable(loaded, batch.values, readable, faults):
+        predictions[rows] = loaded.predict(arrays)
+    refused = polars.Series("refused", [fault or None for fault in faults], polars.String)
+    answers = polars.DataFrame(_answers(loaded, predictions))
+    return polars.DataFrame(
+        [
+            polars.Series("file", batch.files, polars.String),
+            polars.Series("row", batch.rows, polars.Int64),
+            *answers.select(polars.when(refused.is_null()).then(polars.all())),
+            refused,
+        ]
+    ).with_columns(
+        model=polars.lit(identity.model),
+        version=polars.lit(identity.version),
+        provenance=polars.lit(identity.provenance, polars.String),
+    )
+
+
+def _readable(
+    loaded: LoadedVersion, values: Any, rows: list[int], faults: list[str]
+) -> Iterator[tuple[list[int], Arrays]]:
+    """Yield rows with their arrays. Of rows that cannot be read together each half is tried, down to single rows.
+
+    The reason why a row cannot be read is written to `faults`.
+    """
+    if not rows:
+        return
+    try:
+        arrays = _read(loaded, _chosen(values, rows))
+    except (DataError, ValueError) as error:
+        if len(rows) == 1:
+            faults[rows[0]] = _FIELD.sub("", str(error))
+            return
+        half = len(rows) // 2
+        yield from _readable(loaded, values, rows[:half], faults)
+        yield from _readable(loaded, values, rows[half:], faults)
+    else:
+        yield rows, arrays
+
+
+def _chosen(values: Any, rows: list[int]) -> Any:
+    if len(rows) == len(values):
+        return values
+    return [values[row] for row in rows] if isinstance(values, list) else values[rows]
+
+
+def _read(loaded: LoadedVersion, values: Any) -> Arrays:
+    if isinstance(loaded.spec.input, TableInput) and not isinstance(values, list):
+        return to_arrays(values, loaded.spec.input)
+    return given_arrays(values, loaded.spec.input, "input", most=len(values))
+
+
+def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32]) -> "list[polars.Series]":
+    import polars
+
+    match loaded.spec.target:
+        case Classes(names=names):
+            classes = polars.Series("class", names, polars.String)[predictions.argmax(axis=1)]
+            return [classes, polars.Series("probability", predictions.max(axis=1))]
+        case Labels(names=names) | Numbers(names=names):
+            columns = [f"predicted {name}" if name in _OWN else name for name in names]
+            return [polars.Series(name, predictions[:, place].copy()) for place, name in enumerate(columns)]
+        case _:
+            raise AssertionError("files are not scored by language models")

@@ -1,0 +1,108 @@
+"""Shadow: another version answers a share of the live requests, too, off their path. Its answers go to the log only."""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+
+from ratchet.serving.answering import Answered
+from ratchet.serving.formats.raw_inputs import Arrays, from_arrays, to_arrays
+from ratchet.serving.versions.exchange import can_replace, takes_equal
+from ratchet.serving.versions.following import Follower
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.traffic.schema import SHADOW, Logged, is_sampled, target_id
+from ratchet.traffic.writing import RequestLog
+
+__all__ = ["Shadow"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_BYTES = 32 << 20  # of requests that wait
+_NICE = 10  # of the thread, so that live requests come first
+
+
+class Shadow:
+    """The version of serving.shadow, with a thread of its own.
+
+    Attributes:
+        follower: of the version.
+        dropped: requests that were left out because too many waited.
+        failure: why the latest request was not answered; empty: it was.
+    """
+
+    def __init__(self, follower: Follower, log: RequestLog, *, share: float) -> None:
+        """Start the thread. `share`: of the logged requests."""
+        self.follower, self.dropped, self.failure = follower, 0, ""
+        self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
+        self._waiting: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
+        self._bytes, self._lock = 0, threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> LoadedVersion | None:
+        """The version that answers; None while the reference names none."""
+        return None if self.follower.problem else self.follower.current
+
+    def problem(self, served: LoadedVersion | None) -> str:
+        """Return why requests to the served version are not answered; empty: they are."""
+        loaded = self.version
+        if loaded is None or served is None:
+            return f"serving.shadow: {self.follower.problem}"
+        if not can_replace(served, loaded):
+            return f"serving.shadow: {loaded.identity} has another input or target than {served.identity}"
+        return self.failure
+
+    def observe(self, answered: Answered) -> None:
+        """Take an answered request; returns at once."""
+        answer, arrays = answered.answer, answered.question.arrays
+        if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
+            return
+        with self._lock:
+            if self._bytes and self._bytes + _size(arrays) > _MOST_BYTES:
+                self.dropped += 1
+                return
+            self._bytes += _size(arrays)
+        self._waiting.put(answered)
+
+    def close(self) -> None:
+        """Answer what waits, end the thread, and delete the version's files."""
+        self._waiting.put(None)
+        self._thread.join()
+        self.follower.close()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # not on this system
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while answered := self._waiting.get():
+            try:
+                self._answer(answered)
+                self.failure = ""
+            except Exception as error:  # of the version: the live answer was given before
+                failure = f"serving.shadow: {self.follower.reference} failed: {error}"
+                if failure != self.failure:
+                    _LOG.error("%s", failure)
+                self.failure = failure
+            with self._lock:
+                self._bytes -= _size(answered.question.arrays)
+
+    def _answer(self, answered: Answered) -> None:
+        loaded, served = self.version, answered.loaded
+        if loaded is None or loaded.identity.run_id == served.identity.run_id or not can_replace(served, loaded):
+            return
+        arrays = answered.question.arrays
+        if not takes_equal(served.spec.input, loaded.spec.input):
+            arrays = to_arrays(from_arrays(arrays, served.spec.input), loaded.spec.input)
+        began = time.monotonic()
+        predictions = loaded.predict(arrays)
+        identity = loaded.identity
+        logged = Logged(
+            answered.answer.id, answered.began, time.monotonic() - began, SHADOW, identity.model, identity.version,
+            identity.provenance or "", "", {}, predictions, target_id(loaded.spec.target),
+        )  # fmt: skip
+        self._log.add(logged.answer, lambda: logged)
+
+
+def _size(arrays: Arrays) -> int:
+    return sum(array.nbytes for array in arrays)

@@ -1,0 +1,129 @@
+"""The version that is served: it follows an alias, and changes only to one that loads and answers."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ratchet.errors import RatchetError
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.provenance_record import PROVENANCE_TAG
+from ratchet.registry.versions import Version
+from ratchet.serving.versions.folder import ServedFolder
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
+
+__all__ = ["Fixed", "Follower", "load"]
+
+_LOG = logging.getLogger(__name__)
+_AGAIN = 30.0  # seconds after which a version that could not be loaded is tried again
+
+
+def load(
+    registry: ModelRegistry, version: Version, folder: Path, *, threads: int, variant: str = "auto"
+) -> LoadedVersion:
+    """Copy the version's files to `folder`, compare them with their checksums, and load and try them.
+
+    Raises:
+        RegistryError: they are not those that were stored, or the model does not answer.
+    """
+    identity = Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG))
+    return LoadedVersion(identity, registry.copy_files(version, folder), threads=threads, variant=variant)
+
+
+class Fixed:
+    """A version that is always served: the same attributes as those of `Follower`."""
+
+    problem = refused = ""
+
+    def __init__(self, loaded: LoadedVersion) -> None:
+        self.current: LoadedVersion | None = loaded
+        self.reference = f"{loaded.identity.model}/{loaded.identity.version}"
+
+    async def follow(self, *, every: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Follower:
+    """The served version of a reference such as digits@champion or digits/3.
+
+    Attributes:
+        reference: of the version; empty while there are no data that name the model.
+        current: the version that answers; None: there is none yet.
+        problem: why the version that the reference names is not served; empty: it is.
+        refused: name of the version that the reference names, if it cannot be loaded or answers wrongly; else empty.
+    """
+
+    def __init__(
+        self, registry: ModelRegistry, reference: Callable[[], str], *, threads: int, variant: str = "auto"
+    ) -> None:
+        """Follow the version that `reference` returns. It is called until it raises no RegistryError."""
+        self.registry, self.threads, self.variant = registry, threads, variant
+        self.reference, self._find_reference = "", reference
+        self.current: LoadedVersion | None = None
+        self.problem = "it is not loaded yet"
+        self.refused = ""
+        self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
+        self._folder = ServedFolder()
+        self._thread = ThreadPoolExecutor(1)  # of its own: slow requests must not keep it from looking
+
+    def close(self) -> None:
+        """Delete the files of all versions."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._folder.close()
+
+    async def follow(self, *, every: float) -> None:
+        """Look for another version every so many seconds, until cancelled."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.check)
+            except Exception as error:  # of MLflow or its database: what is served stays, and the next look may succeed
+                self._report(f"{self.reference}: {type(error).__name__}: {error}")
+            await asyncio.sleep(every)
+
+    def check(self) -> None:
+        """Load the version that the reference names now, unless it is served. A failure leaves the one before."""
+        try:
+            self.reference = self.reference or self._find_reference()
+            version = self.registry.find(self.reference)
+        except RatchetError as error:  # MLflow is away, or the alias is gone: what is served stays
+            self._report(str(error))
+            return
+        if self.current is not None and self.current.identity.run_id == version.run_id:
+            self._report("")
+            return
+        if version.run_id == self._refused[0] and time.monotonic() < self._refused[1]:
+            self._report(self._refused[2], refused=f"{version.name} version {version.number}")
+            return
+        try:
+            loaded = self._load(version)
+        except RatchetError as error:
+            self._refused = (version.run_id, time.monotonic() + _AGAIN, str(error))
+            self._report(str(error), refused=f"{version.name} version {version.number}")
+            return
+        self.current = loaded
+        self._report("")
+        _LOG.info("%s answers now, by %s, %s", loaded.identity, loaded.engine, loaded.identity.variant)
+
+    def _load(self, version: Version) -> LoadedVersion:
+        """Return the version, with its files in a folder that is deleted when nothing uses it any more."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder.path))
+        try:
+            loaded = load(self.registry, version, folder, threads=self.threads, variant=self.variant)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
+        return loaded
+
+    def _report(self, problem: str, *, refused: str = "") -> None:
+        if problem and problem != self.problem:
+            _LOG.error("%s", problem)
+        self.problem, self.refused = problem, refused

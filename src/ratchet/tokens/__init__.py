@@ -1,0 +1,1 @@
+"""Texts as token ids, with NumPy alone, so that a server needs no PyTorch for them."""

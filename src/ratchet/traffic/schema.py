@@ -1,0 +1,130 @@
+"""Columns of the request log, and the rows of its requests."""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.kinds import Target
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["INPUT", "SHADOW", "SLICE", "Logged", "is_sampled", "size_of", "table_of", "target_id"]
+
+SHADOW = "shadow"
+"""Envelope of rows that a shadow version has answered."""
+SLICE = "slice."
+"""Begins the names of the columns of serving.log_columns."""
+INPUT = "input."
+"""Begins the names of the columns with kept inputs: one for each array of the model, or input.prompt."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """An answered request, with what the log needs of it.
+
+    Attributes:
+        time: seconds since 1970 when it came.
+        seconds: from the request to the answer.
+        inputs: arrays of n rows by name, or prompts.
+        predictions: float32 (n, outputs), or n texts.
+    """
+
+    answer: str
+    time: float
+    seconds: float
+    envelope: str
+    model: str
+    version: str
+    provenance: str
+    key: str
+    inputs: Mapping[str, "NDArray[Any] | tuple[str, ...]"]
+    predictions: "NDArray[np.float32] | list[str]"
+    target: str = ""  # as `target_id` returns it
+    columns: Callable[[], Mapping[str, Sequence[Any]]] = dict  # values of serving.log_columns, in the writer's thread
+
+
+@lru_cache
+def target_id(target: Target) -> str:
+    """Return the problem of a version, and a digest of its classes, labels or numbers in their order."""
+    names = "\0".join(getattr(target, "names", ()))
+    return f"{target.problem} {hashlib.sha256(names.encode()).hexdigest()[:16]}"
+
+
+def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
+    """Return the rows of requests that one version has answered.
+
+    Columns are built whole: the server answers meanwhile, and a loop over rows would hold it up.
+
+    Args:
+        inputs: hash, keep or none.
+    """
+    import pyarrow as pa
+
+    counts = [len(request.predictions) for request in requests]
+
+    def repeated(values: list[Any], kind: Any = None) -> Any:
+        return pa.array(np.repeat(np.array(values, dtype=None if kind else object), counts), kind or pa.string())
+
+    texts = isinstance(requests[0].predictions, list)
+    nulls = pa.nulls(sum(counts))
+    times = np.array([request.time * 1e6 for request in requests]).round().astype("datetime64[us]")
+    columns: dict[str, Any] = {
+        name: repeated([getattr(request, name) for request in requests])
+        for name in ("answer", "envelope", "model", "version", "provenance", "key", "target")
+    }
+    columns["row"] = pa.array(np.concatenate([np.arange(count) for count in counts]), pa.int32())
+    columns["time"] = pa.array(np.repeat(times, counts), pa.timestamp("us", "UTC"))
+    columns["seconds"] = repeated([request.seconds for request in requests], pa.float32())
+    hashes = [digest for request in requests for digest in _digests(request)] if inputs != "none" else None
+    columns["input_sha256"] = pa.array(hashes, pa.string()) if hashes else nulls.cast(pa.string())
+    answers = _joined([request.predictions for request in requests])
+    columns["prediction"] = nulls.cast(pa.list_(pa.float32())) if texts else answers
+    columns["text"] = answers if texts else nulls.cast(pa.string())
+    sliced = [request.columns() for request in requests]
+    for name in sliced[0]:
+        columns[SLICE + name] = pa.array([value for part in sliced for value in part[name]])
+    for name in requests[0].inputs if inputs == "keep" else ():
+        columns[INPUT + name] = _joined([request.inputs[name] for request in requests])
+    return pa.table(columns)
+
+
+def _joined(parts: "Sequence[NDArray[Any] | Sequence[str]]") -> "pyarrow.Array":
+    """Return one list of values for each row of the parts, or one text."""
+    import pyarrow as pa
+
+    if not isinstance(parts[0], np.ndarray):
+        return pa.array([text for part in parts for text in part], pa.string())
+    arrays = [np.asarray(part) for part in parts]
+    lengths = np.repeat([math.prod(part.shape[1:]) for part in arrays], [len(part) for part in arrays])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, np.concatenate([part.ravel() for part in arrays]))
+
+
+def is_sampled(answer: str, share: float) -> bool:
+    """Return whether the log takes this answer. It depends on the id alone."""
+    return int(answer[:8], 16) < share * 2**32
+
+
+def size_of(logged: Logged) -> int:
+    """Return about how many bytes the request takes in memory."""
+    given = [logged.predictions, *logged.inputs.values()]
+    return sum(part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part)) for part in given)
+
+
+def _digests(logged: Logged) -> list[str]:
+    """Return the SHA-256 (hex) of each row's arrays, in the order of the model."""
+    digests = []
+    for row in range(len(logged.predictions)):
+        digest = hashlib.sha256()
+        for values in logged.inputs.values():
+            value = values[row]
+            digest.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
+        digests.append(digest.hexdigest())
+    return digests

@@ -1,0 +1,136 @@
+"""A teacher: a trained model whose answers are learned besides the targets (Hinton, Vinyals and Dean 2015).
+
+The teacher computes its answers on the same augmented samples, in eval mode and without gradients. So they depend on
+the samples alone, and a resumed training computes the same ones.
+"""
+
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from ratchet.errors import TrainingError
+from ratchet.kinds import Classes, ImageInput, Input, Labels, ModelSpec, NextToken, Numbers, Target
+from ratchet.training.losses import Objective
+from ratchet.training.models import load_model
+from ratchet.training.plan import Plan
+from ratchet.training.precision import Precision
+
+__all__ = ["Teacher", "find_teacher"]
+
+
+def find_teacher(folder: Path, name: str) -> Path | None:
+    """Return the folder of the teacher `name` in `folder`, or None if the name is "none".
+
+    Raises:
+        TrainingError: it has no stored model; the message lists the folders that have.
+    """
+    if name == "none":
+        return None
+    path = folder / name
+    if (path / "model.json").is_file() and folder.resolve() in path.resolve().parents:
+        return path
+    known = ", ".join(sorted(each.parent.name for each in folder.glob("*/model.json"))) or "none"
+    raise TrainingError(
+        f"training.teacher: there is no model in {path}. Existing in {folder}: {known}. Fix: `ratchet export "
+        f"NAME@champion --variant model --to {path}`, or `ratchet set training.teacher=none`"
+    )
+
+
+class Teacher:
+    """The loss of a student's outputs against those of its teacher."""
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, plan: Plan, *, objective: Objective, precision: Precision,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """Load the teacher.
+
+        Args:
+            folder: of the stored model.
+            spec: of the student.
+            plan: of the training.
+            objective: its loss, whose class weights count here, too.
+            precision: of the computation.
+            device: of both models.
+
+        Raises:
+            TrainingError: it cannot be loaded, or has another input or target than the student.
+        """
+        model, described = load_model(folder)
+        _check(folder.name, described, spec)
+        self.model = model.to(device).eval().requires_grad_(False)
+        if precision.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.weight, self.temperature = plan.teacher_weight, plan.teacher_temperature
+        self.objective, self.precision, self.device = objective, precision, device
+        self.target, self._scale = spec.target, None
+        if isinstance(spec.target, Numbers) and isinstance(described.target, Numbers):
+            mine, theirs = spec.target, described.target
+            self._scale = [
+                torch.tensor(values, device=device) for values in (theirs.std, theirs.mean, mine.mean, mine.std)
+            ]
+
+    def mixed(
+        self, loss: torch.Tensor, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (1 - weight) * `loss` + weight * the loss against the teacher; both are sums over samples.
+
+        Args:
+            loss: of the outputs and targets.
+            inputs: of the batch.
+            outputs: of the student in training.
+            targets: of the batch; samples that do not count in `loss` do not count here.
+        """
+        with torch.no_grad(), self.precision.autocast(self.device):
+            answers = self.model(*inputs)
+        return (1.0 - self.weight) * loss + self.weight * self._loss(outputs.float(), answers.float(), targets)
+
+    def _loss(self, outputs: torch.Tensor, answers: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum over samples of the divergence from the teacher's answers."""
+        if isinstance(self.target, NextToken):
+            outputs, answers, targets = outputs.flatten(0, 1), answers.flatten(0, 1), targets.flatten()
+        elif outputs.dim() == 3:  # of an ensemble: the mean over its members
+            members = outputs.shape[1]
+            repeated = (values.repeat_interleave(members, 0) for values in (answers, targets))
+            return self._loss(outputs.flatten(0, 1), *repeated) / members
+        soft = self.temperature
+        if isinstance(self.target, Labels):
+            expected = torch.sigmoid(answers / soft)
+            cross = functional.binary_cross_entropy_with_logits(outputs / soft, expected, reduction="none")
+            entropy = functional.binary_cross_entropy_with_logits(answers / soft, expected, reduction="none")
+            return soft**2 * (cross - entropy).mean(1).sum()
+        if self._scale is not None:
+            their_std, their_mean, mean, std = self._scale
+            return (outputs - (answers * their_std + their_mean - mean) / std).square().mean(1).sum()
+        expected = functional.log_softmax(answers / soft, 1)
+        divergence = functional.kl_div(
+            functional.log_softmax(outputs / soft, 1), expected, reduction="none", log_target=True
+        ).sum(1)
+        return soft**2 * (divergence * self.objective.sample_weights(targets)).sum()
+
+
+def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
+    """Refuse a teacher that does not take the student's samples, or predicts something else."""
+    for what, theirs, mine in (
+        ("input", _comparable(teacher.input), _comparable(student.input)),
+        ("target", _target(teacher.target), _target(student.target)),
+    ):
+        if theirs != mine:
+            taught, learned = (getattr(spec, what).described for spec in (teacher, student))
+            raise TrainingError(
+                f"training.teacher: {name} has another {what} ({taught}) than this training ({learned}). Allowed: a "
+                "model of the same kind of samples, with the same columns, tokens and classes. Fix: name another one, "
+                "or `ratchet set training.teacher=none`"
+            )
+
+
+def _comparable(described: Input) -> object:
+    """Return what both models must have. Each one scales images by itself."""
+    if isinstance(described, ImageInput):
+        return described.shape, described.dtype, described.depth
+    return described
+
+
+def _target(target: Target) -> object:
+    return target.names if isinstance(target, Numbers | Classes) else target

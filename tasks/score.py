@@ -1,0 +1,193 @@
+"""score: the answers of a registered version for files, as shards in a folder. No stage of DVC."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.data.reading.storage import is_url
+from ratchet.errors import DataError
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.versions import Version
+from ratchet.serving.batch import manifest
+from ratchet.serving.batch.manifest import Job, ScoringSettings
+from ratchet.serving.batch.output import Output, open_output
+from ratchet.serving.batch.reading import Reader
+from ratchet.serving.batch.shards import require_own, score_shards, shard_names
+from ratchet.serving.batch.storage import Storages
+from ratchet.serving.process import configured
+from ratchet.serving.versions.following import load
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+from tasks.progress import Watch
+
+__all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new_reader", "score"]
+
+SHARD_ROWS = 100_000
+"""Rows of a shard, unless the request has another number."""
+_FORMAT = 1  # of the manifest and the shards
+
+
+@dataclass(frozen=True)
+class Request:
+    """Files to score, and the folder for the answers.
+
+    Attributes:
+        inputs: absolute paths or URLs of files and folders.
+        output: absolute path or URL of the folder.
+        model: NAME@ALIAS or NAME/VERSION; None: serving.model.
+        column: of a table with the texts of a text model.
+        shard_rows: rows of each file of answers; None: as the job began, else `SHARD_ROWS`.
+        again: forget an earlier job of the folder.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    model: str | None = None
+    column: str | None = None
+    shard_rows: int | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Result of a scoring job.
+
+    Attributes:
+        refused: rows without an answer.
+        earlier: shards that were finished before.
+        seconds: of this attempt.
+    """
+
+    output: str
+    model: str
+    version: str
+    provenance: str | None
+    rows: int
+    refused: int
+    shards: int
+    earlier: int
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        before = f", {self.earlier:,} of them earlier" if self.earlier else ""
+        return (
+            f"{self.rows - self.refused:,} of {self.rows:,} rows answered by {self.model} version {self.version}, "
+            f"{self.refused:,} refused; {self.shards:,} shards in {self.output}{before}; {self.seconds:.1f} s"
+        )
+
+
+def score(params: Params, workspace: Workspace, request: Request, *, watch: Watch) -> Scored:
+    """Score the files of a request, or continue where an earlier attempt was killed.
+
+    Raises:
+        DataError: an input cannot be read or was changed, the folder has something else, or its job began otherwise.
+        WorkspaceBusy: another process scores into the folder.
+        RegistryError: there is no such version, or its files are damaged.
+        StorageUnavailable, TrackingUnavailable: a storage or MLflow does not answer.
+    """
+    began = time.monotonic()
+    _require_apart(request)
+    output = open_output(request.output, state=workspace.project.state)
+    registry = ModelRegistry(workspace, params)
+    with output.locked():
+        require_own(output)
+        if request.again:
+            manifest.forget(output, shard_names(output.names()))
+        before = manifest.read_job(output)
+        reference = request.model or configured(workspace, params)
+        version = _pinned(registry, reference, before, watch)
+        variant = before.variant if before else params.serving.variant
+        with loaded_version(registry, version, params, variant=variant) as loaded:
+            reader = new_reader(loaded, request.column)
+            listing = reader.files(request.inputs)
+            job = Job(
+                _FORMAT,
+                reference if before is None else before.reference,
+                version.name,
+                version.number,
+                version.run_id,
+                loaded.identity.provenance,
+                loaded.identity.variant,
+                len(listing),
+                sum(file.size for file in listing),
+                manifest.listing_digest(listing),
+                ScoringSettings.of(
+                    shard_rows=request.shard_rows or (before.settings.shard_rows if before else SHARD_ROWS),
+                    column=request.column,
+                    variant=params.serving.variant,
+                    threads=params.serving.threads,
+                ),
+            )
+            if before is None:
+                _require_empty(output)
+                manifest.begin(output, job, listing)
+            else:
+                manifest.require_same(output, before, job, listing)
+            summary, earlier = score_shards(loaded, reader, listing, output, before or job, watch)
+    return Scored(
+        output.where, summary.model, summary.version, summary.provenance, summary.rows, summary.refused,
+        summary.shards, earlier, time.monotonic() - began,
+    )  # fmt: skip
+
+
+@contextmanager
+def loaded_version(
+    registry: ModelRegistry, version: Version, params: Params, *, variant: str
+) -> Iterator[LoadedVersion]:
+    """Load a version for the time of the context.
+
+    Raises:
+        RegistryError: its files are not those that were stored, or it does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="ratchet-predict-") as folder:
+        yield load(registry, version, Path(folder), threads=params.serving.threads, variant=variant)
+
+
+def new_reader(loaded: LoadedVersion, column: str | None) -> Reader:
+    """Return the reader of files for a version.
+
+    Raises:
+        DataError: the version takes no files.
+    """
+    try:
+        return Reader(Storages("FILE"), loaded.spec.input, column=column)
+    except DataError as error:
+        raise DataError(f"{loaded.identity}: {error}") from None
+
+
+def _pinned(registry: ModelRegistry, reference: str, before: Job | None, watch: Watch) -> Version:
+    """Return the version that answers: that of the earlier attempt if the same reference is given."""
+    version = registry.find(reference)
+    if before is None or before.reference != reference or before.run_id == version.run_id:
+        return version
+    pinned = f"{before.model}/{before.version}"
+    watch.say(f"{reference} is version {version.number} now; this folder's job continues with version {before.version}")
+    return registry.find(pinned)
+
+
+def _require_apart(request: Request) -> None:
+    """Check that the output is not among the inputs, where the answers would become inputs."""
+    for path in request.inputs:
+        top = path.rstrip("/") + "/"
+        if f"{request.output.rstrip('/')}/".startswith(top):
+            raise DataError(f"--output: {request.output} is inside the input {path}. Fix: choose a folder outside it")
+
+
+def _require_empty(output: Output) -> None:
+    """Check that a folder without a manifest has no shards."""
+    if shards := shard_names(output.names()):
+        raise DataError(
+            f"{output.where}: has {len(shards):,} shards and no {manifest.MANIFEST}. Fix: restore it, choose another "
+            "folder, or add --again to score everything again"
+        )
+
+
+def absolute(paths: Sequence[str], *, base: Path) -> tuple[str, ...]:
+    """Return local paths as absolute ones; relative ones are relative to `base`. URLs stay as they are."""
+    return tuple(path if is_url(path) else str((base / Path(path).expanduser()).resolve()) for path in paths)

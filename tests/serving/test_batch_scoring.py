@@ -1,0 +1,395 @@
+"""Batch scoring: equal bytes after kills, bounded memory, S3, and jobs that are refused. Rows of the Titanic."""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from ratchet import settings
+from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
+from ratchet.kinds import Classes, Column, ModelSpec, TableInput, TextInput
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.runs import Run
+from ratchet.serving.batch.output import open_output
+from ratchet.training import build, save_model
+from tasks.score import Request, Scored, score
+
+pytestmark = pytest.mark.system
+
+DATASETS = Path(os.environ.get("RATCHET_DATASETS", "/nowhere"))
+COLUMNS = (
+    Column("age", "numeric", 30.0, 14.0, tuple(np.linspace(2.0, 70.0, 9).tolist())),
+    Column("fare", "numeric", 32.0, 50.0, tuple(np.linspace(0.0, 200.0, 9).tolist())),
+    Column("pclass", "numeric", 2.3, 0.8, (1.0, 2.0, 3.0)),
+    Column("sex", "categorical", categories=("female", "male")),
+    Column("embarked", "categorical", categories=("C", "Q", "S")),
+)
+TITANIC = ModelSpec("mlp", TableInput(COLUMNS), Classes(("died", "survived")))
+TEXTS = ModelSpec("bag", TextInput("hashed", buckets=512, longest=64), Classes(("bad", "good")))
+RANDOM = random.Random(8)
+
+
+class Silent:
+    """Watch that remembers messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        assert done <= total
+
+    def say(self, text: str) -> None:
+        self.messages.append(text)
+
+
+class Place:
+    """A project with versions of untrained models, and scoring in this process."""
+
+    def __init__(self, project: Any) -> None:
+        self.project, self.workspace = project, project.workspace
+        self.params = settings.load(self.workspace.params)
+        self.registry = ModelRegistry(self.workspace, self.params)
+
+    def add(self, name: str, spec: ModelSpec, *, seed: int = 1) -> str:
+        """Register a version and return its number; the first is champion."""
+        folder = self.workspace.root / f"{name}-{seed}"
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
+        run = Run(self.workspace, self.params, f"{name}-{seed}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
+            run_id = run.send()
+            uri = self.registry.log_model(run_id, folder, spec)
+        run.journal.close()
+        number = self.registry.add_version(name, run_id, uri, tags={"ratchet.provenance": f"record-{seed}"}).number
+        if number == "1":
+            self.registry.set_aliases(name, {"champion": number})
+        return number
+
+    def score(self, inputs: Path | str, output: Path | str, **more: Any) -> Scored:
+        paths = (str(inputs), *map(str, filter(None, [more.pop("other", None)])))
+        request = Request(paths, str(output), "titanic@champion", None, 200)
+        self.watch = Silent()
+        return score(self.params, self.workspace, replace(request, **more), watch=self.watch)
+
+    def command(self, inputs: Path, output: Path, *more: str) -> list[str]:
+        program = str(Path(sys.executable).with_name("ratchet"))
+        return [program, "predict", str(inputs), "--model", "titanic@champion", "--output", str(output), *more]
+
+    def start(self, inputs: Path, output: Path, *more: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self.command(inputs, output, *more),
+            cwd=self.project.root,
+            env=self.project.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture(scope="module")
+def place(new_project: Callable[[str], Any]) -> Place:
+    project = new_project("scoring")
+    settings.override(project.workspace.params, {"registry.export": "onnx"})
+    place = Place(project)
+    place.add("titanic", TITANIC)
+    place.add("texts", TEXTS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def rows() -> pl.DataFrame:
+    path = DATASETS / "tabular" / "titanic.csv"
+    if not path.is_file():
+        pytest.skip("RATCHET_DATASETS names no folder with tabular/titanic.csv")
+    return pl.read_csv(path)
+
+
+@pytest.fixture
+def titanic(rows: pl.DataFrame, tmp_path: Path) -> Path:
+    path = tmp_path / "titanic.csv"
+    rows.write_csv(path)
+    return path
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def answers(folder: Path) -> pl.DataFrame:
+    return pl.read_parquet(sorted(folder.glob("shard-*.parquet")))
+
+
+def test_formats_and_shard_sizes_give_the_same_answers(place: Place, rows: pl.DataFrame, tmp_path: Path) -> None:
+    writers: dict[str, Callable[..., Any]] = {
+        "csv": rows.write_csv, "parquet": rows.write_parquet, "jsonl": rows.write_ndjson,
+    }  # fmt: skip
+    results = {}
+    for suffix, write in writers.items():
+        write(tmp_path / f"rows.{suffix}")
+        scored = place.score(tmp_path / f"rows.{suffix}", tmp_path / suffix, shard_rows=97)
+        assert (scored.rows, scored.refused, scored.shards, scored.earlier) == (len(rows), 0, 10, 0)
+        results[suffix] = answers(tmp_path / suffix).drop("file")
+    whole = place.score(tmp_path / "rows.csv", tmp_path / "whole", shard_rows=10_000)
+    assert whole.shards == 1
+    results["whole"] = answers(tmp_path / "whole").drop("file")
+    assert results["csv"]["row"].to_list() == list(range(1, len(rows) + 1))
+    assert results["csv"]["probability"].n_unique() > 100
+    assert all(frame.equals(results["csv"]) for frame in results.values())
+    assert set(results["csv"]["provenance"]) == {"record-1"}
+    about = pl.read_parquet_metadata(tmp_path / "whole" / "shard-000000.parquet")
+    names = ("model", "version", "provenance", "rows")
+    assert [about[f"ratchet.{name}"] for name in names] == ["titanic", "1", "record-1", "891"]
+
+
+def test_rows_of_several_files_keep_their_numbers(place: Place, rows: pl.DataFrame, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows[:500].write_csv(folder / "a.csv")
+    rows[500:].write_parquet(folder / "b.parquet", row_group_size=50)
+    place.score(folder, tmp_path / "out", shard_rows=120)
+    results = answers(tmp_path / "out")
+    assert results["row"].to_list() == [*range(1, 501), *range(1, len(rows) - 499)]
+    before = digests(tmp_path / "out")
+    for kept in (0, 3, 4, 6):  # in the middle of the first file, at its end, and in the second
+        for path in sorted((tmp_path / "out").glob("s*"))[kept:]:
+            path.unlink()
+        assert place.score(folder, tmp_path / "out", shard_rows=120).earlier == kept
+        assert digests(tmp_path / "out") == before
+
+
+def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    pl.concat([rows] * 30).write_csv(path)
+    size = ("--shard-rows", "1000")
+    place.project.good(*place.command(path, tmp_path / "whole", *size))
+    killed, shards = tmp_path / "killed", 0
+    for _ in range(4):
+        process = place.start(path, killed, *size)
+        while process.poll() is None and len(list(killed.glob("shard-*"))) <= shards:
+            time.sleep(0.005)
+        time.sleep(0.2 * RANDOM.random())
+        process.kill()
+        process.wait()
+        shards = len(list(killed.glob("shard-*")))
+    (killed / ".draft-abandoned.parquet").write_bytes(b"PAR1")
+    output = place.project.good(*place.command(path, killed, *size))
+    assert f"27 shards in {killed}, {shards} of them earlier" in output
+    assert digests(killed) == digests(tmp_path / "whole")
+    assert len(digests(killed)) == 27 + 4
+
+
+def test_a_damaged_shard_is_computed_again(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    before = digests(out)
+    shard = out / "shard-000002.parquet"
+    shard.write_bytes(shard.read_bytes()[:-20])
+    assert place.score(titanic, out).earlier == 2
+    assert digests(out) == before
+
+
+def test_other_inputs_settings_and_versions_are_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    before = digests(out)
+    number = place.add("titanic", TITANIC, seed=2)
+    with pytest.raises(DataError, match=r"shard rows was 200, is 100.*--again"):
+        place.score(titanic, out, shard_rows=100)
+    with pytest.raises(DataError, match=rf"version was titanic/1, is titanic/{number}"):
+        place.score(titanic, out, model=f"titanic/{number}")
+    other = tmp_path / "other.csv"
+    other.write_bytes(titanic.read_bytes())
+    with pytest.raises(DataError, match=r"inputs added: \S*other.csv"):
+        place.score(titanic, out, other=other)
+    assert place.score(titanic, out, shard_rows=None, model="titanic/1").earlier == 5
+    os.utime(titanic, (1, 1))
+    with pytest.raises(DataError, match=r"inputs changed: \S*titanic.csv.*--again"):
+        place.score(titanic, out)
+    assert digests(out) == before
+    assert place.score(titanic, out, again=True, shard_rows=300).shards == 3
+    assert sorted(digests(out)) == [".lock", "inputs.parquet", "manifest.json",
+                                    *(f"shard-{shard:06}.parquet" for shard in range(3)), "summary.json"]  # fmt: skip
+
+
+def test_a_moved_alias_does_not_change_a_job(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    before = digests(out)
+    (out / "summary.json").unlink()
+    (out / "shard-000004.parquet").unlink()
+    number = place.add("titanic", TITANIC, seed=3)
+    place.registry.set_aliases("titanic", {"champion": number})
+    try:
+        assert place.score(titanic, out).version == "1"
+        assert f"titanic@champion is version {number} now" in place.watch.messages[0]
+        assert digests(out) == before
+        assert place.score(titanic, out, again=True).version == number
+    finally:
+        place.registry.set_aliases("titanic", {"champion": "1"})
+
+
+def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has other files \(titanic.csv\)"):
+        place.score(titanic, tmp_path)
+    with pytest.raises(DataError, match="is inside the input"):
+        place.score(tmp_path, tmp_path / "out")
+    with pytest.raises(DataError, match="is a file"):
+        place.score(titanic, DATASETS / "tabular" / "titanic.csv")
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    (out / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"has 5 shards and no manifest.json.*--again"):
+        place.score(titanic, out)
+
+
+def test_a_second_process_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with open_output(str(out), state=tmp_path).locked():
+        output = place.project.refused(*place.command(titanic, out))
+        assert f"{out}: another process scores into it now" in output
+    assert place.score(titanic, out).rows == 891
+
+
+def test_refused_rows_have_reasons_and_the_others_answers(place: Place, tmp_path: Path) -> None:
+    names = "age,fare,pclass,sex,embarked"
+    table = tmp_path / "rows.csv"
+    table.write_text(f'{names}\n31,8,1,male,S\nold,8,1,male,S\n1,2\n\n,,,,\n"3","8",1,"a\nb",S\n')
+    scored = place.score(table, tmp_path / "out", shard_rows=4)
+    assert (scored.rows, scored.refused) == (6, 3)
+    results = answers(tmp_path / "out")
+    assert results["refused"].to_list() == [
+        None,
+        "column 'age': 'old' is no number. Fix: correct it, or leave it empty",
+        "line 4 has 2 cells, the header has 5",
+        "line 5 has no cells, the header has 5",
+        None,
+        None,
+    ]
+    assert (results["class"].is_null() == results["refused"].is_not_null()).all()
+    lines = tmp_path / "rows.jsonl"
+    row = '{"age": %s, "fare": 8, "pclass": 1, "sex": "male", "embarked": "S", "more": [1]}\n'
+    lines.write_text(row % 3 + row % "[3]" + "{\n" + '{"age": 3}\n' + row % '"4"' + row % 4.5)
+    place.score(lines, tmp_path / "lines")
+    reasons = answers(tmp_path / "lines")["refused"]
+    assert [reason is None for reason in reasons] == [True, False, False, False, True, True]
+    assert (reasons[2], reasons[3]) == ("is no JSON object", "has no 'fare'. Fix: add it; null is a missing value")
+    table.write_text(f"{names}\nold,8,1,male,S\n")
+    assert "1 of 1 rows" not in place.project.refused(*place.command(table, tmp_path / "none"))
+    table.write_text(f"{names}\n")
+    with pytest.raises(DataError, match=r"rows.csv: has no rows"):
+        place.score(table, tmp_path / "empty")
+
+
+def test_texts_are_files_or_rows(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    texts = ["a good film", "a bad film", "", "film, and plot"]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    (folder / "4.txt").write_bytes(b"caf\xe9")
+    pl.DataFrame({"words": texts}).write_csv(folder / "5.csv")
+    pl.DataFrame({"text": texts, "other": 1}).write_ndjson(folder / "6.jsonl")
+    scored = place.score(folder, tmp_path / "out", model="texts@champion", shard_rows=5)
+    assert (scored.rows, scored.refused) == (13, 1)
+    results = answers(tmp_path / "out")
+    assert results["refused"][4].startswith("is not UTF-8 (byte 3)")
+    probabilities = results["probability"].to_list()
+    assert probabilities[:4] == probabilities[5:9] == probabilities[9:]
+
+
+def test_s3_is_read_and_written_as_a_folder(
+    place: Place, titanic: Path, tmp_path: Path, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    system.mkdir("scoring")
+    system.put_file(str(titanic), "scoring/in/titanic.csv")
+    url, out = "s3://scoring/in", "s3://scoring/answers/day 1"
+    assert place.score(url, out).shards == 5
+    assert place.score(titanic, tmp_path / "out").shards == 5
+
+    def content() -> dict[str, bytes]:
+        system.invalidate_cache()
+        return {name.rpartition("/")[2]: system.cat_file(name) for name in system.find("scoring/answers")}
+
+    before = content()
+    system.get("scoring/answers/day 1/", str(tmp_path / "copy"), recursive=True)
+    assert answers(tmp_path / "copy").drop("file").equals(answers(tmp_path / "out").drop("file"))
+    for name in ("shard-000003.parquet", "summary.json"):
+        system.rm_file(f"scoring/answers/day 1/{name}")
+    assert place.score(url, out).earlier == 3
+    assert content() == before
+    assert place.score(url, out).earlier == 5
+    system.pipe_file("scoring/in/titanic.csv", titanic.read_bytes() + b"0,3,male,22.0,1,0,7.25,S,,,,,,,\n")
+    with pytest.raises(DataError, match=r"inputs changed: s3://scoring/in/titanic.csv"):
+        place.score(url, out)
+    with (
+        open_output(out, state=place.workspace.state).locked(),
+        pytest.raises(WorkspaceBusy, match="another process scores into it"),
+    ):
+        place.score(url, out)
+    with pytest.raises(DataError, match=r"--output: s3://absent/out .*create the bucket"):
+        place.score(url, "s3://absent/out")
+    with pytest.raises(DataError, match="whose password would be recorded"):
+        place.score("s3://key:secret@scoring/in", out)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StorageUnavailable, match="the connection is refused"):  # which score-flow tries again
+        place.score(url, out)
+
+
+def test_a_terminated_command_removes_its_copy_of_the_model(place: Place, rows: pl.DataFrame, tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "out"
+    pl.concat([rows] * 200).write_csv(path)
+    process = place.start(path, out, "--shard-rows", "1000")
+    while process.poll() is None and not list(out.glob("shard-*")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert not list(out.glob(".draft-*"))
+
+
+@contextlib.contextmanager
+def measured(process: "subprocess.Popen[bytes]") -> Iterator[list[float]]:
+    """Yield a list that has the process's peak of memory in MiB when it has ended."""
+    peak: list[float] = []
+    yield peak
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    peak.append(usage.ru_maxrss / (1 if sys.platform == "darwin" else 1024))
+    assert isinstance(usage, resource.struct_rusage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_memory_does_not_grow_with_the_rows(place: Place, rows: pl.DataFrame, tmp_path: Path, suffix: str) -> None:
+    peaks = {}
+    for count in (20_000, 1_000_000):
+        frame, path = pl.concat([rows] * (count // len(rows) + 1)).head(count), tmp_path / f"{count}.{suffix}"
+        if suffix == "csv":
+            frame.write_csv(path)
+        else:
+            frame.write_parquet(path)
+        process = place.start(path, tmp_path / str(count), "--shard-rows", "250000")
+        with measured(process) as peak:
+            pass
+        assert process.returncode == 0
+        peaks[count] = peak[0]
+    assert answers(tmp_path / "1000000").height == 1_000_000
+    assert peaks[1_000_000] < peaks[20_000] + 100, peaks

@@ -1,0 +1,69 @@
+"""Late labels: the newest counts, and quality has the values that NumPy computes from the answers."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.traffic.labels import LabelStore, Stored
+from ratchet.traffic.schema import Logged
+from ratchet.traffic.summary import summary
+from ratchet.traffic.writing import RequestLog
+
+NOON = 1_800_014_400.0  # within an hour of the year 2027
+ANSWERS = [f"{number:032x}" for number in range(10)]
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    """A log of ten requests of one row; the answer to request n is class n % 2."""
+    folder = tmp_path / "requests"
+    log = RequestLog(folder, share=1.0, inputs="none", days=30.0, mib=64.0)
+    for number, answer in enumerate(ANSWERS):
+        predictions = np.eye(2, dtype=np.float32)[[number % 2]]
+        request = Logged(
+            answer, NOON + number, 0.25, "own", "digits", "3" if number < 8 else "4", "", "", {}, predictions, "digest"
+        )
+        log.add(answer, lambda request=request: request)
+    log.close()
+    return folder
+
+
+def test_newest_label_counts_and_repeats_change_nothing(requests: Path) -> None:
+    store = LabelStore(requests)
+    labels = {(answer, 0): [0.1] for answer in ANSWERS[:3]}
+    assert store.add(labels, problem="regression", days=30.0) == Stored(3, 0, 0)
+    assert store.add(labels, problem="regression", days=30.0) == Stored(0, 0, 3)
+    assert store.add({(ANSWERS[0], 0): [2.0], (ANSWERS[3], 0): [0.1]}, problem="regression", days=30.0) == Stored(
+        1, 1, 0
+    )
+    newest = {row["answer"]: row["label"] for row in store.newest().iter_rows(named=True)}
+    assert (len(newest), newest[ANSWERS[0]]) == (4, [2.0])
+    (path,) = store.folder.glob("*.parquet")
+    assert len(pl.read_parquet(path)) == 5
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert store.logged({ANSWERS[4], "unknown"}) == {(ANSWERS[4], 0): "digest"}
+
+
+def test_accuracy_counts_labelled_rows_only(requests: Path) -> None:
+    LabelStore(requests).add({(each, 0): [0.0] for each in ANSWERS[:5]}, problem="classification", days=30.0)
+    first, second = summary(requests)
+    assert (first.version, first.requests, first.labels, first.metric) == ("digits/3", 8, 5, "accuracy")
+    assert first.quality is not None
+    assert first.quality.value == pytest.approx(3 / 5)
+    assert first.quality.low < 3 / 5 < first.quality.high
+    assert (second.version, second.requests, second.labels, second.quality) == ("digits/4", 2, 0, None)
+
+
+def test_errors_of_numbers_are_averaged(requests: Path) -> None:
+    LabelStore(requests).add({(each, 0): [3.0, 0.0] for each in ANSWERS[:4]}, problem="regression", days=30.0)
+    first = summary(requests)[0]
+    errors = [(2 + 0) / 2, (3 + 1) / 2] * 2
+    assert first.metric == "mean absolute error"
+    assert first.quality is not None
+    assert first.quality.value == pytest.approx(np.mean(errors))
+
+
+def test_empty_log_has_no_hours(tmp_path: Path) -> None:
+    assert summary(tmp_path / "requests") == []

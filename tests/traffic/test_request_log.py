@@ -1,0 +1,102 @@
+"""The request log: complete files whatever happens, limited in memory and on the disk."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ratchet.traffic.reading import find, read
+from ratchet.traffic.schema import Logged, is_sampled
+from ratchet.traffic.writing import RequestLog
+
+NOW = time.time()
+
+
+def logged(number: int = 0, *, at: float = NOW, rows: int = 1, **changed: Any) -> Logged:
+    inputs = {"pixels": np.full((rows, 2, 2, 1), number % 256, np.uint8)}
+    answers = np.full((rows, 3), number, np.float32)
+    content = {"inputs": inputs, "predictions": answers} | changed
+    return Logged(f"{number:032x}", at, 0.25, "own", "digits", "3", "record", "anna", **content)
+
+
+def log(folder: Path, requests: list[Logged], **changed: Any) -> RequestLog:
+    given: dict[str, Any] = {"share": 1.0, "inputs": "hash", "days": 30.0, "mib": 64.0}
+    written = RequestLog(folder, **given | changed)
+    for request in requests:
+        written.add(request.answer, lambda request=request: request)
+    written.close()
+    return written
+
+
+def test_each_row_is_logged(tmp_path: Path) -> None:
+    log(tmp_path, [logged(1), logged(2, rows=3)])
+    rows = read(tmp_path)
+    assert rows["row"].to_list() == [0, 0, 1, 2]
+    assert rows["prediction"].to_list()[1] == [2.0, 2.0, 2.0]
+    assert rows.row(0, named=True)["time"].timestamp() == pytest.approx(NOW, abs=1e-5)
+    assert rows["input_sha256"].n_unique() == 2
+    assert "input.pixels" not in rows.columns
+    assert find(tmp_path, f"{2:032x}")["row"].to_list() == [0, 1, 2]
+    assert find(tmp_path, f"{3:032x}").is_empty()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.parquet")} == {0o600}
+
+
+def test_inputs_are_kept_or_left_out(tmp_path: Path) -> None:
+    log(tmp_path / "keep", [logged(7)], inputs="keep")
+    log(tmp_path / "none", [logged(7)], inputs="none")
+    log(tmp_path / "keep", [logged(8, inputs={"prompt": ("To be",)}, predictions=["or not"])], inputs="keep")
+    kept = read(tmp_path / "keep")
+    assert kept["input.pixels"].to_list() == [[7, 7, 7, 7], None]
+    assert (kept["input.prompt"].to_list(), kept["text"].to_list()) == ([None, "To be"], [None, "or not"])
+    assert read(tmp_path / "none")["input_sha256"].to_list() == [None]
+
+
+def test_parts_of_past_hours_become_one_file(tmp_path: Path) -> None:
+    past = NOW - 7200
+    log(tmp_path, [logged(1, at=past), logged(2, at=past)])
+    assert not list(tmp_path.glob("*/*.parquet"))
+    (whole,) = tmp_path.glob("*.parquet")
+    assert len(pl.read_parquet(whole)) == 2
+    late = whole.with_suffix("") / "late.parquet"  # of a server that was killed before it merged its parts
+    late.parent.mkdir()
+    pl.read_parquet(whole).head(1).with_columns(answer=pl.lit("f" * 32)).write_parquet(late)
+    (late.parent / "cut-off.draft").write_bytes(b"PAR1")
+    log(tmp_path, [])
+    assert len(read(tmp_path)) == 3
+    assert not whole.with_suffix("").exists()
+
+
+def test_old_and_large_logs_are_deleted(tmp_path: Path) -> None:
+    for hours in (2, 3, 4):
+        log(tmp_path, [logged(hours, at=NOW - 3600 * hours)])
+    oldest, *_ = files = sorted(tmp_path.glob("*.parquet"))
+    assert len(files) == 3
+    os.utime(oldest, (NOW - 3 * 86_400,) * 2)
+    log(tmp_path, [], days=2.0)
+    assert sorted(tmp_path.glob("*.parquet")) == files[1:]
+    log(tmp_path, [], mib=files[-1].stat().st_size * 1.5 / 2**20)
+    assert sorted(tmp_path.glob("*.parquet")) == files[2:]
+
+
+def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text("a file in place of the folder")
+    written = log(tmp_path / "requests", [logged(1), logged(2)])
+    assert written.lost == 2
+    assert written.problem.startswith("the request log cannot be written: ")
+
+
+def test_what_waits_is_limited_in_memory(tmp_path: Path) -> None:
+    large = np.zeros((1, 40 << 20), np.uint8)
+    written = log(tmp_path, [logged(number, inputs={"bytes": large}) for number in range(3)])
+    assert (written.lost, len(read(tmp_path))) == (2, 1)
+
+
+def test_sampling_depends_on_the_id_alone(tmp_path: Path) -> None:
+    ids = [os.urandom(16).hex() for _ in range(4000)]
+    assert 800 < sum(is_sampled(answer, 0.25) for answer in ids) < 1200
+    assert all(is_sampled(answer, 1.0) for answer in ids)
+    assert not any(is_sampled(answer, 0.0) for answer in ids)

@@ -92,7 +92,7 @@ def running(bundle: Path, python: Path, port: int, *options: str) -> Iterator[No
 
 def refused(bundle: Path, python: Path, *options: str) -> str:
     """Return the message of a server that does not start."""
-    command = [str(python), "-I", str(bundle / "serve.py"), *options]
+    command = [str(python), "-I", str(bundle / "serve.py"), "--port", str(free_port(HOST)), *options]
     done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, check=False)
     assert done.returncode
     assert "Traceback" not in done.stderr

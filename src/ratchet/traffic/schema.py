@@ -23,6 +23,7 @@ SLICE = "slice."
 """Begins the names of the columns of serving.log_columns."""
 INPUT = "input."
 """Begins the names of the columns with kept inputs: one for each array of the model, or input.prompt."""
+_OVERHEAD = 1000  # bytes of a request besides its arrays
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def is_sampled(answer: str, share: float) -> bool:
 def size_of(logged: Logged) -> int:
     """Return about how many bytes the request takes in memory."""
     given = [logged.predictions, *logged.inputs.values()]
-    return sum(part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part)) for part in given)
+    return _OVERHEAD + sum(part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part)) for part in given)
 
 
 def _digests(logged: Logged) -> list[str]:

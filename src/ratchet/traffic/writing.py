@@ -1,7 +1,8 @@
 """Write the request log: one thread, a queue of limited size, and Parquet files that are complete or absent.
 
-Requests are written some seconds after their answer, to a small file (a part). At the end of an hour its parts become
-one file. A killed server loses at most the last seconds.
+Requests become rows of a table a few at a time: the other threads of the process wait while this one makes many rows.
+Some seconds later the rows are written to a small file (a part). At the end of an hour its parts become one file. A
+killed server loses at most the last seconds.
 """
 
 import contextlib
@@ -9,21 +10,36 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from ratchet.traffic.reading import KEY
 from ratchet.traffic.schema import Logged, is_sampled, size_of, table_of
 
+if TYPE_CHECKING:
+    import pyarrow
+
 __all__ = ["RequestLog"]
 
 _LOG = logging.getLogger(__name__)
 _EVERY = 5.0  # seconds between two parts
-_MOST_BYTES = 64 << 20  # of requests that wait to be written
-_MOST_REQUESTS = 20_000
+_AT_ONCE = 100  # requests that become rows without a rest: about 1 ms
+_PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
+_MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _DAY, _MIB = 86_400.0, 1 << 20
+
+
+@dataclass
+class _Part:
+    """Rows that will be one file. `requests`: how many they are of."""
+
+    tables: "list[pyarrow.Table]" = field(default_factory=list)
+    requests: int = 0
 
 
 class RequestLog:
@@ -42,8 +58,9 @@ class RequestLog:
 
         self.folder, self.lost, self.problem = folder, 0, ""
         self.share, self._inputs, self._days, self._mib = share, inputs, days, mib
-        self._waiting: list[Logged] = []
-        self._bytes, self._parts = 0, 0
+        self._waiting: deque[Logged] = deque()
+        self._parts: dict[tuple[str, str, str], _Part] = {}  # by hour, model and version
+        self._bytes, self._files, self._tidied = 0, 0, ""
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
@@ -56,11 +73,11 @@ class RequestLog:
         request = logged()
         size = size_of(request)
         with self._changed:
-            if len(self._waiting) >= _MOST_REQUESTS or self._bytes + size > _MOST_BYTES:
+            if self._bytes + size > _MOST_BYTES:
                 self.lost += 1
                 return
-            self._waiting.append(request)
             self._bytes += size
+            self._waiting.append(request)
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
@@ -70,43 +87,68 @@ class RequestLog:
         self._thread.join()
 
     def _work(self) -> None:
-        tidied, is_last = "", False
+        due, is_last = time.monotonic() + _EVERY, False
         while not is_last:
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(_EVERY)
-                is_last = self._closed
-                requests, self._waiting, self._bytes = self._waiting, [], 0
+                    self._changed.wait(_PAUSE if len(self._waiting) < _AT_ONCE else _REST)
+                requests = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+                is_last = self._closed and not self._waiting
             try:
-                self._write(requests)
-                if tidied != (hour := _hour(time.time())):
-                    self._tidy(hour)
-                    tidied = hour
-                self.problem = ""
+                self._take(requests)
+                if is_last or time.monotonic() >= due:
+                    due = time.monotonic() + _EVERY
+                    self._write()
+                    self._tidy(_hour(time.time()))
+                    self.problem = ""
             except Exception as error:  # of the disk or of pyarrow: answers go on, and the next part may succeed
-                self.lost += len(requests)
                 if not self.problem:
                     _LOG.error("the request log in %s cannot be written: %s", self.folder, error)
                 self.problem = f"the request log cannot be written: {error}"
 
-    def _write(self, requests: list[Logged]) -> None:
-        """Write the requests as one part for each hour and kind of input."""
+    def _take(self, requests: list[Logged]) -> None:
+        """Make rows of requests: one table for each hour and version."""
         groups: dict[tuple[str, str, str], list[Logged]] = {}
         for request in requests:
             groups.setdefault((_hour(request.time), request.model, request.version), []).append(request)
-        for (hour, _, _), group in groups.items():
-            self._parts += 1
-            name = f"{time.time_ns()}-{os.getpid()}-{self._parts}.parquet"
-            self._write_file(self.folder / hour / name, group)
+        for key, group in groups.items():
+            with self._counted(len(group), sum(map(size_of, group))):
+                table = table_of(group, inputs=self._inputs)
+            part = self._parts.setdefault(key, _Part())
+            part.tables.append(table)
+            part.requests += len(group)
+            with self._changed:
+                self._bytes += table.nbytes
 
-    def _write_file(self, path: Path, requests: list[Logged]) -> None:
+    def _write(self) -> None:
+        """Write the rows, one file for each hour and version."""
+        while self._parts:
+            (hour, *_), part = self._parts.popitem()
+            self._files += 1
+            name = f"{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
+            with self._counted(part.requests, sum(table.nbytes for table in part.tables)):
+                self._write_file(self.folder / hour / name, part)
+
+    @contextlib.contextmanager
+    def _counted(self, requests: int, size: int) -> Iterator[None]:
+        """Free the bytes of requests at the end, and count the requests as lost if it fails."""
+        try:
+            yield
+        except BaseException:
+            self.lost += requests
+            raise
+        finally:
+            with self._changed:
+                self._bytes -= size
+
+    def _write_file(self, path: Path, part: _Part) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = table_of(requests, inputs=self._inputs)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
         try:
-            pq.write_table(table, draft, compression="zstd")
+            pq.write_table(pa.concat_tables(part.tables, promote_options="permissive"), draft, compression="zstd")
             os.chmod(draft, 0o600)  # inputs may be personal
             os.replace(draft, path)
         except BaseException:
@@ -115,6 +157,8 @@ class RequestLog:
 
     def _tidy(self, current: str) -> None:
         """Make one file of each past hour, and delete what is too old or too much. One process at a time."""
+        if self._tidied == current:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
@@ -122,7 +166,8 @@ class RequestLog:
                     self._merge(hour)
                 self._rotate()
         except Timeout:  # another server of this folder does it
-            return
+            pass
+        self._tidied = current
 
     def _merge(self, hour: Path) -> None:
         import polars

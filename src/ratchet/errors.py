@@ -14,7 +14,9 @@
     │   ├── LedgerBroken       entries of the ledger were changed
     │   └── NotAllowed         the settings do not allow this user to do that
     ├── TrackingUnavailable  MLflow does not answer; metrics wait in the journal
-    └── PlatformError      a local server does not start or does not stop
+    ├── PlatformError      a local server does not start or does not stop
+    └── StudyError         a search cannot begin or continue, or a study does not exist
+        └── StudyUnavailable  its database does not answer now
 
 Every message names the file or key, the value, what is allowed and the fix. It is shown as it is, without a traceback.
 """
@@ -31,6 +33,8 @@ __all__ = [
     "RegistryError",
     "SettingsError",
     "StorageUnavailable",
+    "StudyError",
+    "StudyUnavailable",
     "TrackingUnavailable",
     "TrainingError",
     "WorkspaceBusy",
@@ -101,6 +105,14 @@ class TrackingUnavailable(RatchetError):
 
 class PlatformError(RatchetError):
     """A local server does not start or does not stop."""
+
+
+class StudyError(RatchetError):
+    """A search cannot begin or continue, or a study does not exist."""
+
+
+class StudyUnavailable(StudyError):
+    """The database of the studies does not answer now; a later attempt may succeed."""
 
 
 def first_line(error: BaseException) -> str:

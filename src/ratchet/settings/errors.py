@@ -142,7 +142,7 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         filled = any(getattr(mark, "min_length", 0) for mark in metadata)
         return f"a list{', not empty,' if filled else ''} with values: {_allowed(arguments[0])}"
     text = "text" if any(getattr(mark, "pattern", None) for mark in metadata) else "text, not empty"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: text}
+    names = {Any: "a value", bool: "true or false", int: "a whole number", float: "a finite number", str: text}
     return names[annotation] + bounds
 
 

@@ -3,8 +3,6 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
@@ -15,6 +13,31 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from ratchet import files
+from ratchet.settings.search_settings import SearchSettings
+from ratchet.settings.section import (
+    MAILBOX,
+    Amount,
+    ColumnType,
+    Confidence,
+    Count,
+    Fraction,
+    Function,
+    Host,
+    InnerShare,
+    Kind,
+    MinimumMetric,
+    Names,
+    Port,
+    Positive,
+    PositiveAmount,
+    PositiveShare,
+    PublicAddress,
+    PublicKey,
+    Section,
+    Share,
+    Text,
+    setting,
+)
 
 __all__ = [
     "BESIDE",
@@ -30,48 +53,11 @@ __all__ = [
     "Params",
     "PlatformSettings",
     "RegistrySettings",
+    "SearchSettings",
     "Section",
     "TrackingSettings",
     "TrainingSettings",
 ]
-
-
-class Section(BaseModel):
-    """One section of params.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
-    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones
-
-
-Text = Annotated[str, Field(min_length=1)]
-Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
-Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-MinimumMetric = Literal[
-    "auto", "none", "accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "cost", "mae", "rmse", "r2", "median_error",
-    "micro_f1", "exact_match", "right_labels", "loss", "perplexity", "bits_per_character", "bits_per_byte",
-]  # fmt: skip
-ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0.0)]
-PositiveAmount = Annotated[float, Field(gt=0.0)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
-InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
-Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
-Port = Annotated[int, Field(ge=1024, le=65535)]
-Host = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$")]
-PublicAddress = Annotated[str, Field(pattern=r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$")]
-PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
-_MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
-
-
-def setting(default: Any, description: str) -> Any:
-    """Return a field with its default and its description for params.yaml, messages, docs and the run form."""
-    return Field(default, description=description)
 
 
 class DataSettings(Section):
@@ -539,10 +525,10 @@ class AlertSettings(Section):
     webhook: Annotated[str, Field(pattern=r"^(none|environment|https?://[^\s/]+(/\S*)?)$")] = setting(
         "none", "http(s) address, none, or environment: a secret address in RATCHET_ALERTS_WEBHOOK"
     )
-    email_to: Annotated[tuple[Annotated[str, Field(pattern=_MAILBOX)], ...], Field(strict=False)] = setting(
+    email_to: Annotated[tuple[Annotated[str, Field(pattern=MAILBOX)], ...], Field(strict=False)] = setting(
         (), "e-mail addresses of the recipients; empty: no e-mail"
     )
-    email_from: Annotated[str, Field(pattern=f"^auto$|{_MAILBOX}")] = setting(
+    email_from: Annotated[str, Field(pattern=f"^auto$|{MAILBOX}")] = setting(
         "auto", "e-mail address of the sender; auto: ratchet@HOSTNAME"
     )
 
@@ -575,6 +561,7 @@ class Params(Section):
     tracking: TrackingSettings = TrackingSettings()
     platform: PlatformSettings = PlatformSettings()
     serving: ServingSettings = ServingSettings()
+    search: SearchSettings = SearchSettings()
     alerts: AlertSettings = AlertSettings()
 
     @property
@@ -583,7 +570,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-BESIDE = frozenset({"access", "alerts", "budget", "platform", "serving"})
+BESIDE = frozenset({"access", "alerts", "budget", "platform", "search", "serving"})
 """Sections that do not change the output of any stage. dvc.yaml does not list them; they may change during a run."""
 
 

@@ -1,0 +1,11 @@
+"""Search for better settings: which trial is next, on which worker, and which one wins.
+
+    records     a study and its trials
+    store       the database: every change is one transaction
+    sampling    the next settings, by Optuna
+    pruning     which trials end early: rungs, or Optuna's pruners
+    scheduler   what a worker does next
+    finalists   other seeds of the best trials, and the winner
+
+Nothing here trains: `tasks.trial` does.
+"""

@@ -1,0 +1,95 @@
+"""The end of a search: other seeds of the best trials, the winner, and what its score is likely to be again.
+
+The best of many noisy scores is too good (the winner's curse). So the best trials are trained with other seeds, and the
+mean over seeds decides. The scores of the other seeds are not selected, so their mean shows how far the score falls.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ratchet.search.records import Study, Trial
+
+__all__ = ["Finalist", "finalists", "next_seeds", "winner"]
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A trial with the scores of its seeds.
+
+    Attributes:
+        selected: score by which it became a finalist.
+        scores: first objective of each seed, that of the search first.
+        mean: mean over all seeds.
+        low, high: 95 % confidence interval of the mean (Student's t); None with one seed.
+        again: mean over the other seeds, which were not selected: what another training is likely to reach; None with
+            one seed.
+    """
+
+    trial: Trial
+    selected: float
+    scores: tuple[float, ...]
+    mean: float
+    low: float | None
+    high: float | None
+    again: float | None
+
+
+def finalists(study: Study) -> list[Finalist]:
+    """Return the finalists, the best mean first."""
+    sign = -1.0 if study.maximize[0] else 1.0
+    found = [_finalist(study, trial) for trial in _chosen(study)]
+    return sorted(found, key=lambda each: (sign * each.mean, each.trial.number))
+
+
+def winner(study: Study) -> Finalist | None:
+    """Return the finalist with the best mean, or, if no trial is complete, the best one so far; None: there is none.
+
+    If seeds are missing, because the budget was used up, only those with the most seeds compete.
+    """
+    found = finalists(study)
+    if found:
+        most = max(len(each.scores) for each in found)
+        return next(each for each in found if len(each.scores) == most)
+    known = study.ranked()
+    return _finalist(study, known[0]) if known else None
+
+
+def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
+    """Yield the repetitions of finalists that no worker has begun, with their seeds."""
+    if len(study.objectives) > 1:
+        return
+    first = int(study.params["seed"])
+    for offset in range(1, study.search.seeds):
+        for trial in _chosen(study):
+            seed = first + offset
+            if not any(each.seed_of == trial.number and each.seed == seed for each in study.trials):
+                yield trial, seed
+
+
+def _chosen(study: Study) -> list[Trial]:
+    """Return the finalists: the best complete trials, and those that had seeds already when a better one came."""
+    complete = [trial for trial in study.ranked() if trial.state == "complete"]
+    repeated = {trial.seed_of for trial in study.trials if trial.seed_of is not None}
+    best = complete[: study.search.finalists]
+    return best + [trial for trial in complete if trial.number in repeated and trial not in best]
+
+
+def _finalist(study: Study, trial: Trial) -> Finalist:
+    scores = [each.objectives[0] for each in study.seeds_of(trial)] or [trial.value or 0.0]
+    mean = sum(scores) / len(scores)
+    half = _half_width(scores)
+    return Finalist(
+        trial, scores[0], tuple(scores), mean, None if half is None else mean - half,
+        None if half is None else mean + half, sum(scores[1:]) / (len(scores) - 1) if len(scores) > 1 else None,
+    )  # fmt: skip
+
+
+def _half_width(scores: Sequence[float]) -> float | None:
+    if len(scores) < 2:
+        return None
+    from scipy.stats import t
+
+    mean = sum(scores) / len(scores)
+    deviation = math.sqrt(sum((score - mean) ** 2 for score in scores) / (len(scores) - 1))
+    return float(t.ppf(0.975, len(scores) - 1)) * deviation / math.sqrt(len(scores))

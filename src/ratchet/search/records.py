@@ -1,0 +1,147 @@
+"""A study and its trials, as frozen dataclasses that pages, tables and the scheduler read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from ratchet.settings.search_settings import SearchSettings
+
+__all__ = ["OPEN", "Curve", "State", "Study", "Trial", "best_so_far"]
+
+State = Literal["running", "waiting", "paused", "complete", "pruned", "failed"]
+"""State of a trial.
+
+running: a worker has it. waiting: its worker has left it or is lost, and the next one continues it. paused: at a rung,
+until it is among the best there. The others are ends: with all its epochs, with fewer, or with an error.
+"""
+OPEN: tuple[State, ...] = ("running", "waiting", "paused")
+Curve = tuple[tuple[int, float], ...]
+"""(epoch, value of the first objective so far) after each epoch; with folds, (fold from 1, value of the fold)."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of settings and what became of it.
+
+    Attributes:
+        number: from 0, in the order in which they were chosen.
+        key: digest of everything that decides its weights, which also names its checkpoints.
+        values: settings of the space by dotted key; those whose `when` does not hold are absent.
+        seed_of: number of the finalist that it repeats with another seed; None for a trial of the search itself.
+        seed: that seed.
+        bracket, rung: of successive halving; `rung` is the number of rungs that it has passed.
+        curve: after each epoch, or after each fold.
+        objectives: values at the end, in the order of the study's objectives.
+        reason: why it failed, ended early or was lost.
+        owner: the worker that has it.
+        expires: when the lease ends, seconds since 1970.
+        losses: how often its worker was lost.
+        steps: optimizer steps, those that were lost and repeated included.
+        cpu, wall: seconds over all attempts.
+        run_id: MLflow run; empty until it is known.
+    """
+
+    number: int
+    key: str
+    values: Mapping[str, Any]
+    state: State = "running"
+    seed_of: int | None = None
+    seed: int | None = None
+    bracket: int = 0
+    rung: int = 0
+    curve: Curve = ()
+    objectives: tuple[float, ...] = ()
+    reason: str = ""
+    owner: str = ""
+    expires: float = 0.0
+    losses: int = 0
+    steps: int = 0
+    cpu: float = 0.0
+    wall: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    run_id: str = ""
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs, or folds, that it has completed."""
+        return self.curve[-1][0] if self.curve else 0
+
+    @property
+    def value(self) -> float | None:
+        """First objective: at the end, or so far. None: nothing is known yet, or it failed."""
+        if self.state == "failed":
+            return None
+        if self.objectives:
+            return self.objectives[0]
+        return self.curve[-1][1] if self.curve else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A search: what it tries, and everything that decides its results.
+
+    Attributes:
+        objectives: metric names, `maximize` whether larger is better for each of them.
+        search: the settings as the search began; budget and finalists are those of the latest command.
+        params: all other settings as the search began (`Params` as JSON).
+        parts: what decides every trial, by kind and name; a study is only continued if it is equal.
+        epochs: of a whole training.
+        state: running, or ended with the reason in `reason`.
+        active: seconds in which at least one worker searched.
+        winner: number of the trial that won; None: there is none yet.
+        run_id: MLflow run of the study.
+    """
+
+    name: str
+    objectives: tuple[str, ...]
+    maximize: tuple[bool, ...]
+    search: SearchSettings
+    params: Mapping[str, Any]
+    parts: Mapping[str, Mapping[str, Any]]
+    epochs: int
+    state: Literal["running", "ended"] = "running"
+    reason: str = ""
+    created: float = 0.0
+    active: float = 0.0
+    stop: bool = False
+    winner: int | None = None
+    run_id: str = ""
+    trials: Sequence[Trial] = field(default=())
+
+    @cached_property
+    def searched(self) -> list[Trial]:
+        """Trials of the search itself, without the other seeds of finalists."""
+        return [trial for trial in self.trials if trial.seed_of is None]
+
+    @property
+    def pruner(self) -> str:
+        """Pruner, after `auto` is decided."""
+        if self.search.pruner != "auto":
+            return self.search.pruner
+        return "none" if len(self.objectives) > 1 else "wilcoxon" if self.search.folds else "successive-halving"
+
+    @property
+    def cpu_hours(self) -> float:
+        """CPU time of all trials."""
+        return sum(trial.cpu for trial in self.trials) / 3600
+
+    def ranked(self) -> list[Trial]:
+        """Trials with a value, the best first: complete ones before those that ended early, by the first objective."""
+        sign = -1.0 if self.maximize[0] else 1.0
+        known = [trial for trial in self.searched if trial.value is not None]
+        return sorted(
+            known, key=lambda trial: (trial.state != "complete", -trial.epochs if trial.state != "complete" else 0,
+                                      sign * (trial.value or 0.0), trial.number),
+        )  # fmt: skip
+
+    def seeds_of(self, trial: Trial) -> list[Trial]:
+        """Return the trial and its repetitions with other seeds, those that are complete."""
+        repeated = [each for each in self.trials if each.seed_of == trial.number]
+        return [each for each in (trial, *repeated) if each.state == "complete"]
+
+
+def best_so_far(curve: Curve, epoch: int) -> float | None:
+    """Return the value at the last entry that is not after `epoch`; None: there is none."""
+    return next((value for at, value in reversed(curve) if at <= epoch), None)

@@ -1,0 +1,241 @@
+"""The next settings of a search, by Optuna's samplers.
+
+The database of studies is the record. Optuna works on a copy of it in memory (`View`), for two reasons: a trial that
+has been paused may continue later, and Optuna's own storages do not allow that. And its CMA-ES keeps a pickle in the
+storage. The random numbers of a trial depend on `search.seed` and its number only, so a search by one worker can be
+interrupted and ends with the same trials.
+"""
+
+import itertools
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ratchet.search.records import Study, Trial
+from ratchet.settings.model import Params
+from ratchet.settings.search_settings import SearchSettings
+from ratchet.settings.search_space import Dimension, setting_of
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["View", "frozen", "grid_points", "present_values"]
+
+_MAX_GRID = 100_000
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a trial is in the view: its number, state and settings there."""
+
+    number: int
+    state: str
+    values: Mapping[str, Any]
+
+
+class View:
+    """A study as Optuna sees it, in memory."""
+
+    def __init__(self, params: Params, space: Sequence[Dimension]) -> None:
+        """Begin without trials. `params` are the settings outside the space."""
+        self.params, self.space = params, tuple(space)
+        self.study: optuna.Study | None = None
+        self._places: dict[int, _Place] = {}  # by number of the trial
+
+    def suggest(self, study: Study, number: int, attempt: int) -> dict[str, Any] | None:
+        """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it."""
+        if study.search.sampler == "grid":
+            tried = [dict(trial.values) for trial in study.searched]
+            return next((point for point in self._grid(study.search.seed) if _plain(point) not in tried), None)
+        view = self.update(study)
+        present = present_values(self.space, self.params) if number == attempt == 0 else None
+        if present is not None:
+            return _plain(present)
+        with _quiet():
+            view.sampler = _sampler(study, _mixed(study.search.seed, number, attempt), view)
+            trial = view.ask()
+            values: dict[str, Any] = {}
+            for dimension in self.space:
+                if dimension.is_active(values, self.params):
+                    values[dimension.key] = _suggested(trial, dimension)
+            if number in self._places:  # an earlier proposal, which was not taken
+                view.tell(self._places[number].number, state=_states()["failed"])
+            self._places[number] = _Place(trial.number, "running", _plain(values))
+        return _plain(values)
+
+    def update(self, study: Study) -> "optuna.Study":
+        """Bring the view up to date with the study."""
+        view = self.study or self._begin(study)
+        with _quiet():
+            for trial in study.searched:
+                place = self._places.get(trial.number)
+                state = "running" if trial.state == "waiting" else trial.state
+                if place is None:
+                    view.add_trial(frozen(trial, self.space, several=len(study.objectives) > 1))
+                    number = view.get_trials(deepcopy=False)[-1].number
+                    self._places[trial.number] = _Place(number, state, trial.values)
+                elif place.values != trial.values or (place.state != state and place.state != "running"):
+                    # another process has used the number, or the trial was paused, which is an end for Optuna
+                    self.study, self._places = None, {}
+                    return self.update(study)
+                elif place.state != state:
+                    self._end(view, trial, place, state)
+        return view
+
+    def _begin(self, study: Study) -> "optuna.Study":
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        directions = ["maximize" if larger else "minimize" for larger in study.maximize]
+        self.study = optuna.create_study(directions=directions)  # type: ignore[arg-type]
+        return self.study
+
+    def _end(self, view: "optuna.Study", trial: Trial, place: "_Place", state: str) -> None:
+        from optuna.trial import Trial as OptunaTrial
+
+        running = view.get_trials(deepcopy=False)[place.number]
+        if len(view.directions) == 1:
+            open_trial = OptunaTrial(view, running._trial_id)
+            for epoch, value in trial.curve:
+                open_trial.report(value, epoch)
+        view.tell(place.number, list(trial.objectives) if state == "complete" else None, state=_states()[state])
+        self._places[trial.number] = _Place(place.number, state, place.values)
+
+    def _grid(self, seed: int) -> list[dict[str, Any]]:
+        import random
+
+        points = list(grid_points(self.space, self.params))
+        random.Random(seed).shuffle(points)
+        return points
+
+
+def present_values(space: Sequence[Dimension], params: Params) -> dict[str, Any] | None:
+    """Return the values of `params` as a point of the space; None: they are outside it.
+
+    The first trial has them, so the winner is not worse than what there was.
+    """
+    values: dict[str, Any] = {}
+    for dimension in space:
+        if dimension.is_active(values, params):
+            value = setting_of(params, dimension.key)
+            if not dimension.contains(value):
+                return None
+            values[dimension.key] = value
+    return values
+
+
+def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str, Any]]:
+    """Yield every point of a grid once, at most 100,000. Dimensions whose `when` does not hold are left out."""
+    seen: set[str] = set()
+    for combination in itertools.islice(itertools.product(*(dimension.grid or () for dimension in space)), _MAX_GRID):
+        values: dict[str, Any] = {}
+        for dimension, value in zip(space, combination, strict=True):
+            if dimension.is_active(values, params):
+                values[dimension.key] = value
+        if (key := json.dumps(values, sort_keys=True)) not in seen:
+            seen.add(key)
+            yield values
+
+
+def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optuna.trial.FrozenTrial":
+    """Return a trial as Optuna's. `several`: the study has several objectives, and so no intermediate values."""
+    import optuna
+
+    active = [dimension for dimension in space if dimension.key in trial.values]
+    given = {
+        dimension.key: next(
+            (_category(choice) for choice in dimension.choices if _plain_value(choice) == trial.values[dimension.key]),
+            trial.values[dimension.key],
+        )
+        for dimension in active
+    }
+    curve = {} if several else dict(trial.curve)
+    state = _states()["running" if trial.state == "waiting" else trial.state]
+    ended = state == optuna.trial.TrialState.PRUNED and curve
+    with _quiet():
+        return optuna.trial.create_trial(
+            state=state,
+            values=list(trial.objectives) if trial.state == "complete" else [curve[max(curve)]] if ended else None,
+            params=given,
+            distributions={dimension.key: _distribution(dimension) for dimension in active},
+            intermediate_values=curve,
+            user_attrs={"ratchet.number": trial.number, "ratchet.key": trial.key},
+        )
+
+
+def _suggested(trial: "optuna.Trial", dimension: Dimension) -> Any:
+    if dimension.kind == "choice":
+        chosen = trial.suggest_categorical(dimension.key, [_category(choice) for choice in dimension.choices])
+        return next(choice for choice in dimension.choices if _category(choice) == chosen)
+    if dimension.kind == "int":
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        return trial.suggest_int(dimension.key, low, high, step=step, log=dimension.log)
+    value = trial.suggest_float(dimension.key, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
+    return float(f"{value:.6g}") if dimension.step is None else float(f"{value:.12g}")
+
+
+def _distribution(dimension: Dimension) -> "optuna.distributions.BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.kind == "choice":
+        return CategoricalDistribution([_category(choice) for choice in dimension.choices])
+    if dimension.kind == "int":
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        return IntDistribution(low, high, log=dimension.log, step=step)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+def _sampler(study: Study, seed: int, view: "optuna.Study") -> "optuna.samplers.BaseSampler":
+    from optuna import samplers
+
+    search: SearchSettings = study.search
+    match search.sampler:
+        case "random":
+            return samplers.RandomSampler(seed=seed)
+        case "gp":
+            return samplers.GPSampler(seed=seed, warn_independent_sampling=False)
+        case "cma-es":
+            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False, consider_pruned_trials=True)
+        case _:
+            return samplers.TPESampler(seed=seed, group=True)
+
+
+def _mixed(seed: int, number: int, attempt: int) -> int:
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, number, attempt]).generate_state(1)[0])
+
+
+def _states() -> "dict[str, optuna.trial.TrialState]":
+    from optuna.trial import TrialState
+
+    return {
+        "running": TrialState.RUNNING, "paused": TrialState.PRUNED, "pruned": TrialState.PRUNED,
+        "complete": TrialState.COMPLETE, "failed": TrialState.FAIL,
+    }  # fmt: skip
+
+
+def _category(value: Any) -> Any:
+    """Return a choice as Optuna's category, which cannot be a list."""
+    return json.dumps(value) if isinstance(value, list | tuple) else value
+
+
+def _plain_value(value: Any) -> Any:
+    return list(map(_plain_value, value)) if isinstance(value, tuple) else value
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as JSON gives them back, with lists in place of tuples."""
+    return {key: _plain_value(value) for key, value in values.items()}
+
+
+class _quiet(warnings.catch_warnings):
+    """Hide Optuna's notes about experimental features and rounded bounds."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")
+        logging.getLogger("optuna").setLevel(logging.ERROR)

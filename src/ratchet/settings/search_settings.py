@@ -1,0 +1,76 @@
+"""The section `search` of params.yaml: what a search tries, and how long."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ratchet.settings.section import Amount, Count, Positive, PositiveAmount, Section, Text, setting
+
+__all__ = ["Objective", "SearchSettings"]
+
+Objective = Literal[
+    "validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss", "validation/mae",
+    "validation/rmse", "validation/r2", "validation/perplexity", "parameters",
+]  # fmt: skip
+
+
+class SearchSettings(Section):
+    """Search for better settings."""
+
+    captions: ClassVar[dict[str, str]] = {
+        "space": "What is tried, and what counts",
+        "trials": "Budget; a larger one continues a search that has ended",
+        "sampler": "Method",
+        "finalists": "The end",
+        "workers": "Processes and storage",
+    }
+
+    space: dict[str, Any] = setting(
+        {},
+        "settings that differ between trials: {KEY: {choice: [...]}}, {KEY: {float: [LOW, HIGH]}} or int, with step, "
+        "log and when",
+    )
+    study: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] = setting(
+        "auto", "name of the study; auto: the name of the registered model"
+    )
+    objective: Literal["auto"] | Objective | Annotated[tuple[Objective, ...], Field(strict=False, min_length=1)] = (
+        setting(
+            "auto", "metric of the best epoch, parameters (number of weights), or a list of both; auto: training.best"
+        )
+    )
+
+    trials: Positive = setting(40, "different settings that are tried")
+    hours: Amount = setting(0.0, "hours in which at least one worker searches; 0: no limit")
+    cpu_hours: Amount = setting(0.0, "hours of one core, of all trials; 0: no limit")
+
+    sampler: Literal["tpe", "random", "grid", "gp", "cma-es"] = setting(
+        "tpe", "how the next settings are chosen: tpe, random, grid, gp (Gaussian process) or cma-es"
+    )
+    seed: Count = setting(0, "seed of the sampler")
+    pruner: Literal["auto", "none", "median", "successive-halving", "hyperband", "wilcoxon"] = setting(
+        "auto",
+        "how bad trials end early; auto: successive-halving, or wilcoxon with folds, or none for several objectives",
+    )
+    min_epochs: Positive = setting(1, "epochs before a trial can end early")
+    reduction: Annotated[int, Field(ge=2, le=16)] = setting(
+        3, "successive-halving and hyperband: one of so many trials continues to so many times the epochs"
+    )
+    folds: Count = setting(
+        0, "train every trial on so many folds and take the mean; 0: one training on the packed split"
+    )
+
+    finalists: Positive = setting(3, "best trials that are trained with other seeds at the end")
+    seeds: Positive = setting(3, "seeds of each finalist; the winner has the best mean; 1: the best trial wins")
+
+    workers: Count = setting(0, "processes of this machine; 0: one per GPU, else one per core")
+    storage: Text = setting(
+        "sqlite:///mlruns/search.db", "database of studies; postgresql://... if workers are on several machines"
+    )
+    folder: Text = setting("data/search", "folder of the trials' checkpoints; workers of several machines share it")
+    lease: PositiveAmount = setting(
+        60.0, "seconds without a sign of a worker after which another one continues its trial"
+    )
+    max_losses: Positive = setting(3, "times that a trial may lose its worker before it counts as failed")
+    winner: Annotated[str, Field(pattern=r"^(none|[\w.-]+/[0-9]+:[0-9a-f]{12})$")] = setting(
+        "none", "study, trial and digest of the settings in this file; written by `ratchet search`"
+    )

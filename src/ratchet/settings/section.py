@@ -1,0 +1,68 @@
+"""What all sections of params.yaml share: their base class, and the types of settings."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "MAILBOX",
+    "Amount",
+    "ColumnType",
+    "Confidence",
+    "Count",
+    "Fraction",
+    "Function",
+    "Host",
+    "InnerShare",
+    "Kind",
+    "MinimumMetric",
+    "Names",
+    "Port",
+    "Positive",
+    "PositiveAmount",
+    "PositiveShare",
+    "PublicAddress",
+    "PublicKey",
+    "Section",
+    "Share",
+    "Text",
+    "setting",
+]
+
+
+class Section(BaseModel):
+    """One section of params.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
+    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones
+
+
+Text = Annotated[str, Field(min_length=1)]
+Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
+Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+MinimumMetric = Literal[
+    "auto", "none", "accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "cost", "mae", "rmse", "r2", "median_error",
+    "micro_f1", "exact_match", "right_labels", "loss", "perplexity", "bits_per_character", "bits_per_byte",
+]  # fmt: skip
+ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0.0)]
+PositiveAmount = Annotated[float, Field(gt=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
+InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
+Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Host = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$")]
+PublicAddress = Annotated[str, Field(pattern=r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$")]
+PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
+MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
+
+
+def setting(default: Any, description: str) -> Any:
+    """Return a field with its default and its description for params.yaml, messages, docs and the run form."""
+    return Field(default, description=description)

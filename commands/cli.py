@@ -10,6 +10,7 @@ from commands.app import exit_on_sigterm, interruptible, new_group, project_fold
 from commands.data import data
 from commands.keys import keys
 from commands.models import models
+from commands.search import search
 from commands.servers import servers
 from ratchet.workspace import Workspace
 
@@ -213,6 +214,7 @@ def export(
         typer.echo(write_program(workspace, version, variant=variant, to=place))
 
 
+app.add_typer(search, name="search")
 app.add_typer(keys, name="keys")
 app.add_typer(models)
 app.add_typer(data, name="data")

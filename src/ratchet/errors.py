@@ -8,6 +8,7 @@
     │   └── StorageUnavailable  its storage does not answer now
     ├── TrainingError      training cannot start or cannot continue
     │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
+    │   ├── TrainingBusy       another process runs the same training
     │   └── NotFinite          the loss is infinite or not a number, and returning to a checkpoint did not help
     ├── RegistryError      MLflow or the ledger refuses, or a registered model cannot be loaded
     │   ├── ChampionMoved      another model became champion in the meantime
@@ -36,6 +37,7 @@ __all__ = [
     "StudyError",
     "StudyUnavailable",
     "TrackingUnavailable",
+    "TrainingBusy",
     "TrainingError",
     "WorkspaceBusy",
     "WorkspaceError",
@@ -73,6 +75,10 @@ class TrainingError(RatchetError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is damaged or belongs to another run."""
+
+
+class TrainingBusy(TrainingError):
+    """Another process runs the same training."""
 
 
 class NotFinite(TrainingError):

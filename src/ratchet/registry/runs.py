@@ -4,13 +4,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from ratchet.cost import Cost, add
-from ratchet.errors import TrackingUnavailable, TrainingError
+from ratchet.errors import TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
 from ratchet.registry.journal import Entry, Journal
 from ratchet.registry.mlflow_store import address, connect, experiment_id, reachable
@@ -20,9 +21,11 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["Run", "send_all", "total_cost"]
+__all__ = ["JOURNAL", "Run", "send_all", "total_cost", "trial_records"]
 
 UID_TAG = "ratchet.uid"
+JOURNAL = "journal"
+"""Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
 _BATCH = 900  # metrics in a request; MLflow accepts 1,000
 _EXIT_WAIT = 30.0  # seconds that leaving the context waits for MLflow
@@ -38,9 +41,10 @@ class Run:
     time. If MLflow does not have everything by then, `away` says why.
     """
 
-    def __init__(self, workspace: Workspace, params: Params, key: str) -> None:
+    def __init__(self, workspace: Workspace, params: Params, key: str, *, folder: Path | None = None) -> None:
+        """Open the journal in `folder`, or in mlruns/journal/KEY."""
         self.workspace, self.params, self.key = workspace, params, key
-        folder = workspace.mlruns / "journal" / key
+        folder = folder or workspace.mlruns / "journal" / key
         for draft in folder.glob(".draft-*"):
             draft.unlink(missing_ok=True)  # of a killed process
         self.journal = Journal(folder, store=params.tracking.uri)
@@ -54,13 +58,13 @@ class Run:
         """Begin to send.
 
         Raises:
-            TrainingError: another process runs this training: folders of one project share the journals.
+            TrainingBusy: another process runs this training: folders of one project share the journals.
         """
         try:
             self._training_lock.acquire(timeout=0)
         except Timeout:
             self.journal.close()
-            raise TrainingError(
+            raise TrainingBusy(
                 f"training {self.key} is already running in another folder of this project. Fix: wait for it to "
                 "finish, then run again; finished stages are reused"
             ) from None
@@ -164,14 +168,23 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
         TrackingUnavailable: MLflow does not answer.
     """
     sent = []
-    for folder in sorted((workspace.mlruns / "journal").glob("*/")):
+    trials = (workspace.project.root / params.search.folder).glob(f"*/*/{JOURNAL}/")
+    for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *sorted(trials)):
         journal = Journal(folder, store=params.tracking.uri)
         try:
             if not journal.is_sent:
-                sent.append((folder.name, _send(journal, workspace, params)))
+                is_trial = folder.name == JOURNAL
+                name = folder.parent.name if is_trial else folder.name
+                sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
         finally:
             journal.close()
     return sent
+
+
+def trial_records(params: Params) -> Params:
+    """Return the settings with which the trials of a search are recorded: in an experiment of their own."""
+    name = f"{params.tracking.experiment}-search"
+    return params.model_copy(update={"tracking": params.tracking.model_copy(update={"experiment": name})})
 
 
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:

@@ -28,6 +28,7 @@ __all__ = ["Change", "StudyStore", "patiently"]
 T = TypeVar("T")
 _BUSY_SECONDS = 60.0  # that SQLite waits for another writer
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between two attempts to reach the database
+_LONGEST_SILENCE = 120.0  # seconds between two signs of workers that count as searched
 _COLUMNS = ("stop", "active", "beat", "changes")  # of a study, beside its document
 
 
@@ -150,9 +151,11 @@ class StudyStore:
                     found = connection.execute(statement.returning(self.studies.c.changes)).scalar()
                     if found is None:
                         raise StudyError(f"{self.name}: no such study. Fix: `ratchet search` begins one")
+                    now = self._now(connection)
+                    self._count(connection, now)
                     study = self._read(connection)
                     assert study
-                    change = Change(study, self._now(connection), self, connection, int(found))
+                    change = Change(study, now, self, connection, int(found))
                     yield change
                 self.trials, self._seen = {trial.number: trial for trial in change.study.trials}, int(found)
             except BaseException:
@@ -162,21 +165,21 @@ class StudyStore:
     def beat(self, number: int, owner: str, *, lease: float) -> bool:
         """Extend the lease of a trial; return False if another worker has it. Also count the time that is searched."""
         with self._errors(), self._engine.begin() as connection:
-            now, trials, studies = self._now(connection), self.table, self.studies
+            now, trials = self._now(connection), self.table
             where = (trials.c.study == self.name) & (trials.c.number == number) & (trials.c.owner == owner)
             held = connection.execute(trials.update().where(where).values(expires=now + lease)).rowcount
-            self._count(connection, studies, now, lease)
+            self._count(connection, now)
             return bool(held)
 
-    def _count(self, connection: "Connection", studies: "Table", now: float, lease: float) -> None:
+    def _count(self, connection: "Connection", now: float) -> None:
         """Add the seconds since the last sign of any worker to the active time; a longer pause does not count."""
-        from sqlalchemy import case, select
+        from sqlalchemy import case
 
-        last = connection.execute(select(studies.c.beat).where(studies.c.name == self.name)).scalar() or now
-        passed = now - last
-        values = {"active": studies.c.active + (passed if 0 < passed < lease else 0.0), "beat": now}
-        later = case((studies.c.beat < now, now), else_=studies.c.beat)
-        connection.execute(studies.update().where(studies.c.name == self.name).values(**{**values, "beat": later}))
+        studies = self.studies
+        passed = now - studies.c.beat
+        counted = case((passed.between(0.0, _LONGEST_SILENCE), studies.c.active + passed), else_=studies.c.active)
+        latest = case((passed > 0.0, now), else_=studies.c.beat)
+        connection.execute(studies.update().where(studies.c.name == self.name).values(active=counted, beat=latest))
 
     def _read(self, connection: "Connection") -> Study | None:
         from sqlalchemy import select

@@ -1,0 +1,206 @@
+"""`ratchet search`: find better settings, and look at studies."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.app import exit_on_sigterm, interruptible, new_console, new_group, project_folder
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratchet.search.records import Study
+    from ratchet.search.store import StudyStore
+    from ratchet.settings.model import Params
+
+__all__ = ["search"]
+
+_LINE_SECONDS = 10.0  # between two lines if the output is no terminal
+_CONTINUES = "the same command continues every trial from its checkpoint"
+
+search = new_group("Find better settings: search.space in params.yaml says which.")
+search.info.no_args_is_help = False
+Name = Annotated[str | None, typer.Argument(metavar="[STUDY]", show_default="the study of params.yaml")]
+
+
+@search.callback(invoke_without_command=True)
+def run(context: typer.Context) -> None:
+    """Find better settings with processes on this machine. Continues a search that was interrupted."""
+    if context.invoked_subcommand is not None:
+        return
+    with _held() as workspace:
+        from flows.packed_data import bring_data
+        from ratchet import settings
+
+        params = settings.load(workspace.params)
+        if params.search.space:
+            bring_data(params, workspace)
+        _search(workspace, params)
+
+
+@search.command()
+def resume(study: Annotated[str, typer.Argument(metavar="STUDY")]) -> None:
+    """Continue a study with the settings with which it began, also after `ratchet search stop`."""
+    with _held() as workspace:
+        from ratchet import settings
+        from tasks.search_study import settings_of
+
+        local = settings.load(workspace.params)
+        _search(workspace, settings_of(_store(workspace, study).require(), local))
+
+
+@search.command()
+def join(
+    study: Annotated[str, typer.Argument(metavar="STUDY")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes.", show_default="one per GPU, else per core")
+    ] = None,
+) -> None:
+    """Help with a study that was begun elsewhere, until it ends. Needs the same code and data, and search.storage."""
+    exit_on_sigterm()
+    with project_folder() as workspace, interruptible(_CONTINUES):
+        from ratchet import settings
+        from tasks.search import run_workers
+
+        params = settings.load(workspace.params)
+        if workers:
+            params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
+        store = _store(workspace, study)
+        store.require()
+        with _shown(store.name) as see:
+            run_workers(params, workspace, store, see=see)
+
+
+@search.command()
+def stop(study: Name = None) -> None:
+    """Ask all workers of a study to write checkpoints and end. `ratchet search resume STUDY` continues it."""
+    with project_folder() as workspace:
+        store = _store(workspace, study)
+        running = sum(trial.state == "running" for trial in store.require().trials)
+        with store.change() as change:
+            change.save(stop=True)
+        typer.echo(f"{store.name}: its workers end after their current epoch; {running} trials are running")
+
+
+@search.command()
+def table(study: Name = None) -> None:
+    """Print the trials, the best first."""
+    with project_folder() as workspace:
+        from commands.search_table import trial_table
+
+        new_console().print(trial_table(_store(workspace, study).require()))
+
+
+@search.command()
+def importance(study: Name = None) -> None:
+    """Print how much each setting decides (PED-ANOVA)."""
+    with project_folder() as workspace:
+        from ratchet.search.importance import importance as shares
+
+        found = shares(_store(workspace, study).require())
+        for key, share in found.items():
+            typer.echo(f"{share:6.1%}  {key}")
+        if not found:
+            typer.echo("too few trials are complete for a statement")
+
+
+@search.command()
+def page(
+    study: Name = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML file.", show_default="data/reports/search-STUDY.html")
+    ] = None,
+) -> None:
+    """Write the page of a study: winner, history, learning curves, importance and all trials."""
+    written = out.resolve() if out else None
+    with project_folder() as workspace:
+        from ratchet.reports.search_page import search_page
+
+        from ratchet import files
+        from tasks.search import page_of
+
+        found = _store(workspace, study).require()
+        path = written or page_of(found, workspace)
+        files.write_text(path, search_page(found))
+        typer.echo(path.as_uri())
+
+
+@contextmanager
+def _held() -> Iterator[Workspace]:
+    """Make the project's folder the working folder, and be the only run in it."""
+    exit_on_sigterm()
+    with (
+        project_folder() as workspace,
+        interruptible(_CONTINUES),
+        workspace.hold("ratchet search") as restored,
+    ):
+        if restored:
+            typer.echo(f"ratchet: {restored}", err=True)
+        yield workspace
+
+
+def _store(workspace: Workspace, study: str | None) -> "StudyStore":
+    from ratchet import settings
+    from ratchet.search.store import StudyStore
+    from tasks.search_study import study_name
+
+    params = settings.load(workspace.params)
+    return StudyStore(workspace, params.search.storage, study or study_name(params, workspace))
+
+
+def _search(workspace: Workspace, params: "Params") -> None:
+    from commands.search_table import summary
+    from tasks.progress import Terminal
+    from tasks.search import search as find
+
+    with Terminal("search", unit="trials") as watch, _shown("search") as see:
+        found = find(params, workspace, watch=watch, see=see)
+    if not found.did_work:
+        typer.echo("Nothing to do: the study has ended, and its budget is the same.")
+    for line in summary(found.study):
+        typer.echo(line)
+    for key, (before, after) in found.changes.items():
+        from ratchet.settings.errors import spell
+
+        typer.echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
+    typer.echo(f"page         {found.page.as_uri()}")
+    if found.study.state == "ended":
+        typer.echo("next         ratchet train")
+
+
+@contextmanager
+def _shown(label: str) -> "Iterator[Callable[[Study], None]]":
+    """Yield a function that shows a study: as a live table, or as a line every ten seconds where there is no terminal."""
+    from commands.search_table import overview
+
+    if not sys.stderr.isatty():
+        due = 0.0
+
+        def print_line(study: "Study") -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + _LINE_SECONDS
+                typer.echo(f"{label}: {_line(study)}", err=True)
+
+        yield print_line
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), auto_refresh=False) as live:
+        yield lambda study: live.update(overview(study, now=time.time()), refresh=True)
+
+
+def _line(study: "Study") -> str:
+    """Return the state of a study as one line."""
+    trials = study.searched
+    known = study.ranked()
+    best = f", best {study.objectives[0]} {known[0].value:.4f} (trial {known[0].number})" if known else ""
+    running = sum(trial.state == "running" for trial in study.trials)
+    return f"{len(trials)} of {study.search.trials} trials, {running} running{best}"

@@ -1,0 +1,224 @@
+"""Search for better settings with worker processes on this machine, and write the winner to params.yaml."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet import files, settings
+from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
+from ratchet.registry.runs import Run
+from ratchet.scale import Shard, map_here
+from ratchet.search.finalists import winner
+from ratchet.search.records import Study, Trial
+from ratchet.search.scheduler import release
+from ratchet.search.store import StudyStore
+from ratchet.settings.errors import spell
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+from tasks.progress import Watch
+from tasks.search_study import begin
+from tasks.search_worker import new_owner
+
+__all__ = ["Searched", "keep_winner", "publish", "run_workers", "search"]
+
+_LOOK = 1.0  # seconds between two looks at the study
+
+
+@dataclass(frozen=True)
+class Searched:
+    """End of a search. `changes`: settings that it has written to params.yaml, (before, after) by dotted key."""
+
+    study: Study
+    changes: Mapping[str, tuple[Any, Any]]
+    page: Path
+    did_work: bool
+
+
+def search(
+    params: Params, workspace: Workspace, *, watch: Watch, see: Callable[[Study], None] = lambda study: None
+) -> Searched:
+    """Begin or continue the study of these settings, wait for its end, and write the winner to params.yaml.
+
+    Args:
+        see: called with the study about once a second.
+
+    Raises:
+        SettingsError: the space is empty or wrong.
+        StudyError: the study cannot be continued here, or every trial has failed.
+    """
+    store, study, has_work = begin(params, workspace, watch=watch)
+    if has_work:
+        run_workers(params, workspace, store, see=see)
+        study = store.require()
+    publish(study, params, workspace, watch=watch)
+    require_success(study)
+    changes = keep_winner(study, workspace, watch=watch) if study.state == "ended" else {}
+    return Searched(store.require(), changes, page_of(study, workspace), has_work)
+
+
+def run_workers(
+    params: Params, workspace: Workspace, store: StudyStore, *, see: Callable[[Study], None] = lambda study: None
+) -> None:
+    """Search with processes on this machine until the study ends."""
+    shards = shards_of(params, store.name)
+    due = 0.0
+
+    def look() -> None:
+        nonlocal due
+        if time.monotonic() < due:
+            return
+        due = time.monotonic() + _LOOK
+        try:
+            study = store.read()
+        except StudyUnavailable:  # the workers wait for it, and say so
+            return
+        if study:
+            see(study)
+
+    def lost(place: int) -> None:
+        with contextlib.suppress(StudyUnavailable):  # then its lease runs out
+            release(store, str(shards[place].content["owner"]))
+
+    map_here("tasks.search_worker:work", shards, logs=logs_of(workspace, store.name), tick=look, on_loss=lost)
+    see(store.require())
+
+
+def shards_of(params: Params, name: str) -> list[Shard]:
+    """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    gpus = _gpus(params)
+    count = params.search.workers or gpus or len(cores)
+    groups: list[Sequence[int]] = [cores[place::count] for place in range(count)]
+    shards = []
+    for place, group in enumerate(groups):
+        own = list(group) if len(cores) >= count else []
+        threads = max(1, len(own))
+        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = _visible(place % gpus)
+        content = {"study": name, "owner": new_owner(f"worker-{place}"), "threads": threads}
+        shards.append(Shard(content, environment, () if gpus else own))
+    return shards
+
+
+def _gpus(params: Params) -> int:
+    if params.training.device not in ("auto", "cuda"):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _visible(place: int) -> str:
+    """Return the name of a GPU among those that this process may use."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return visible[place] if visible else str(place)
+
+
+def logs_of(workspace: Workspace, name: str) -> Path:
+    """Return the folder with the output of a study's workers."""
+    return workspace.state / "search" / name
+
+
+def page_of(study: Study, workspace: Workspace) -> Path:
+    """Return the path of a study's page."""
+    return workspace.reports / f"search-{study.name}.html"
+
+
+def require_success(study: Study) -> None:
+    """Check that a trial has a value.
+
+    Raises:
+        StudyError: every trial has failed.
+    """
+    failed = [trial for trial in study.searched if trial.state == "failed"]
+    if study.state == "ended" and failed and not study.ranked():
+        raise StudyError(
+            f"{study.name}: all {len(failed)} trials failed. The first one: {failed[0].reason}. Fix: correct the cause "
+            "or the space, then begin another study: `ratchet set search.study=NAME`"
+        )
+
+
+def publish(study: Study, params: Params, workspace: Workspace, *, watch: Watch) -> None:
+    """Write the page and the table of a study, and record both with its result in MLflow."""
+    from ratchet.reports.search_page import search_page
+
+    page, table = page_of(study, workspace), workspace.reports / f"search-{study.name}.csv"
+    files.write_text(page, search_page(study))
+    files.write_text(table, _csv(study))
+    run = Run(workspace, params, f"study-{study.name}")
+    try:
+        best = winner(study)
+        if best is not None:
+            run.measured({f"search/{study.objectives[0]}": best.mean, "search/trials": float(len(study.searched))})
+            run.tags({"ratchet.winner": f"{study.name}/{best.trial.number}"})
+        run.status("FINISHED" if study.state == "ended" else "KILLED")
+        run_id = run.send()
+        from ratchet.registry.models import ModelRegistry
+
+        ModelRegistry(workspace, params).log_files(run_id, {page: "search", table: "search"})
+    except TrackingUnavailable as error:
+        watch.say(str(error))
+    finally:
+        run.journal.close()
+
+
+def keep_winner(study: Study, workspace: Workspace, *, watch: Watch) -> dict[str, tuple[Any, Any]]:
+    """Write the winner's settings to params.yaml, and return what has changed. Comments stay.
+
+    Nothing is written if another setting that decides a training has changed since the study began.
+    """
+    best = winner(study)
+    if best is None:
+        return {}
+    now = settings.load(workspace.params)
+    values = {**best.trial.values, "search.winner": winner_id(study, best.trial)}
+    before = settings.dotted(now.model_dump(mode="json"))
+    changes = {key: (before[key], value) for key, value in values.items() if before[key] != value}
+    if edited := _edited(study, now):
+        assignments = " ".join(f"{key}={spell(value)}" for key, value in best.trial.values.items())
+        watch.say(
+            f"params.yaml was changed since the search began ({', '.join(edited[:5])}), so the winner is not written. "
+            f"To write it: `ratchet set {assignments}`"
+        )
+        return {}
+    if changes:
+        settings.override(workspace.params, values)
+    changes.pop("search.winner", None)
+    return changes
+
+
+def winner_id(study: Study, trial: Trial) -> str:
+    """Return study, number and a digest of the settings, for `search.winner`."""
+    return f"{study.name}/{trial.number}:{files.digest_json(dict(trial.values))[:12]}"
+
+
+def _edited(study: Study, now: Params) -> list[str]:
+    """Return the settings outside the space that differ from those of the study."""
+    sections = ("seed", "data", "model", "training")
+    before = settings.dotted({name: study.params[name] for name in sections})
+    today = settings.dotted({name: value for name, value in now.model_dump(mode="json").items() if name in sections})
+    return [key for key, value in today.items() if before.get(key) != value and key not in study.search.space]
+
+
+def _csv(study: Study) -> str:
+    import csv
+    import io
+
+    output = io.StringIO()
+    keys = list(study.search.space)
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(["trial", "state", "seed_of", "seed", "epochs", *study.objectives, *keys, "steps", "cpu_seconds",
+                     "mlflow_run", "reason"])  # fmt: skip
+    for trial in study.trials:
+        found = trial.objectives or ((trial.value,) if trial.value is not None else ())
+        values = [*found, *[""] * (len(study.objectives) - len(found))]
+        writer.writerow([
+            trial.number, trial.state, trial.seed_of, trial.seed, trial.epochs, *values,
+            *(trial.values.get(key, "") for key in keys), trial.steps, f"{trial.cpu:.1f}", trial.run_id, trial.reason,
+        ])  # fmt: skip
+    return output.getvalue()

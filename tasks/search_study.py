@@ -1,0 +1,231 @@
+"""A study: begin it or continue it, the data of its trials, and the check that nothing that decides them changed."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ratchet import settings as settings_file
+from ratchet.data.manifest import Manifest
+from ratchet.errors import SettingsError, StudyError, TrainingError
+from ratchet.registry.runs import Run
+from ratchet.search.records import Study
+from ratchet.search.store import StudyStore
+from ratchet.settings.errors import spell
+from ratchet.settings.model import Params
+from ratchet.settings.search_settings import SearchSettings
+from ratchet.training.plan import NEUTRAL
+from ratchet.workspace import Workspace
+from tasks.progress import Watch
+from tasks.training_job import TrainingJob, make_plan
+
+__all__ = ["begin", "data_of", "require_same", "settings_of", "study_name", "study_of"]
+
+_DECIDES = ("seed", "data", "model", "training")  # sections that a study remembers
+_MAY_CHANGE = frozenset(
+    ["study", "trials", "hours", "cpu_hours", "finalists", "seeds", "workers", "storage", "folder", "lease",
+     "max_losses", "winner"]
+)  # fmt: skip
+"""Settings of the search that may change while a study goes on."""
+_SMALLER_IS_BETTER = ("loss", "mae", "rmse", "perplexity", "parameters")
+_SHOWN = 5
+
+
+def study_name(params: Params, workspace: Workspace) -> str:
+    """Return the name of the study of these settings."""
+    if params.search.study != "auto":
+        return params.search.study
+    name = params.registry.model if params.registry.model != "auto" else Manifest.read(workspace.packed).name
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:64] or "study"
+
+
+def begin(params: Params, workspace: Workspace, *, watch: Watch) -> tuple[StudyStore, Study, bool]:
+    """Begin the study of these settings, or continue it. The third value is False if there is nothing to do.
+
+    Raises:
+        SettingsError: the space is empty, or the data have no such objective.
+        StudyError: there is a study with this name about other data, settings or code.
+    """
+    if not params.search.space:
+        raise SettingsError(
+            "search.space: it is empty, so there is nothing to try. Fix: name settings and values in params.yaml, "
+            "for example\n  space:\n    training.learning_rate: {float: [1.0e-4, 1.0e-1], log: true}\n"
+            "    training.batch_size: {choice: [32, 64, 128]}\nor begin with `ratchet use digits-search`"
+        )
+    store = StudyStore(workspace, params.search.storage, study_name(params, workspace))
+    wanted = study_of(params, workspace, store.name, data_of(params, workspace, watch=watch))
+    if store.create(wanted):
+        return store, _recorded(store, params, workspace), True
+    before = store.require()
+    require_same(before, wanted)
+    budget = ("trials", "hours", "cpu_hours", "finalists", "seeds", "max_losses")
+    same = all(getattr(before.search, name) == getattr(params.search, name) for name in budget)
+    if before.state == "ended" and same and not before.stop:
+        return store, before, False
+    with store.change() as change:
+        changed = {name: getattr(params.search, name) for name in _MAY_CHANGE}
+        change.save(search=before.search.model_copy(update=changed), state="running", reason="", stop=False)
+    return store, _recorded(store, params, workspace), True
+
+
+def settings_of(study: Study, local: Params) -> Params:
+    """Return the settings of a study, with the places of this machine: tracking, platform and so on."""
+    content = local.model_dump()
+    return Params.model_validate_json(_json({
+        **{name: content[name] for name in content if name not in (*_DECIDES, "search")},
+        **{name: study.params[name] for name in _DECIDES},
+        "search": {
+            **study.search.model_dump(mode="json"), "folder": local.search.folder, "storage": local.search.storage
+        },
+    }))  # fmt: skip
+
+
+def data_of(params: Params, workspace: Workspace, *, watch: Watch) -> list[Path]:
+    """Return the packed data of the trials: one folder, or one for each fold, which is packed if it does not exist."""
+    if not params.search.folds:
+        return [workspace.packed]
+    from filelock import FileLock
+
+    from ratchet.data.ingest import ingest
+
+    digest = Manifest.read(workspace.packed).digest[:16]
+    base = workspace.project.root / params.search.folder / f"folds-{digest}-{params.search.folds}"
+    base.mkdir(parents=True, exist_ok=True)
+    folders = [base / str(fold) for fold in range(params.search.folds)]
+    with FileLock(base / "lock"):
+        for fold, folder in enumerate(folders):
+            if (folder / "packed").exists():
+                continue
+            watch.say(f"packing the data of fold {fold + 1} of {params.search.folds}")
+            settings = params.data.model_copy(update={"folds": params.search.folds, "fold": fold})
+            ingest(
+                settings, packed=folder / "packed", quarantine=folder / "quarantine.parquet", root=workspace.root,
+                report=watch.progress, releases=workspace.releases, sample_timeout=params.training.sample_timeout,
+            )  # fmt: skip
+    return [folder / "packed" for folder in folders]
+
+
+def require_same(study: Study, wanted: Study) -> None:
+    """Check that a study is about these data, settings and code.
+
+    Raises:
+        StudyError: it is not; the message names the differences.
+    """
+    differences = list(_differences(study.parts, wanted.parts))
+    if not differences:
+        return
+    hidden = len(differences) - _SHOWN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    raise StudyError(
+        f"{study.name}: the study was begun with other settings, data or code: {'; '.join(differences[:_SHOWN])}{more}"
+        f". Fix: restore them, or begin another study: `ratchet set search.study=NAME`"
+    )
+
+
+def _differences(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for kind in now:
+        old, new = before.get(kind, {}), now[kind]
+        for name in {**old, **new}:
+            if old.get(name) == new.get(name):
+                continue
+            if kind in ("code", "packed"):
+                yield f"{name} changed"
+            else:
+                yield f"{name} was {spell(old.get(name))}, is now {spell(new.get(name))}"
+
+
+def study_of(params: Params, workspace: Workspace, name: str, data: list[Path]) -> Study:
+    """Return the study of these settings, data and code, without trials.
+
+    Raises:
+        SettingsError: the model cannot be searched, or the data have no such objective.
+    """
+    objectives = _objectives(params, workspace)
+    jobs = [TrainingJob.of(params, workspace, Manifest.read(packed), packed=packed) for packed in data]
+    if jobs[0].variant != "network":
+        raise SettingsError(
+            f"model.name: found {jobs[0].variant}, which has no settings to search. Allowed: a network. Fix: "
+            "`ratchet set model.name=auto`"
+        )
+    parts, content = jobs[0].parts, params.model_dump(mode="json")
+    decide = {name: value for name, value in content["training"].items() if name not in NEUTRAL}
+    settings = settings_file.dotted({"seed": params.seed, "training": decide, "model": content["model"]})
+    search = params.search.model_dump(mode="json", exclude=set(_MAY_CHANGE))
+    return Study(
+        name=name,
+        objectives=objectives,
+        maximize=tuple(each.rpartition("/")[2] not in _SMALLER_IS_BETTER for each in objectives),
+        search=params.search,
+        params={section: content[section] for section in _DECIDES},
+        parts=_plain({
+            "settings": {key: value for key, value in settings.items() if key not in params.search.space},
+            "search": {f"search.{key}": value for key, value in search.items()},
+            "packed": {"data/packed": ", ".join(job.identity["data"] for job in jobs)},
+            "files": {**parts["pretrained"], **parts["teacher"]},
+            "code": parts["code"],
+        }),
+        epochs=params.training.epochs,
+    )  # fmt: skip
+
+
+def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:
+    """Return the names of the objectives.
+
+    Raises:
+        SettingsError: the problem has no such metric.
+    """
+    manifest = Manifest.read(workspace.packed)
+    found = params.search.objective
+    names = (found,) if isinstance(found, str) else tuple(found)
+    if len({*names}) < len(names):
+        raise SettingsError(f"search.objective: found {spell(list(names))}, with one twice. Fix: remove it")
+    plan = partial(make_plan, target=manifest.target, seed=params.seed, kind=manifest.input.kind)
+    settled = []
+    for name in names:
+        if name == "auto":
+            settled.append(plan(params.training).best)
+            continue
+        if name != "parameters":
+            try:
+                plan(params.training.model_copy(update={"best": name}))
+            except TrainingError as error:
+                raise SettingsError(f"search.objective: {str(error).removeprefix('training.best: ')}") from error
+        settled.append(name)
+    return tuple(settled)
+
+
+def _recorded(store: StudyStore, params: Params, workspace: Workspace) -> Study:
+    """Give the study its run in MLflow, the parent of its trials'. Without MLflow it gets one at its end."""
+    from ratchet.errors import TrackingUnavailable
+
+    study = store.require()
+    run = Run(workspace, params, f"study-{study.name}")
+    try:
+        run.settings({f"search.{key}": value for key, value in _listed(study.search).items()})
+        run.tags({"ratchet.study": study.name, "ratchet.objective": ", ".join(study.objectives)})
+        run.status("RUNNING")
+        run_id = run.send()
+    except TrackingUnavailable:
+        return study
+    finally:
+        run.journal.close()
+    with store.change() as change:
+        change.save(run_id=run_id)
+    return store.require()
+
+
+def _listed(search: SearchSettings) -> dict[str, object]:
+    return {name: value for name, value in search.model_dump(mode="json").items() if name not in ("storage", "winner")}
+
+
+def _plain(content: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    import json
+
+    plain: dict[str, dict[str, Any]] = json.loads(json.dumps(content))  # tuples become lists, as they are read back
+    return plain
+
+
+def _json(content: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(content)

@@ -1,0 +1,346 @@
+"""Train one trial of a search, or continue it at its checkpoint, until it pauses or ends."""
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ratchet import files
+from ratchet.cost import CostMeter
+from ratchet.data.manifest import Manifest
+from ratchet.errors import NotFinite, RatchetError, StudyUnavailable, TrainingBusy, TrainingError
+from ratchet.registry.runs import JOURNAL, Run, trial_records
+from ratchet.search.records import Study, Trial, best_so_far
+from ratchet.search.scheduler import Assignment, Decision, LeaseLost, Progress, Scheduler
+from ratchet.search.store import patiently
+from ratchet.settings.model import Params
+from ratchet.settings.search_space import apply
+from ratchet.workspace import Workspace
+from tasks.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    from ratchet import training
+
+__all__ = ["TrialTraining", "key_of"]
+
+T = TypeVar("T")
+Reason = Decision | Literal["lost"]
+_BUSY_SECONDS = 5.0  # until this worker asks for a trial again
+
+
+def key_of(params: Params, workspace: Workspace, data: list[Path], values: Mapping[str, Any], seed: int | None) -> str:
+    """Return the key of a trial: that of its training, or of all of them with folds.
+
+    Settings that cannot be trained have the key of their values; the trial fails with the reason.
+    """
+    chosen = _chosen(params, values, seed)
+    try:
+        keys = [TrainingJob.of(chosen, workspace, Manifest.read(packed), packed=packed).key for packed in data]
+    except TrainingError:
+        return files.digest_json({"values": dict(values), "seed": seed})[:16]
+    return keys[0] if len(keys) == 1 else files.digest_json(keys)[:16]
+
+
+def _chosen(params: Params, values: Mapping[str, Any], seed: int | None) -> Params:
+    quick = {"training.keep_last": 1, "training.keep_best": 1, "training.doctor": "never", "training.profile": 0}
+    chosen = apply(params, {**values, **quick})
+    return chosen if seed is None else chosen.model_copy(update={"seed": seed})
+
+
+@dataclass
+class TrialTraining:
+    """One attempt at a trial by this worker.
+
+    Args:
+        study: as the worker read it.
+        params: settings of the study, with the places of this machine.
+        data: the packed data, one folder for each fold.
+        stop: returns whether the worker has been asked to stop.
+        say: takes messages.
+    """
+
+    study: Study
+    params: Params
+    workspace: Workspace
+    data: list[Path]
+    scheduler: Scheduler
+    assignment: Assignment
+    stop: Callable[[], bool]
+    say: Callable[[str], None]
+    reason: Reason = "continue"
+    meter: CostMeter = field(default_factory=CostMeter)
+
+    def __post_init__(self) -> None:
+        trial = self.trial
+        self.folder = self.workspace.project.root / self.params.search.folder / self.study.name / trial.key
+        self.chosen = _chosen(self.params, trial.values, trial.seed)
+        self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
+        self._before = self.progress
+        self._counter = _StepCounter(self.folder / "steps")
+
+    @property
+    def trial(self) -> Trial:
+        return self.assignment.trial
+
+    def run(self) -> Assignment | None:
+        """Train until the trial pauses or ends, and record that. Return it again if it may continue at once.
+
+        Raises:
+            LeaseLost: another worker has the trial.
+            StudyUnavailable: the database does not answer, and this worker was asked to stop.
+        """
+        objectives: tuple[float, ...] | None = None
+        with _heartbeat(self.scheduler, self.trial.number, self._lose):
+            if self._has_paused():
+                self.reason = "pause"
+                return self._record(objectives)
+            try:
+                objectives = self._train()
+            except StudyUnavailable:
+                raise
+            except TrainingBusy:  # its former worker has lost the lease, but has not noticed that yet
+                self.reason = "leave"
+                time.sleep(min(_BUSY_SECONDS, self.scheduler.lease / 4))
+            except RatchetError as error:
+                self._fail(f"the loss is not finite: {error}" if isinstance(error, NotFinite) else str(error))
+                return None
+            return self._record(objectives)
+
+    def _has_paused(self) -> bool:
+        """Return whether the worker before was lost at the rung, before it recorded that the trial pauses."""
+        until = self.assignment.until
+        return len(self.data) == 1 and self.trial.epochs >= until < self.study.epochs
+
+    def _fail(self, reason: str) -> None:
+        progress = self._spent()
+        self._patiently(lambda: self.scheduler.fail(self.trial.number, progress, reason))
+        self._discard()
+
+    def _record(self, objectives: tuple[float, ...] | None) -> Assignment | None:
+        """Record why training has stopped. Return the trial again if it may continue at once."""
+        number, progress, scheduler = self.trial.number, self._spent(), self.scheduler
+        if self.reason == "lost":
+            raise LeaseLost
+        if objectives is not None:
+            self._patiently(lambda: scheduler.finish(number, progress, objectives))
+            self._discard()
+        elif self.reason == "pause":
+            return self._patiently(lambda: scheduler.pause(number, progress))
+        elif self.reason == "end":
+            self._patiently(lambda: scheduler.end_early(number, progress))
+            self._discard()
+        else:
+            self._patiently(lambda: scheduler.leave(number, progress))
+        return None
+
+    def _train(self) -> tuple[float, ...] | None:
+        """Train on each fold; return the objectives, or None if training stopped before its end."""
+        values: list[tuple[float, ...]] = []
+        with (
+            self._counter,
+            Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL) as run,
+        ):
+            self._begin(run)
+            for fold, packed in enumerate(self.data, start=1):
+                if self._is_done(fold):
+                    continue
+                objectives = self._train_fold(run, packed, fold)
+                if objectives is None:
+                    run.status("KILLED" if self.reason in ("leave", "lost") else "FINISHED")
+                    return None
+                values.append(objectives)
+                if len(self.data) > 1:
+                    self._add_to_curve(fold, objectives[0])
+                    files.write_json(self.folder / f"fold-{fold}.json", {"objectives": objectives})
+                    if fold < len(self.data) and self._decide() != "continue":
+                        run.status("FINISHED")
+                        return None
+            run.status("FINISHED")
+        if len(self.data) > 1:
+            stored = [
+                files.read_json(self.folder / f"fold-{fold}.json")["objectives"]
+                for fold in range(1, len(self.data) + 1)
+            ]
+            values = [tuple(map(float, each)) for each in stored]
+        return tuple(sum(column) / len(column) for column in zip(*values, strict=True))
+
+    def _is_done(self, fold: int) -> bool:
+        return len(self.data) > 1 and (self.folder / f"fold-{fold}.json").exists()
+
+    def _train_fold(self, run: Run, packed: Path, fold: int) -> tuple[float, ...] | None:
+        from ratchet import training
+
+        job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed), packed=packed)
+        if job.variant != "network":
+            raise TrainingError(f"model.name: found {job.variant}. Allowed in a search: a network")
+        store = training.CheckpointStore(self.folder / f"checkpoints-{fold}", keep_last=1, keep_best=1)
+        store.before_write = run.journal.sync
+        with contextlib.ExitStack() as stack:
+            splits = [
+                stack.enter_context(contextlib.closing(training.open_split(packed, name, job.spec.input)))
+                for name in ("train", "validation")
+            ]
+            inputs = training.TrainingInputs(
+                splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
+                identity=job.identity,
+            )  # fmt: skip
+            events = training.fit(inputs, store=store, stop=self._must_stop)
+            return self._follow(run, events, job, fold)
+
+    def _follow(
+        self, run: Run, events: "Iterator[training.Event]", job: TrainingJob, fold: int
+    ) -> tuple[float, ...] | None:
+        from ratchet import training
+
+        parameters, first = 0, self.study.objectives[0]
+        best: float | None = None  # first objective of the best epoch so far
+        for event in events:
+            match event:
+                case training.Started():
+                    self.meter.use(event.device)
+                    parameters = event.parameters
+                    best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
+                case training.Epoch():
+                    run.metrics(
+                        {self._metric(name, fold): value for name, value in event.values.items()}, step=event.epoch
+                    )
+                    if event.best or best is None:
+                        best = _objective(first, event.values, parameters)
+                    if len(self.data) == 1:
+                        self._add_to_curve(event.epoch, best)
+                        self._decide()
+                case training.Trouble():
+                    run.trouble(event.step, event.kind, event.text)
+                    self.say(event.text)
+                case training.Notice():
+                    self.say(event.text)
+                case training.Stopped():
+                    return None
+                case training.Finished():
+                    row = next(row for row in event.history if row["epoch"] == event.best_epoch)
+                    return tuple(_objective(name, row, parameters) for name in self.study.objectives)
+                case _:
+                    pass
+        raise AssertionError("training ended without Finished or Stopped")
+
+    def _metric(self, name: str, fold: int) -> str:
+        return name if len(self.data) == 1 else f"fold-{fold}/{name}"
+
+    def _begin(self, run: Run) -> None:
+        settings: dict[str, object] = {"seed": self.chosen.seed}
+        for section in ("model", "training"):
+            settings |= {
+                f"{section}.{name}": value for name, value in getattr(self.chosen, section).model_dump().items()
+            }
+        run.settings(settings)
+        trial = self.trial
+        role = {} if trial.seed_of is None else {"ratchet.seed_of": str(trial.seed_of)}
+        run.tags({
+            "ratchet.key": trial.key, "ratchet.study": self.study.name, "ratchet.trial": str(trial.number), **role,
+            **({"mlflow.parentRunId": self.study.run_id} if self.study.run_id else {}),
+        })  # fmt: skip
+        run.status("RUNNING")
+
+    def _add_to_curve(self, place: int, value: float) -> None:
+        kept = tuple(point for point in self.progress.curve if point[0] < place)
+        self.progress = replace(self.progress, curve=(*kept, (place, value)))
+
+    def _decide(self) -> Reason:
+        """Report the progress, and note whether training goes on. If the database does not answer, it does."""
+        if self.progress.curve[-1][0] >= (self.study.epochs if len(self.data) == 1 else len(self.data)):
+            return self.reason  # its end is reported with its objectives
+        try:
+            self.reason = self.scheduler.report(self.trial.number, self._spent())
+        except LeaseLost:
+            self.reason = "lost"
+        except StudyUnavailable as error:
+            if self.progress.curve[-1][0] >= self.assignment.until:
+                self.reason = self._patiently(lambda: self.scheduler.report(self.trial.number, self._spent()))
+            else:
+                self.say(str(error))
+        return self.reason
+
+    def _must_stop(self) -> bool:
+        """Return whether training stops before the next step; also counts the step."""
+        if self.stop() and self.reason == "continue":
+            self.reason = "leave"
+        if self.reason == "continue":
+            self._counter.add()
+            return False
+        return True
+
+    def _lose(self) -> None:
+        self.reason = "lost"
+
+    def _spent(self) -> Progress:
+        """Return the progress with the cost of this attempt added to those before."""
+        cost = self.meter.spent()
+        return replace(
+            self.progress,
+            steps=self._counter.steps,
+            cpu=self._before.cpu + cost.cpu,
+            wall=self._before.wall + cost.wall,
+        )
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return patiently(call, stop=self.stop, say=self.say)
+
+    def _discard(self) -> None:
+        """Delete the checkpoints of a trial that has ended. What MLflow may not have yet stays."""
+        for folder in self.folder.glob("checkpoints-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _objective(name: str, values: Mapping[str, float], parameters: int) -> float:
+    return float(parameters) if name == "parameters" else float(values[name])
+
+
+class _StepCounter:
+    """Number of optimizer steps over all attempts, in a file that survives a kill of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps = 0
+        self._file = -1
+
+    def __enter__(self) -> "_StepCounter":
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.steps = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def add(self) -> None:
+        """Count one more step."""
+        self.steps += 1
+        os.pwrite(self._file, self.steps.to_bytes(8, "little"), 0)
+
+
+@contextlib.contextmanager
+def _heartbeat(scheduler: Scheduler, number: int, lost: Callable[[], None]) -> Iterator[None]:
+    """Extend the lease of a trial within the context, and call `lost` when another worker has it."""
+    ends = threading.Event()
+
+    def beat() -> None:
+        while not ends.wait(scheduler.lease / 4):
+            try:
+                if not scheduler.beat(number):
+                    lost()
+                    return
+            except StudyUnavailable:  # nobody else reaches it either, or this machine is cut off: the next one tells
+                continue
+
+    thread = threading.Thread(target=beat, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()

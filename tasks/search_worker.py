@@ -1,0 +1,105 @@
+"""One worker of a search: it takes trials until nothing is left."""
+
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ratchet import settings
+from ratchet.data.manifest import Manifest
+from ratchet.errors import StudyUnavailable
+from ratchet.search.records import Study
+from ratchet.search.sampling import View
+from ratchet.search.scheduler import LeaseLost, Scheduler, release
+from ratchet.search.store import StudyStore, patiently
+from ratchet.settings.search_space import parse_space
+from ratchet.workspace import Workspace, disk_errors
+from tasks.search_study import data_of, require_same, settings_of, study_of
+from tasks.search_trial import TrialTraining, key_of
+from tasks.stopping import on_request
+
+__all__ = ["new_owner", "search_trials", "work"]
+
+_IDLE = 0.5  # seconds until a worker without a trial asks again
+
+
+def new_owner(label: str) -> str:
+    """Return the name of a new worker: machine, label and a number that no other has."""
+    return f"{socket.gethostname()[:60]}/{label}/{uuid.uuid4().hex[:12]}"
+
+
+def work(shard: Mapping[str, Any]) -> dict[str, Any]:
+    """Search as one process of `map_here`: {study, owner, threads} -> {trials}."""
+    workspace = Workspace.find()
+    if shard.get("threads"):
+        import torch
+
+        torch.set_num_threads(int(shard["threads"]))
+    with disk_errors(workspace.root), on_request() as stop:
+        trials = search_trials(
+            workspace, str(shard["study"]), owner=str(shard["owner"]), stop=stop,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )  # fmt: skip
+    return {"trials": trials, "pid": os.getpid()}
+
+
+def search_trials(
+    workspace: Workspace, name: str, *, owner: str, stop: Callable[[], bool], say: Callable[[str], None]
+) -> int:
+    """Take and train trials of a study until it ends or `stop` returns True. Return how many.
+
+    Raises:
+        StudyError: there is no such study, or data or code here are not those of the study.
+    """
+    local = settings.load(workspace.params)
+    store = StudyStore(workspace, local.search.storage, name)
+    release(store, owner)  # this process may be started again after its former one was killed
+    study = store.require()
+    params = settings_of(study, local)
+    data = data_of(params, workspace, watch=_Say(say))
+    require_same(study, study_of(params, workspace, name, data))
+    rows = Manifest.read(data[0]).splits["train"].rows
+    say(f"{owner}: {name}, {rows:,} training samples")
+    view = View(params, parse_space(params))
+    scheduler = Scheduler(
+        store, view, partial(key_of, params, workspace, data), lease=study.search.lease, owner=owner
+    )  # fmt: skip
+    return _search(scheduler, study, partial(TrialTraining, params=params, workspace=workspace, data=data), stop, say)
+
+
+def _search(
+    scheduler: Scheduler, study: Study, training: Callable[..., TrialTraining], stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> int:  # fmt: skip
+    trials, assignment = 0, None
+    while not stop():
+        try:
+            following = assignment or patiently(scheduler.next, stop=stop, say=say)
+            if following is None:
+                break
+            if following == "wait":
+                time.sleep(_IDLE)
+                continue
+            say(f"trial {following.trial.number}: {dict(following.trial.values)}, until epoch {following.until}")
+            assignment = training(study, scheduler=scheduler, assignment=following, stop=stop, say=say).run()
+            trials += 1
+        except LeaseLost:
+            assignment = None
+            say("another worker has continued this trial")
+        except StudyUnavailable:  # it was asked to stop meanwhile; the lease runs out
+            break
+    return trials
+
+
+class _Say:
+    """A `Watch` that passes messages on and shows no progress."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Do nothing."""

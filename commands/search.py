@@ -103,10 +103,10 @@ def importance(study: Name = None) -> None:
     with project_folder() as workspace:
         from ratchet.search.importance import importance as shares
 
-        found = shares(_store(workspace, study).require())
-        for key, share in found.items():
+        result = shares(_store(workspace, study).require())
+        for key, share in result.items():
             typer.echo(f"{share:6.1%}  {key}")
-        if not found:
+        if not result:
             typer.echo("too few trials are complete for a statement")
 
 
@@ -125,9 +125,9 @@ def page(
         from ratchet import files
         from tasks.search import page_of
 
-        found = _store(workspace, study).require()
-        path = written or page_of(found, workspace)
-        files.write_text(path, search_page(found))
+        result = _store(workspace, study).require()
+        path = written or page_of(result, workspace)
+        files.write_text(path, search_page(result))
         typer.echo(path.as_uri())
 
 
@@ -160,17 +160,17 @@ def _search(workspace: Workspace, params: "Params") -> None:
     from tasks.search import search as find
 
     with Terminal("search", unit="trials") as watch, _shown("search") as see:
-        found = find(params, workspace, watch=watch, see=see)
-    if not found.did_work:
+        result = find(params, workspace, watch=watch, see=see)
+    if not result.did_work:
         typer.echo("Nothing to do: the study has ended, and its budget is the same.")
-    for line in summary(found.study):
+    for line in summary(result.study):
         typer.echo(line)
-    for key, (before, after) in found.changes.items():
+    for key, (before, after) in result.changes.items():
         from ratchet.settings.errors import spell
 
         typer.echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
-    typer.echo(f"page         {found.page.as_uri()}")
-    if found.study.state == "ended":
+    typer.echo(f"page         {result.page.as_uri()}")
+    if result.study.state == "ended":
         typer.echo("next         ratchet train")
 
 

@@ -215,8 +215,8 @@ def _csv(study: Study) -> str:
     writer.writerow(["trial", "state", "seed_of", "seed", "epochs", *study.objectives, *keys, "steps", "cpu_seconds",
                      "mlflow_run", "reason"])  # fmt: skip
     for trial in study.trials:
-        found = trial.objectives or ((trial.value,) if trial.value is not None else ())
-        values = [*found, *[""] * (len(study.objectives) - len(found))]
+        scores = trial.objectives or ((trial.value,) if trial.value is not None else ())
+        values = [*scores, *[""] * (len(study.objectives) - len(scores))]
         writer.writerow([
             trial.number, trial.state, trial.seed_of, trial.seed, trial.epochs, *values,
             *(trial.values.get(key, "") for key in keys), trial.steps, f"{trial.cpu:.1f}", trial.run_id, trial.reason,

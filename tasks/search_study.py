@@ -175,8 +175,8 @@ def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:
         SettingsError: the problem has no such metric.
     """
     manifest = Manifest.read(workspace.packed)
-    found = params.search.objective
-    names = (found,) if isinstance(found, str) else tuple(found)
+    objective = params.search.objective
+    names = (objective,) if isinstance(objective, str) else tuple(objective)
     if len({*names}) < len(names):
         raise SettingsError(f"search.objective: found {spell(list(names))}, with one twice. Fix: remove it")
     plan = partial(make_plan, target=manifest.target, seed=params.seed, kind=manifest.input.kind)

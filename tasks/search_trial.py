@@ -334,7 +334,7 @@ def _heartbeat(scheduler: Scheduler, number: int, lost: Callable[[], None]) -> I
                 if not scheduler.beat(number):
                     lost()
                     return
-            except StudyUnavailable:  # nobody else reaches it either, or this machine is cut off: the next one tells
+            except StudyUnavailable:  # the database is away for all, or for this machine only: the next beat finds out
                 continue
 
     thread = threading.Thread(target=beat, name="lease", daemon=True)

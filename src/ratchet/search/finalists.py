@@ -38,8 +38,8 @@ class Finalist:
 def finalists(study: Study) -> list[Finalist]:
     """Return the finalists, the best mean first."""
     sign = -1.0 if study.maximize[0] else 1.0
-    found = [_finalist(study, trial) for trial in _chosen(study)]
-    return sorted(found, key=lambda each: (sign * each.mean, each.trial.number))
+    ranked = [_finalist(study, trial) for trial in _chosen(study)]
+    return sorted(ranked, key=lambda each: (sign * each.mean, each.trial.number))
 
 
 def winner(study: Study) -> Finalist | None:
@@ -47,10 +47,10 @@ def winner(study: Study) -> Finalist | None:
 
     If seeds are missing, because the budget was used up, only those with the most seeds compete.
     """
-    found = finalists(study)
-    if found:
-        most = max(len(each.scores) for each in found)
-        return next(each for each in found if len(each.scores) == most)
+    ranked = finalists(study)
+    if ranked:
+        most = max(len(each.scores) for each in ranked)
+        return next(each for each in ranked if len(each.scores) == most)
     known = study.ranked()
     return _finalist(study, known[0]) if known else None
 

@@ -1,4 +1,4 @@
-"""Which trials end early.
+"""Rules by which trials pause and end early.
 
 Successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020) pauses a trial at each
 rung. As soon as it is among the best 1 / reduction of those that have reached the rung, it continues from its
@@ -57,7 +57,7 @@ def bracket_of(study: Study, number: int) -> int:
 
 def promotable(study: Study) -> Trial | None:
     """Return the paused trial that continues next: the best one that its rung lets pass, at the highest rung first."""
-    found: list[tuple[int, float, int, Trial]] = []
+    passing_trials: list[tuple[int, float, int, Trial]] = []
     sign = -1.0 if study.maximize[0] else 1.0
     for bracket in {trial.bracket for trial in study.searched}:
         among = [trial for trial in study.searched if trial.bracket == bracket]
@@ -68,8 +68,8 @@ def promotable(study: Study) -> Trial | None:
             ]
             for value, trial in passing:
                 if trial.state == "paused" and trial.rung == rung:
-                    found.append((-epoch, value, trial.number, trial))
-    return min(found)[-1] if found else None
+                    passing_trials.append((-epoch, value, trial.number, trial))
+    return min(passing_trials)[-1] if passing_trials else None
 
 
 def is_pruned(study: Study, trial: Trial, view: "View") -> bool:

@@ -2,8 +2,8 @@
 
 The database of studies is the record. Optuna works on a copy of it in memory (`View`), for two reasons: a trial that
 has been paused may continue later, and Optuna's own storages do not allow that. And its CMA-ES keeps a pickle in the
-storage. The random numbers of a trial depend on `search.seed` and its number only, so a search by one worker can be
-interrupted and ends with the same trials.
+storage. The random numbers of a trial depend on `search.sampler_seed` and its number only, so a search by one worker
+can be interrupted and ends with the same trials.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _MAX_GRID = 100_000
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a trial is in the view: its number, state and settings there."""
+    """A trial in the view: its number, state and settings there."""
 
     number: int
     state: str
@@ -49,13 +49,13 @@ class View:
         """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it."""
         if study.search.sampler == "grid":
             tried = [dict(trial.values) for trial in study.searched]
-            return next((point for point in self._grid(study.search.seed) if _plain(point) not in tried), None)
+            return next((point for point in self._grid(study.search.sampler_seed) if _plain(point) not in tried), None)
         view = self.update(study)
         present = present_values(self.space, self.params) if number == attempt == 0 else None
         if present is not None:
             return _plain(present)
         with _quiet():
-            view.sampler = _sampler(study, _mixed(study.search.seed, number, attempt), view)
+            view.sampler = _sampler(study, _mixed(study.search.sampler_seed, number, attempt), view)
             trial = view.ask()
             values: dict[str, Any] = {}
             for dimension in self.space:

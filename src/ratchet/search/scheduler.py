@@ -1,4 +1,4 @@
-"""What a worker does next, and what becomes of a trial: transactions on the study."""
+"""The next act of a worker, and the end of a trial: transactions on the study."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from ratchet.search.store import Change, StudyStore
 __all__ = ["Assignment", "Decision", "LeaseLost", "Progress", "Scheduler", "release"]
 
 Decision = Literal["continue", "pause", "end", "leave"]
-"""What a running trial does: train on, pause at its rung, end early, or make room because the search stops."""
+"""Next act of a running trial: train on, pause at its rung, end early, or stop because the search stops."""
 _PROPOSALS = 100  # of settings that are known already, before the space counts as exhausted
 
 
@@ -31,7 +31,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is, over all its attempts: curve, optimizer steps, and seconds of CPU and of time."""
+    """Progress of a trial over all its attempts: curve, optimizer steps, and seconds of CPU and of time."""
 
     curve: Curve = ()
     steps: int = 0

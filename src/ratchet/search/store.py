@@ -148,16 +148,16 @@ class StudyStore:
                 with self._engine.begin() as connection:
                     where = self.studies.c.name == self.name
                     statement = self.studies.update().where(where).values(changes=self.studies.c.changes + 1)
-                    found = connection.execute(statement.returning(self.studies.c.changes)).scalar()
-                    if found is None:
+                    changes = connection.execute(statement.returning(self.studies.c.changes)).scalar()
+                    if changes is None:
                         raise StudyError(f"{self.name}: no such study. Fix: `ratchet search` begins one")
                     now = self._now(connection)
                     self._count(connection, now)
                     study = self._read(connection)
                     assert study
-                    change = Change(study, now, self, connection, int(found))
+                    change = Change(study, now, self, connection, int(changes))
                     yield change
-                self.trials, self._seen = {trial.number: trial for trial in change.study.trials}, int(found)
+                self.trials, self._seen = {trial.number: trial for trial in change.study.trials}, int(changes)
             except BaseException:
                 self._seen, self.trials = -1, {}  # what was undone must not stay
                 raise

@@ -46,7 +46,7 @@ class SearchSettings(Section):
     sampler: Literal["tpe", "random", "grid", "gp", "cma-es"] = setting(
         "tpe", "how the next settings are chosen: tpe, random, grid, gp (Gaussian process) or cma-es"
     )
-    seed: Count = setting(0, "seed of the sampler")
+    sampler_seed: Count = setting(0, "seed of the sampler")
     pruner: Literal["auto", "none", "median", "successive-halving", "hyperband", "wilcoxon"] = setting(
         "auto",
         "how bad trials end early; auto: successive-halving, or wilcoxon with folds, or none for several objectives",

@@ -175,11 +175,11 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
     kinds = [kind for kind in _KINDS if kind in content]
     unknown = [name for name in content if name not in (*_KINDS, *_OPTIONS)]
     if len(kinds) != 1 or unknown:
-        found = (
+        problem = (
             f"{', '.join(map(str, unknown))} is unknown" if unknown else f"found {', '.join(kinds) or 'none of them'}"
         )
         allowed = f"one of choice, float and int, and beside it step, log and when; for example {_EXAMPLES}"
-        yield f"{found}. Allowed: {allowed}"
+        yield f"{problem}. Allowed: {allowed}"
         return
     shape = _choice_fault(content) if kinds[0] == "choice" else _range_fault(kinds[0], content)
     shape = shape or _when_fault(params, content.get("when", {}))

@@ -1,4 +1,4 @@
-"""What all sections of params.yaml share: their base class, and the types of settings."""
+"""Base class of all sections of params.yaml, and the types of settings."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

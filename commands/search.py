@@ -30,18 +30,27 @@ Name = Annotated[str | None, typer.Argument(metavar="[STUDY]", show_default="the
 
 
 @search.callback(invoke_without_command=True)
-def run(context: typer.Context) -> None:
+def run(
+    context: typer.Context,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting; kept if the search ends. Repeatable."),
+    ] = None,
+) -> None:
     """Find better settings with processes on this machine. Continues a search that was interrupted."""
     if context.invoked_subcommand is not None:
         return
     with _held() as workspace:
         from flows.packed_data import bring_data
         from ratchet import settings
+        from ratchet.settings.run_settings import overridden
 
-        params = settings.load(workspace.params)
-        if params.search.space:
-            bring_data(params, workspace)
-        _search(workspace, params)
+        changes = settings.parse_assignments(assignments or [])
+        with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as settled:
+            if settled.params.search.space:
+                bring_data(settled.params, workspace)
+            _search(workspace, settled.params)
+            settled.keep()
 
 
 @search.command()
@@ -141,8 +150,12 @@ def _held() -> Iterator[Workspace]:
         workspace.hold("ratchet search") as restored,
     ):
         if restored:
-            typer.echo(f"ratchet: {restored}", err=True)
+            _print_note(restored)
         yield workspace
+
+
+def _print_note(text: str) -> None:
+    typer.echo(f"ratchet: {text}", err=True)
 
 
 def _store(workspace: Workspace, study: str | None) -> "StudyStore":
@@ -176,7 +189,7 @@ def _search(workspace: Workspace, params: "Params") -> None:
 
 @contextmanager
 def _shown(label: str) -> "Iterator[Callable[[Study], None]]":
-    """Yield a function that shows a study: as a live table, or as a line every ten seconds where there is no terminal."""
+    """Yield a function that shows a study: as a live table, or as a line every ten seconds without a terminal."""
     from commands.search_table import overview
 
     if not sys.stderr.isatty():

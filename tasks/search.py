@@ -22,6 +22,7 @@ from ratchet.workspace import Workspace
 from tasks.progress import Watch
 from tasks.search_study import begin
 from tasks.search_worker import new_owner
+from tasks.stopping import TrainingStopped, on_request
 
 __all__ = ["Searched", "keep_winner", "publish", "run_workers", "search"]
 
@@ -63,12 +64,21 @@ def search(
 def run_workers(
     params: Params, workspace: Workspace, store: StudyStore, *, see: Callable[[Study], None] = lambda study: None
 ) -> None:
-    """Search with processes on this machine until the study ends."""
+    """Search with processes on this machine until the study ends.
+
+    Raises:
+        TrainingStopped: SIGTERM or Ctrl-C came, or `ratchet search stop`; every trial has a checkpoint.
+        StudyError: a worker found other data or code here than those of the study.
+    """
     shards = shards_of(params, store.name)
     due = 0.0
 
     def look() -> None:
         nonlocal due
+        if stop():
+            raise TrainingStopped(
+                f"{store.name}: stopped; every trial has a checkpoint, and the same command continues"
+            )
         if time.monotonic() < due:
             return
         due = time.monotonic() + _LOOK
@@ -83,8 +93,12 @@ def run_workers(
         with contextlib.suppress(StudyUnavailable):  # then its lease runs out
             release(store, str(shards[place].content["owner"]))
 
-    map_here("tasks.search_worker:work", shards, logs=logs_of(workspace, store.name), tick=look, on_loss=lost)
-    see(store.require())
+    with on_request() as stop:
+        map_here("tasks.search_worker:work", shards, logs=logs_of(workspace, store.name), tick=look, on_loss=lost)
+    study = store.require()
+    see(study)
+    if study.stop:
+        raise TrainingStopped(f"{store.name}: stopped. To continue: `ratchet search resume {store.name}`")
 
 
 def shards_of(params: Params, name: str) -> list[Shard]:

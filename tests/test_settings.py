@@ -77,7 +77,7 @@ def test_an_unquoted_exponent_is_a_number(file: Path) -> None:
 
 @pytest.mark.parametrize("seed", [2**64, 10**30, -1])
 def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
-    assert settings.load(change(file, "seed: 0  #", f"seed: {2**64 - 1}  #")).seed == 2**64 - 1
+    assert settings.load(change(file, "\nseed: 0  #", f"\nseed: {2**64 - 1}  #")).seed == 2**64 - 1
     assert refusal(change(file, f"seed: {2**64 - 1}  #", f"seed: {seed}  #"))[-1].endswith(
         f"seed: found {seed}. Allowed: a whole number, at least 0 and at most 18446744073709551615 "
         "(seed of sample order, augmentation and initial weights, not of the splits)"

@@ -32,7 +32,7 @@ def create_pool(client: SyncPrefectClient) -> None:
 
 def deployment_digest(workspace: Workspace) -> str:
     """Return a digest of what the deployments are made from; the run form comes from the settings."""
-    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/settings/model.py"))
+    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/settings/*.py"))
 
 
 def note(workspace: Workspace) -> Path:

@@ -49,7 +49,10 @@ def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
         dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
         output = copy.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
         trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
-        assert f"deployments: approve-flow/local, score-flow/local, {trains}" in output
+        assert (
+            f"deployments: approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local, {trains}"
+            in output
+        )
         lines = copy.good("ratchet", "status").splitlines()
         assert [line.partition(": up for ")[0] for line in lines] == [
             "Prefect server",

@@ -1,0 +1,146 @@
+"""search-flow and search-worker-flow: find better settings, on this machine and on others."""
+
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from pydantic import Field
+
+from flows import quotas
+from flows.cancelled_runs import ended_by, publish_stop
+from flows.progress import PrefectProgress, log_errors_without_traceback
+from flows.stages import ingest_stage
+from ratchet import settings
+from ratchet.errors import RatchetError
+from ratchet.registry.access import require, user
+from ratchet.reports.templating import escaped
+from ratchet.search.records import Study
+from ratchet.search.store import StudyStore
+from ratchet.settings.model import Overrides, Params
+from ratchet.settings.run_settings import overridden
+from ratchet.workspace import Workspace, disk_errors
+from tasks.progress import Watch
+from tasks.search import Searched, run_workers, search
+
+__all__ = ["search_flow", "search_worker_flow"]
+
+_ROWS = 50  # trials in the artifact
+
+
+@flow(name="search-flow", persist_result=False)
+def search_flow(
+    overrides: Overrides = Overrides(),  # type: ignore[valid-type]  # noqa: B008  (frozen)
+) -> "State[Searched]":
+    """Find better settings as `ratchet search` does, and write the winner to params.yaml.
+
+    Args:
+        overrides: Settings of this run, those of the section `search` too. An empty field uses the value of
+            params.yaml. If the run completes, they are written to params.yaml.
+    """
+    log_errors_without_traceback()
+    try:
+        workspace = Workspace.find()
+        say = get_run_logger().info
+        with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("search-flow", wait=5.0) as restored:
+            if restored:
+                say(restored)
+            changes = settings.flatten(overrides)
+            with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
+                require(run.params.access, "runners", user(), "run search-flow")
+                ingest_stage(run.params, workspace)
+                state: State[Any] = search_task(run.params, workspace, return_state=True)
+                result: Searched = state.result()
+                run.keep()
+                _publish(result)
+                return Completed(message=_summary(result.study), data=result)
+    except RatchetError as error:
+        ended = ended_by(error)
+        if ended.is_cancelled():
+            publish_stop(str(error))
+        return ended
+
+
+@flow(name="search-worker-flow", persist_result=False)
+def search_worker_flow(
+    study: Annotated[str, Field(min_length=1)], workers: Annotated[int, Field(ge=0)] = 0
+) -> "State[Study]":
+    """Help with a study that was begun elsewhere, as `ratchet search join` does, until it ends.
+
+    Args:
+        study: Name of the study, in the database of search.storage.
+        workers: Processes. 0: search.workers of params.yaml.
+    """
+    log_errors_without_traceback()
+    try:
+        workspace = Workspace.find()
+        params = settings.load(workspace.params)
+        if workers:
+            params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
+        state: State[Any] = join_task(params, workspace, study, return_state=True)
+        joined: Study = state.result()
+        return Completed(message=_summary(joined), data=joined)
+    except RatchetError as error:
+        return ended_by(error)
+
+
+@task(name="search", task_run_name="search", cache_policy=NO_CACHE, persist_result=False)
+def search_task(params: Params, workspace: Workspace) -> "State[Searched]":
+    """Begin or continue the study, and wait for its end."""
+    try:
+        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as watch:
+            result = search(params, workspace, watch=watch, see=lambda study: _show(study, watch))
+        return Completed(message=_summary(result.study), data=result)
+    except RatchetError as error:
+        return ended_by(error)
+
+
+@task(name="join", task_run_name="join", cache_policy=NO_CACHE, persist_result=False)
+def join_task(params: Params, workspace: Workspace, name: str) -> "State[Study]":
+    """Train trials of a study until it ends."""
+    try:
+        store = StudyStore(workspace, params.search.storage, name)
+        store.require()
+        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as watch:
+            run_workers(params, workspace, store, see=lambda study: _show(study, watch))
+        study = store.require()
+        return Completed(message=_summary(study), data=study)
+    except RatchetError as error:
+        return ended_by(error)
+
+
+def _show(study: Study, watch: Watch) -> None:
+    ended = sum(trial.state in ("complete", "pruned", "failed", "paused") for trial in study.searched)
+    best = study.ranked()[:1]
+    watch.progress(ended, study.search.trials, f"best {best[0].value:.4f}" if best else "")
+
+
+def _summary(study: Study) -> str:
+    """Return the result of a study as one sentence."""
+    if study.winner is None:
+        return f"{study.name}: {len(study.searched)} trials, no winner yet"
+    value = next(trial.value for trial in study.trials if trial.number == study.winner)
+    reason = f"; {study.reason}" if study.reason else ""
+    return (
+        f"{study.name}: {len(study.searched)} trials; trial {study.winner} is the best, {study.objectives[0]} "
+        f"{value:.4f}{reason}"
+    )
+
+
+def _publish(result: Searched) -> None:
+    """Publish the winner's settings, the best trials and the page."""
+    study = result.study
+    lines = [f"# {escaped(_summary(study))}", "", "| setting | before | now |", "|---|---|---|"]
+    lines += [
+        f"| {escaped(key)} | {escaped(before)} | {escaped(now)} |" for key, (before, now) in result.changes.items()
+    ]
+    create_markdown_artifact("\n".join(lines), key="winner", description="Settings that the search has changed")
+    rows = [
+        {"trial": trial.number, "state": trial.state, "epochs": trial.epochs, "value": trial.value,
+         **{key: str(value) for key, value in trial.values.items()}}
+        for trial in study.ranked()[:_ROWS]
+    ]  # fmt: skip
+    create_table_artifact(rows, key="trials", description=f"The best {len(rows)} trials")
+    create_link_artifact(result.page.as_uri(), key="search-page", link_text="Page of the study")

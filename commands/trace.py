@@ -38,6 +38,7 @@ _RECORDED = {
     "git_commit": "the commit",
     "prefect_flow_run": "the Prefect flow run",
     "training": "the training",
+    "search": "the trial of a search that chose the settings",
 }
 """Keys of a provenance record that can be searched for -> their description."""
 

@@ -13,11 +13,12 @@ from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.registry.runs import Run
 from ratchet.scale import Shard, map_here
 from ratchet.search.finalists import winner
-from ratchet.search.records import Study, Trial
+from ratchet.search.records import Study
 from ratchet.search.scheduler import release
 from ratchet.search.store import StudyStore
 from ratchet.settings.errors import spell
 from ratchet.settings.model import Params
+from ratchet.settings.search_space import winner_id
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
 from tasks.search_study import begin
@@ -190,7 +191,7 @@ def keep_winner(study: Study, workspace: Workspace, *, watch: Watch) -> dict[str
     if best is None:
         return {}
     now = settings.load(workspace.params)
-    values = {**best.trial.values, "search.winner": winner_id(study, best.trial)}
+    values = {**best.trial.values, "search.winner": winner_id(study.name, best.trial.number, best.trial.values)}
     before = settings.dotted(now.model_dump(mode="json"))
     changes = {key: (before[key], value) for key, value in values.items() if before[key] != value}
     if edited := _edited(study, now):
@@ -204,11 +205,6 @@ def keep_winner(study: Study, workspace: Workspace, *, watch: Watch) -> dict[str
         settings.override(workspace.params, values)
     changes.pop("search.winner", None)
     return changes
-
-
-def winner_id(study: Study, trial: Trial) -> str:
-    """Return study, number and a digest of the settings, for `search.winner`."""
-    return f"{study.name}/{trial.number}:{files.digest_json(dict(trial.values))[:12]}"
 
 
 def _edited(study: Study, now: Params) -> list[str]:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ratchet.provenance.archive import ArchivedRun
-from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
+from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, Provenance
 
 __all__ = ["Acts", "Link", "data_link", "run_link"]
 
@@ -98,10 +98,14 @@ def _run(run: ArchivedRun) -> tuple[str, ...]:
         title,
         f"Prefect flow run {flow}" if flow else "no Prefect flow run: started by `dvc repro` or as a single stage",
         f"commit {commit}{patched}" if commit else "no commit: made outside git",
-        f"settings {record.settings}, seed {record.seed}",
+        f"settings {record.settings}, seed {record.seed}{_chosen(record)}",
         f"weights SHA-256 {weights}" if weights else "no weights yet: the training is not over",
         f"provenance {record.id}",
     )
+
+
+def _chosen(record: Provenance) -> str:
+    return f", found by trial {record.search} of a search" if record.search else ""
 
 
 def _evaluation(run: ArchivedRun) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ratchet.errors import WorkspaceError
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
 from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.settings.model import Params
+from ratchet.settings.search_space import winner_of
 from ratchet.typed_json import parse, to_plain
 from ratchet.workspace import Workspace
 
@@ -68,6 +69,7 @@ def new_record(
         packages=installed_packages(),
         hardware=_hardware(),
         prefect_flow_run=flow_run,
+        search=winner_of(params),
     ).with_id()
 
 

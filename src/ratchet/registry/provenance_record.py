@@ -81,6 +81,7 @@ class Provenance:
     weights: str | None = None  # SHA-256 (hex) of model.safetensors
     mlflow_run: str | None = None
     training: str | None = None
+    search: str | None = None  # study and trial that chose its settings, as STUDY/NUMBER
 
     def with_id(self) -> "Provenance":
         """Return the record with the id that its other fields give."""

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ratchet.search.records import Study, Trial
 from ratchet.settings.model import Params
 from ratchet.settings.search_settings import SearchSettings
-from ratchet.settings.search_space import Dimension, setting_of
+from ratchet.settings.search_space import Dimension, plain_value, plain_values, present_values
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["View", "frozen", "grid_points", "present_values"]
+__all__ = ["View", "frozen", "grid_points"]
 
 _MAX_GRID = 100_000
 
@@ -49,11 +49,13 @@ class View:
         """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it."""
         if study.search.sampler == "grid":
             tried = [dict(trial.values) for trial in study.searched]
-            return next((point for point in self._grid(study.search.sampler_seed) if _plain(point) not in tried), None)
+            return next(
+                (point for point in self._grid(study.search.sampler_seed) if plain_values(point) not in tried), None
+            )
         view = self.update(study)
         present = present_values(self.space, self.params) if number == attempt == 0 else None
         if present is not None:
-            return _plain(present)
+            return plain_values(present)
         with _quiet():
             view.sampler = _sampler(study, _mixed(study.search.sampler_seed, number, attempt), view)
             trial = view.ask()
@@ -63,8 +65,8 @@ class View:
                     values[dimension.key] = _suggested(trial, dimension)
             if number in self._places:  # an earlier proposal, which was not taken
                 view.tell(self._places[number].number, state=_states()["failed"])
-            self._places[number] = _Place(trial.number, "running", _plain(values))
-        return _plain(values)
+            self._places[number] = _Place(trial.number, "running", plain_values(values))
+        return plain_values(values)
 
     def update(self, study: Study) -> "optuna.Study":
         """Bring the view up to date with the study."""
@@ -112,21 +114,6 @@ class View:
         return points
 
 
-def present_values(space: Sequence[Dimension], params: Params) -> dict[str, Any] | None:
-    """Return the values of `params` as a point of the space; None: they are outside it.
-
-    The first trial has them, so the winner is not worse than what there was.
-    """
-    values: dict[str, Any] = {}
-    for dimension in space:
-        if dimension.is_active(values, params):
-            value = setting_of(params, dimension.key)
-            if not dimension.contains(value):
-                return None
-            values[dimension.key] = value
-    return values
-
-
 def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str, Any]]:
     """Yield every point of a grid once, at most 100,000. Dimensions whose `when` does not hold are left out."""
     seen: set[str] = set()
@@ -147,7 +134,7 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optun
     active = [dimension for dimension in space if dimension.key in trial.values]
     given = {
         dimension.key: next(
-            (_category(choice) for choice in dimension.choices if _plain_value(choice) == trial.values[dimension.key]),
+            (_category(choice) for choice in dimension.choices if plain_value(choice) == trial.values[dimension.key]),
             trial.values[dimension.key],
         )
         for dimension in active
@@ -221,15 +208,6 @@ def _states() -> "dict[str, optuna.trial.TrialState]":
 def _category(value: Any) -> Any:
     """Return a choice as Optuna's category, which cannot be a list."""
     return json.dumps(value) if isinstance(value, list | tuple) else value
-
-
-def _plain_value(value: Any) -> Any:
-    return list(map(_plain_value, value)) if isinstance(value, tuple) else value
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as JSON gives them back, with lists in place of tuples."""
-    return {key: _plain_value(value) for key, value in values.items()}
 
 
 class _quiet(warnings.catch_warnings):

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from ratchet import files, urls
 from ratchet.errors import SettingsError
 from ratchet.settings import errors as settings_errors
-from ratchet.settings import search_space, source_names
+from ratchet.settings import search_faults, source_names
 from ratchet.settings.model import AlertSettings, Params, Section
 
 __all__ = [
@@ -321,7 +321,7 @@ def _contradictions(params: Params) -> Iterator[str]:
         )
     if unknown := source_names.refusal(data.source):
         yield unknown
-    yield from search_space.faults(params)
+    yield from search_faults.faults(params)
     yield from _passwords(params)
     yield from _unusable(params)
     yield from _exposed_secrets(params.alerts)

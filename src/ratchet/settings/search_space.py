@@ -1,32 +1,30 @@
-"""The space of a search: `search.space` of params.yaml as typed dimensions, and what is wrong with it."""
+"""The space of a search: `search.space` of params.yaml as typed dimensions, and points in it."""
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from ratchet.settings import errors as settings_errors
+from ratchet import files
 from ratchet.settings.model import Params
 
-__all__ = ["Dimension", "apply", "faults", "parse_space", "setting_of"]
+__all__ = [
+    "KINDS",
+    "Dimension",
+    "apply",
+    "dimension_of",
+    "listed",
+    "parse_space",
+    "plain_value",
+    "plain_values",
+    "present_values",
+    "setting_of",
+    "winner_id",
+    "winner_of",
+]
 
 Kind = Literal["choice", "float", "int"]
-_KINDS: tuple[Kind, ...] = ("choice", "float", "int")
-_OPTIONS = ("step", "log", "when")
-_EXAMPLES = (
-    "{choice: [adamw, sgd]}, {float: [1.0e-4, 1.0e-1], log: true}, {int: [1, 8], step: 1} or "
-    "{float: [0.8, 0.99], when: {training.optimizer: sgd}}"
-)
-_HALVING = ("auto", "successive-halving", "hyperband")
-_NEUTRAL = frozenset(
-    ["workers", "sample_timeout", "overfit_gap", "max_rollbacks", "doctor", "checkpoint_steps", "keep_last",
-     "keep_best", "log_every", "profile"]
-)  # fmt: skip
-"""Settings of training that change no weight: `ratchet.training.plan.NEUTRAL`, without importing PyTorch."""
-_MOST_CHOICES = 1000
+KINDS: tuple[Kind, ...] = ("choice", "float", "int")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Dimension:
 
 def parse_space(params: Params) -> tuple[Dimension, ...]:
     """Return the dimensions of `search.space`, each after those that its `when` names. They have no faults."""
-    dimensions = [_dimension(key, content) for key, content in params.search.space.items()]
+    dimensions = [dimension_of(key, content) for key, content in params.search.space.items()]
     known = {dimension.key for dimension in dimensions}
     ordered: dict[str, Dimension] = {}
     while len(ordered) < len(dimensions):
@@ -107,209 +105,60 @@ def setting_of(params: Params, key: str) -> Any:
     return getattr(getattr(params, section), name) if name else getattr(params, section)
 
 
-def faults(params: Params) -> Iterator[str]:
-    """Yield a message for each fault of the section `search`: key, value, what is allowed and the fix."""
-    search, clean = params.search, True
-    for key, content in search.space.items():
-        for fault in _dimension_faults(params, key, content):
-            clean = False
-            yield f"search.space: {key}: {fault}"
-    if not clean:
-        return
-    dimensions = [_dimension(key, content) for key, content in search.space.items()]
-    yield from _circles(dimensions)
-    endless = [dimension.key for dimension in dimensions if dimension.grid is None]
-    if search.sampler == "grid" and endless:
-        yield (
-            f"search.sampler: found grid, and {', '.join(endless)} has no end of values. Allowed with grid: choice, "
-            "int, or float with step. Fix: give it a step, or `ratchet set search.sampler=tpe`"
-        )
-    yield from _method_faults(params)
+def present_values(space: Sequence[Dimension], params: Params) -> dict[str, Any] | None:
+    """Return the values of `params` as a point of the space; None: they are outside it.
+
+    The first trial has them, so the winner is not worse than what there was.
+    """
+    values: dict[str, Any] = {}
+    for dimension in space:
+        if dimension.is_active(values, params):
+            value = setting_of(params, dimension.key)
+            if not dimension.contains(value):
+                return None
+            values[dimension.key] = value
+    return values
 
 
-def _method_faults(params: Params) -> Iterator[str]:
-    search = params.search
-    several = isinstance(search.objective, tuple) and len(search.objective) > 1
-    if several and search.pruner not in ("auto", "none"):
-        yield (
-            f"search.pruner: found {search.pruner}, and search.objective has {len(search.objective)} entries. Allowed "
-            "with several objectives: none. Fix: `ratchet set search.pruner=none`"
-        )
-    if several and search.sampler in ("cma-es",):
-        yield "search.sampler: found cma-es, which takes one objective. Fix: `ratchet set search.sampler=tpe`"
-    if search.folds == 1:
-        yield "search.folds: found 1. Allowed: 0 (none), or 2 and more"
-    if search.folds and search.pruner in ("successive-halving", "hyperband"):
-        yield (
-            f"search.pruner: found {search.pruner}, which compares trials by epochs, and search.folds is "
-            f"{search.folds}. Allowed with folds: auto, none, median or wilcoxon. Fix: `ratchet set search.pruner=auto`"
-        )
-    if search.pruner == "wilcoxon" and not search.folds:
-        yield (
-            "search.pruner: found wilcoxon, which compares trials by folds, and search.folds is 0. Fix: "
-            "`ratchet set search.folds=5`, or search.pruner=auto"
-        )
-    if search.folds and params.data.folds:
-        yield (
-            f"search.folds: found {search.folds}, and data.folds is {params.data.folds}. Allowed: one of them. Fix: "
-            "`ratchet set data.folds=0 data.fold=0`, because every trial is trained on all folds"
-        )
-    if search.folds and params.data.kind == "tokens":
-        yield "search.folds: found a value, and plain text has no folds. Fix: `ratchet set search.folds=0`"
-    lengths = {"training.epochs", "training.max_steps"} & {*search.space}
-    if lengths and not search.folds and not several and search.pruner in _HALVING:
-        yield (
-            f"search.space: {', '.join(sorted(lengths))}: differs between trials, and search.pruner "
-            f"{search.pruner} compares them after equal epochs. Allowed: with search.pruner none or median. Fix: "
-            "`ratchet set search.pruner=median`, or remove it from the space"
-        )
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON gives it back, with lists in place of tuples."""
+    return list(map(plain_value, value)) if isinstance(value, tuple) else value
 
 
-def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str]:
-    if refusal := _key_refusal(key, content):
-        yield refusal
-        return
-    if not isinstance(content, Mapping):
-        yield f"found {settings_errors.spell(content)}. Allowed: for example {_EXAMPLES}"
-        return
-    kinds = [kind for kind in _KINDS if kind in content]
-    unknown = [name for name in content if name not in (*_KINDS, *_OPTIONS)]
-    if len(kinds) != 1 or unknown:
-        problem = (
-            f"{', '.join(map(str, unknown))} is unknown" if unknown else f"found {', '.join(kinds) or 'none of them'}"
-        )
-        allowed = f"one of choice, float and int, and beside it step, log and when; for example {_EXAMPLES}"
-        yield f"{problem}. Allowed: {allowed}"
-        return
-    shape = _choice_fault(content) if kinds[0] == "choice" else _range_fault(kinds[0], content)
-    shape = shape or _when_fault(params, content.get("when", {}))
-    if shape:
-        yield shape
-        return
-    dimension = _dimension(key, content)
-    for value in dimension.choices or (dimension.grid or ())[:1] + (dimension.grid or ())[-1:] or _ends(dimension):
-        try:
-            apply(params, {key: value})
-        except ValidationError as error:
-            yield from settings_errors.explain(Params, error.errors())
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as JSON gives them back."""
+    return {key: plain_value(value) for key, value in values.items()}
 
 
-def _key_refusal(key: str, content: object) -> str:
-    """Return why a key cannot differ between trials; empty: it can."""
-    section, _, name = key.partition(".")
-    if key not in settings_errors.dotted_keys(Params):
-        return settings_errors.unknown(Params, key, content).removeprefix(f"{key}: ")
-    if key == "seed":
-        return (
-            "the best of several seeds is chance. Allowed: keys of model and training. Fix: remove it; search.seeds "
-            "trains the best trials with several seeds"
-        )
-    if section == "data":
-        return (
-            "would change the data of some trials, and then their metrics are not of the same samples. Allowed: keys "
-            "of model and training. Fix: remove it, and compare data with `ratchet compare`"
-        )
-    if key == "training.best":
-        return (
-            "decides what counts as good, so trials would not be comparable. Fix: name the metric in search.objective"
-        )
-    if section not in ("model", "training") or key == "model.code" or (section == "training" and name in _NEUTRAL):
-        return "changes no weight of the model. Allowed: keys of model and training that do. Fix: remove it"
-    return ""
+def winner_id(study: str, number: int, values: Mapping[str, Any]) -> str:
+    """Return the value of `search.winner`: study, number of the trial, and a digest of its settings."""
+    return f"{study}/{number}:{files.digest_json(plain_values(values))[:12]}"
 
 
-def _choice_fault(content: Mapping[str, Any]) -> str:
-    choices = content["choice"]
-    extra = [name for name in ("step", "log") if name in content]
-    if not isinstance(choices, list | tuple) or not choices:
-        return f"choice: found {settings_errors.spell(choices)}. Allowed: a list of values, such as [32, 64]"
-    if extra:
-        return f"{' and '.join(extra)}: only for float and int, and it is a choice. Fix: remove it"
-    if len(choices) > _MOST_CHOICES:
-        return f"choice: found {len(choices):,} values. Allowed: at most {_MOST_CHOICES:,}. Fix: give a range"
-    texts = [json.dumps(choice, default=str) for choice in choices]
-    doubled = sorted({text for text in texts if texts.count(text) > 1})
-    return f"choice: {doubled[0]} is in the list more than once. Fix: remove one" if doubled else ""
+def winner_of(params: Params) -> str | None:
+    """Return STUDY/NUMBER of the trial whose settings these are, by `search.winner`; None: they have changed since."""
+    trial, _, digest = params.search.winner.partition(":")
+    if not digest or not params.search.space:
+        return None
+    values = present_values(parse_space(params), params)
+    is_same = values is not None and files.digest_json(plain_values(values))[:12] == digest
+    return trial if is_same else None
 
 
-def _range_fault(kind: str, content: Mapping[str, Any]) -> str:
-    bounds, step, log = content[kind], content.get("step"), content.get("log", False)
-    types: Any = int if kind == "int" else (int, float)
-    numbers = "two whole numbers" if kind == "int" else "two numbers"
-    allowed = f"[LOW, HIGH], {numbers}, of which the second is larger"
-    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(_is_number(each, types) for each in bounds):
-        hint = " Fix: write 1e-4 as 1.0e-4" if any(_reads_as_number(each) for each in _listed(bounds)) else ""
-        return f"{kind}: found {settings_errors.spell(bounds)}. Allowed: {allowed}.{hint}"
-    low, high = bounds
-    if low >= high:
-        return f"{kind}: found {settings_errors.spell(bounds)}. Allowed: {allowed}"
-    if not isinstance(log, bool):
-        return f"log: found {settings_errors.spell(log)}. Allowed: true or false"
-    if log and low <= 0:
-        return f"{kind}: found {settings_errors.spell(bounds)} with log: true. Allowed with log: LOW above 0"
-    if step is not None and log:
-        return "found step and log: true. Allowed: one of them"
-    if step is not None and (not _is_number(step, types) or not 0 < step <= high - low):
-        return f"step: found {settings_errors.spell(step)}. Allowed: a number above 0, at most {high - low:g}"
-    return ""
-
-
-def _when_fault(params: Params, when: object) -> str:
-    if not isinstance(when, Mapping):
-        return (
-            f"when: found {settings_errors.spell(when)}. Allowed: {{KEY: VALUE}}, such as {{training.optimizer: sgd}}"
-        )
-    for key, value in when.items():
-        if key not in settings_errors.dotted_keys(Params):
-            return f"when: {settings_errors.unknown(Params, key, value)}"
-        entry = params.search.space.get(key)
-        choices = entry.get("choice") if isinstance(entry, Mapping) else None
-        if isinstance(entry, Mapping) and not choices:
-            return f"when: {key} is a range in the space. Allowed: a setting with choice, or one outside the space"
-        for each in _listed(value):
-            if choices and each not in choices:
-                allowed = settings_errors.spell(list(choices))
-                return f"when: {key} is never {settings_errors.spell(each)}. Allowed: {allowed}"
-    return ""
-
-
-def _circles(dimensions: list[Dimension]) -> Iterator[str]:
-    left = {dimension.key: {*dimension.when} & {each.key for each in dimensions} for dimension in dimensions}
-    while free := [key for key, needs in left.items() if not needs & {*left}]:
-        for key in free:
-            del left[key]
-    if left:
-        yield f"search.space: when: {', '.join(sorted(left))} depend on each other in a circle. Fix: remove one `when`"
-
-
-def _dimension(key: str, content: Mapping[str, Any]) -> Dimension:
-    kind = next(kind for kind in _KINDS if kind in content)
-    when = {name: tuple(_listed(value)) for name, value in content.get("when", {}).items()}
+def dimension_of(key: str, content: Mapping[str, Any]) -> Dimension:
+    """Return an entry of `search.space`, which has no faults, as a dimension."""
+    kind = next(kind for kind in KINDS if kind in content)
+    when = {name: tuple(listed(value)) for name, value in content.get("when", {}).items()}
     if kind == "choice":
         return Dimension(key, kind, choices=tuple(map(_frozen, content["choice"])), when=when)
     low, high = content[kind]
     return Dimension(key, kind, low=low, high=high, step=content.get("step"), log=content.get("log", False), when=when)
 
 
-def _ends(dimension: Dimension) -> tuple[Any, ...]:
-    convert = int if dimension.kind == "int" else float
-    return convert(dimension.low), convert(dimension.high)
-
-
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, and any other value as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _is_number(value: object, types: Any) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _reads_as_number(value: object) -> bool:
-    try:
-        return isinstance(value, str) and math.isfinite(float(value))
-    except ValueError:
-        return False

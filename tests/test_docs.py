@@ -79,6 +79,8 @@ def commands(group: TyperGroup, prefix: str = "ratchet") -> Iterator[tuple[str, 
     """Yield each command and its one-line help, in the order of `ratchet --help`."""
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
+            if command.invoke_without_command:
+                yield f"{prefix} {name}", command.get_short_help_str(limit=1000)
             yield from commands(command, f"{prefix} {name}")
         else:
             yield f"{prefix} {name}", command.get_short_help_str(limit=1000)

@@ -111,7 +111,7 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
         try:
             apply(params, {key: value})
         except ValidationError as error:
-            yield from settings_errors.explain(Params, error.errors())
+            yield from (text.removeprefix(f"{key}: ") for text in settings_errors.explain(Params, error.errors()))
 
 
 def _key_refusal(key: str, content: object) -> str:

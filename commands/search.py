@@ -157,9 +157,7 @@ def optuna(
         copied = _store(workspace, study).require()
         params = settings_of(copied, settings.load(workspace.params))
         count = copy_to_optuna(copied, parse_space(params), workspace.database(to))
-        typer.echo(
-            f"{count} trials of {copied.name} in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`"
-        )
+        typer.echo(f"{count} trials are in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`")
 
 
 @contextmanager

@@ -167,9 +167,8 @@ class StudyStore:
         with self._errors(), self._engine.begin() as connection:
             now, trials = self._now(connection), self.table
             where = (trials.c.study == self.name) & (trials.c.number == number) & (trials.c.owner == owner)
-            held = connection.execute(trials.update().where(where).values(expires=now + lease)).rowcount
-            self._count(connection, now)
-            return bool(held)
+            self._count(connection, now)  # first the row of the study, as in `change`: no deadlock
+            return bool(connection.execute(trials.update().where(where).values(expires=now + lease)).rowcount)
 
     def _count(self, connection: "Connection", now: float) -> None:
         """Add the seconds since the last sign of any worker to the active time; a longer pause does not count."""
@@ -195,7 +194,8 @@ class StudyStore:
             self._seen = max(self._seen, changed)
         leases = select(c.number, c.expires).where(c.study == self.name, c.state == "running")
         for number, expires in connection.execute(leases):
-            self.trials[number] = replace(self.trials[number], expires=expires)
+            if number in self.trials:  # not one that came after the statement before
+                self.trials[number] = replace(self.trials[number], expires=expires)
         trials = tuple(self.trials[number] for number in sorted(self.trials))
         return replace(parse(Study, row.content), stop=bool(row.stop), active=float(row.active), trials=trials)
 

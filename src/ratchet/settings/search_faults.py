@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ _NEUTRAL = frozenset(
 )  # fmt: skip
 """Settings of training that change no weight: `ratchet.training.plan.NEUTRAL`, without importing PyTorch."""
 _MOST_CHOICES = 1000
+_MOST_POINTS = 100_000  # of a grid
+_LARGEST_INT = 2**53  # Optuna calculates with floats
 
 
 def faults(params: Params) -> Iterator[str]:
@@ -38,11 +41,17 @@ def faults(params: Params) -> Iterator[str]:
         return
     dimensions = [dimension_of(key, content) for key, content in search.space.items()]
     yield from _circles(dimensions)
-    endless = [dimension.key for dimension in dimensions if dimension.grid is None]
+    endless = [dimension.key for dimension in dimensions if dimension.size is None]
     if search.sampler == "grid" and endless:
         yield (
             f"search.sampler: found grid, and {', '.join(endless)} has no end of values. Allowed with grid: choice, "
             "int, or float with step. Fix: give it a step, or `ratchet set search.sampler=tpe`"
+        )
+    points = math.prod(dimension.size or 1 for dimension in dimensions)
+    if search.sampler == "grid" and points > _MOST_POINTS:
+        yield (
+            f"search.sampler: found grid, and the space has {points:,} points. Allowed with grid: at most "
+            f"{_MOST_POINTS:,}. Fix: larger steps, or `ratchet set search.sampler=random`"
         )
     yield from _method_faults(params)
 
@@ -57,6 +66,11 @@ def _method_faults(params: Params) -> Iterator[str]:
         )
     if several and search.sampler in ("cma-es",):
         yield "search.sampler: found cma-es, which takes one objective. Fix: `ratchet set search.sampler=tpe`"
+    if search.storage == "sqlite://":
+        yield (
+            "search.storage: found sqlite://, which is in the memory of one process. Allowed: "
+            "sqlite:///mlruns/search.db or postgresql://HOST/DATABASE"
+        )
     if search.folds == 1:
         yield "search.folds: found 1. Allowed: 0 (none), or 2 and more"
     if search.folds and search.pruner in ("successive-halving", "hyperband"):
@@ -107,11 +121,16 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
         yield shape
         return
     dimension = dimension_of(key, content)
-    for value in dimension.choices or (dimension.grid or ())[:1] + (dimension.grid or ())[-1:] or _ends(dimension):
+    for value in dimension.ends:
         try:
             apply(params, {key: value})
         except ValidationError as error:
-            yield from (text.removeprefix(f"{key}: ") for text in settings_errors.explain(Params, error.errors()))
+            texts = [text.removeprefix(f"{key}: ") for text in settings_errors.explain(Params, error.errors())]
+            if dimension.kind == "float" and "whole number" in texts[0]:
+                low, high = (math.floor(bound) for bound in content["float"])
+                yield f"found a range of float, and it is a whole number. Fix: write it as {{int: [{low}, {high}]}}"
+                return
+            yield from texts
 
 
 def _key_refusal(key: str, content: object) -> str:
@@ -147,7 +166,7 @@ def _choice_fault(content: Mapping[str, Any]) -> str:
         return f"{' and '.join(extra)}: only for float and int, and it is a choice. Fix: remove it"
     if len(choices) > _MOST_CHOICES:
         return f"choice: found {len(choices):,} values. Allowed: at most {_MOST_CHOICES:,}. Fix: give a range"
-    texts = [json.dumps(choice, default=str) for choice in choices]
+    texts = [json.dumps(_as_float(choice), default=str) for choice in choices]  # 1 and 1.0 are the same setting
     doubled = sorted({text for text in texts if texts.count(text) > 1})
     return f"choice: {doubled[0]} is in the list more than once. Fix: remove one" if doubled else ""
 
@@ -186,10 +205,16 @@ def _when_fault(params: Params, when: object) -> str:
         choices = entry.get("choice") if isinstance(entry, Mapping) else None
         if isinstance(entry, Mapping) and not choices:
             return f"when: {key} is a range in the space. Allowed: a setting with choice, or one outside the space"
+        if not listed(value):
+            return f"when: {key}: found an empty list, so it never holds. Allowed: at least one value"
         for each in listed(value):
             if choices and each not in choices:
                 allowed = settings_errors.spell(list(choices))
                 return f"when: {key} is never {settings_errors.spell(each)}. Allowed: {allowed}"
+            try:
+                apply(params, {key: each})
+            except ValidationError as error:
+                return f"when: {settings_errors.explain(Params, error.errors())[0]}"
     return ""
 
 
@@ -202,13 +227,13 @@ def _circles(dimensions: list[Dimension]) -> Iterator[str]:
         yield f"search.space: when: {', '.join(sorted(left))} depend on each other in a circle. Fix: remove one `when`"
 
 
-def _ends(dimension: Dimension) -> tuple[Any, ...]:
-    convert = int if dimension.kind == "int" else float
-    return convert(dimension.low), convert(dimension.high)
+def _as_float(value: object) -> object:
+    return float(value) if _is_number(value, int) and isinstance(value, int) else value
 
 
 def _is_number(value: object, types: Any) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
+    largest = _LARGEST_INT if types is int else sys.float_info.max
+    return isinstance(value, types) and not isinstance(value, bool) and abs(value) <= largest
 
 
 def _reads_as_number(value: object) -> bool:

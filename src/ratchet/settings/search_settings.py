@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ratchet.settings.section import Amount, Count, Positive, PositiveAmount, Section, Text, setting
+from ratchet.settings.section import Amount, Count, Positive, Section, Text, setting
 
 __all__ = ["Objective", "SearchSettings"]
 
@@ -30,8 +30,8 @@ class SearchSettings(Section):
         "settings that differ between trials: {KEY: {choice: [...]}}, {KEY: {float: [LOW, HIGH]}} or int, with step, "
         "log and when",
     )
-    study: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] = setting(
-        "auto", "name of the study; auto: the name of the registered model"
+    study: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")] = setting(
+        "auto", "name of the study, of letters, digits, _, . and -; auto: the name of the registered model"
     )
     objective: Literal["auto"] | Objective | Annotated[tuple[Objective, ...], Field(strict=False, min_length=1)] = (
         setting(
@@ -67,7 +67,7 @@ class SearchSettings(Section):
         "sqlite:///mlruns/search.db", "database of studies; postgresql://... if workers are on several machines"
     )
     folder: Text = setting("data/search", "folder of the trials' checkpoints; workers of several machines share it")
-    lease: PositiveAmount = setting(
+    lease: Annotated[float, Field(ge=1.0)] = setting(
         60.0, "seconds without a sign of a worker after which another one continues its trial"
     )
     max_losses: Positive = setting(3, "times that a trial may lose its worker before it counts as failed")

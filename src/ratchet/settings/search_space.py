@@ -63,16 +63,34 @@ class Dimension:
         return self.step is None or abs(round((value - self.low) / self.step) * self.step + self.low - value) < 1e-9
 
     @property
+    def size(self) -> int | None:
+        """Number of values; None if there is no end of them."""
+        if self.kind == "choice":
+            return len(self.choices)
+        step = self._step
+        return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """Lowest and highest value of a range; all values of a choice."""
+        if self.kind == "choice":
+            return self.choices
+        return self._value(0), self.high if self.size is None else self._value(self.size - 1)
+
+    @property
     def grid(self) -> tuple[Any, ...] | None:
         """All values; None if there is no end of them."""
         if self.kind == "choice":
             return self.choices
-        step = self.step or (1 if self.kind == "int" and not self.log else None)
-        if step is None:
-            return None
-        count = math.floor((self.high - self.low) / step + 1e-9) + 1
-        values = (self.low + number * step for number in range(count))
-        return tuple(int(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
+        return None if self.size is None else tuple(map(self._value, range(self.size)))
+
+    @property
+    def _step(self) -> float | None:
+        return self.step or (1 if self.kind == "int" and not self.log else None)
+
+    def _value(self, place: int) -> Any:
+        value = self.low + place * (self._step or 0)
+        return int(value) if self.kind == "int" else float(f"{value:.12g}")
 
 
 def parse_space(params: Params) -> tuple[Dimension, ...]:
@@ -148,7 +166,7 @@ def winner_of(params: Params) -> str | None:
 def dimension_of(key: str, content: Mapping[str, Any]) -> Dimension:
     """Return an entry of `search.space`, which has no faults, as a dimension."""
     kind = next(kind for kind in KINDS if kind in content)
-    when = {name: tuple(listed(value)) for name, value in content.get("when", {}).items()}
+    when = {name: tuple(map(_frozen, listed(value))) for name, value in content.get("when", {}).items()}
     if kind == "choice":
         return Dimension(key, kind, choices=tuple(map(_frozen, content["choice"])), when=when)
     low, high = content[kind]

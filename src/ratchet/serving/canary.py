@@ -73,7 +73,7 @@ class Canary:
     def problem(self, served: LoadedVersion | None) -> str:
         """Return why the version cannot answer requests to the served one; empty: it can."""
         loaded = self.follower.current
-        if self.follower.problem or loaded is None:
+        if loaded is None or not self.follower.is_named:
             return f"serving.canary: {self.follower.problem}"
         if served is not None and not can_replace(served, loaded):
             return f"serving.canary: {loaded.identity} has another input or target than {served.identity}"

@@ -1,13 +1,14 @@
 """POST /v1/labels: true values of rows that the server has answered."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratchet.kinds import Classes, Numbers
@@ -18,6 +19,7 @@ from ratchet.traffic.schema import target_id
 
 __all__ = ["Labelling"]
 
+_LOG = logging.getLogger(__name__)
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
 _LARGEST = 3.4e38  # of float32
 
@@ -45,6 +47,11 @@ class Labelling:
             return error_response(Refused(408, "the body did not arrive within serving.deadline"))
         except Refused as error:
             return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # of the disk, or of polars for a damaged file
+            _LOG.exception("%s failed", request.url.path)
+            return error_response(Refused(500, "the model server failed; its log has the cause"))
         return json_response(asdict(stored))
 
     def _add(

@@ -36,11 +36,11 @@ class Labelling:
         try:
             if self._store is None:
                 raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
-            target = self._answering.version_for(request).spec.target
+            target = self._answering.version_for(request.path_params).spec.target
             if not isinstance(target, Classes | Numbers):
                 raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
             async with asyncio.timeout(self._answering.settings.deadline):
-                body = await read_body(request, self._answering.settings)
+                body = await read_body(request.receive, self._answering.settings)
             labels = _read(body, target)
             stored = await asyncio.to_thread(self._add, self._store, labels, target)
         except TimeoutError:

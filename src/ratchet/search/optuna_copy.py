@@ -41,8 +41,8 @@ def copy_to_optuna(study: Study, space: tuple[Dimension, ...], storage: str) -> 
         copied.add_trials([frozen(trial, space, several=len(study.objectives) > 1) for trial in trials])
     except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
         raise StudyError(
-            f"--to: found {urls.redacted(storage)} ({first_line(error)}). Allowed: an address of an Optuna storage, such "
-            "as sqlite:///optuna.db"
+            f"--to: found {urls.redacted(storage)} ({first_line(error)}). Allowed: an address of an Optuna storage, "
+            "such as sqlite:///optuna.db"
         ) from error
     return len(trials)
 

@@ -166,6 +166,7 @@ def _method(study: Study) -> dict[str, object]:
     goals = [f"{name} ({'larger' if larger else 'smaller'} is better)" for name, larger in zip(
         study.objectives, study.maximize, strict=True)]  # fmt: skip
     return {
-        "objective": ", ".join(goals), "sampler": f"{search.sampler}, seed {search.sampler_seed}", "pruner": study.pruner,
+        "objective": ", ".join(goals), "sampler": f"{search.sampler}, seed {search.sampler_seed}",
+        "pruner": study.pruner,
         "training": length, "finalists": seeds, "MLflow run": study.run_id or None,
     }  # fmt: skip

@@ -140,6 +140,26 @@ def page(
         typer.echo(path.as_uri())
 
 
+@search.command()
+def optuna(
+    study: Name = None,
+    to: Annotated[
+        str, typer.Option(metavar="URL", help="Storage of Optuna, such as sqlite:///optuna.db.")
+    ] = "sqlite:///mlruns/optuna.db",
+) -> None:
+    """Copy the trials to a storage of Optuna, for its dashboard and other tools."""
+    with project_folder() as workspace:
+        from ratchet import settings
+        from ratchet.search.optuna_copy import copy_to_optuna
+        from ratchet.settings.search_space import parse_space
+        from tasks.search_study import settings_of
+
+        copied = _store(workspace, study).require()
+        params = settings_of(copied, settings.load(workspace.params))
+        count = copy_to_optuna(copied, parse_space(params), workspace.database(to))
+        typer.echo(f"{count} trials are in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`")
+
+
 @contextmanager
 def _held() -> Iterator[Workspace]:
     """Make the project's folder the working folder, and be the only run in it."""

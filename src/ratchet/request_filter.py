@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +27,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
 _KNOWN_HOSTS = 64  # spellings of the own hosts that are remembered
+_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"transfer-encoding"})
+_ADDED = ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff"))
 _READS = ("GET", "HEAD")
 _WRITES = ("POST", "PUT", "PATCH")
 HOSTS_FIX = (
@@ -72,7 +74,7 @@ class RequestFilter:
         """
         self.app, self.fix = app, fix
         self.origins = {origin for text in origins if (origin := _origin(text))}
-        self.types, self.uploads = frozenset(types), tuple(uploads)
+        self.types, self.uploads = frozenset({"application/json", *types}), tuple(uploads)
         self._own_hosts: set[str] = set()  # headers that were accepted: reading one takes longer than the other checks
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -86,18 +88,19 @@ class RequestFilter:
 
     def _refusal(self, scope: Message) -> tuple[int, str] | None:
         """Return the status and the reason for which a request is refused; None if it is passed on."""
-        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        headers = _checked_headers(scope)
+        hosts, origins = headers.get(b"host", ()), headers.get(b"origin", ())
         if len(hosts) != 1 or not self._is_own_host(hosts[0]):
             return 400, f"Host {', '.join(hosts)!r} is not an address of this server. {self.fix}"
         if any(_origin(origin) not in self.origins for origin in origins):
             return 403, f"Origin {', '.join(origins)!r} is not a page of this server. {self.fix}"
         if scope["type"] == "websocket" or scope["method"] in _READS:
             return None
-        site = _values(scope, b"sec-fetch-site")
-        if not origins and any(value not in ("same-origin", "none") for value in site):
+        sites = headers.get(b"sec-fetch-site", ())
+        if not origins and any(site not in ("same-origin", "none") for site in sites):
             return 403, "A page of another origin sent this request."
-        if scope["method"] in _WRITES and _has_body(scope) and not scope["path"].startswith(self.uploads):
-            kinds = _values(scope, b"content-type")
+        if scope["method"] in _WRITES and _has_body(headers) and not scope["path"].startswith(self.uploads):
+            kinds = headers.get(b"content-type", ())
             if len(kinds) != 1 or not self._is_accepted(kinds[0]):
                 given = ", ".join(kinds) or "none"
                 return 415, f"Content-Type: found {given!r}; allowed: application/json."
@@ -118,7 +121,7 @@ class RequestFilter:
 
     def _is_accepted(self, content_type: str) -> bool:
         kind = content_type.partition(";")[0].strip().lower()
-        return kind in {"application/json", *self.types} or bool(re.fullmatch(r"application/[\w.-]+\+json", kind))
+        return kind in self.types or bool(re.fullmatch(r"application/[\w.-]+\+json", kind))
 
 
 class BasicAuthentication:
@@ -161,10 +164,18 @@ def _values(scope: Message, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
-def _has_body(scope: Message) -> bool:
-    return bool(_values(scope, b"transfer-encoding")) or any(
-        value != "0" for value in _values(scope, b"content-length")
-    )
+def _checked_headers(scope: Message) -> dict[bytes, list[str]]:
+    """Return the values of the headers that are checked. One pass, because it is made for every request."""
+    values: dict[bytes, list[str]] = {}
+    for name, value in scope["headers"]:
+        if (name := name.lower()) in _CHECKED:
+            values.setdefault(name, []).append(value.decode("latin-1"))
+    return values
+
+
+def _has_body(headers: Mapping[bytes, Sequence[str]]) -> bool:
+    lengths = headers.get(b"content-length", ())
+    return bool(headers.get(b"transfer-encoding")) or any(length != "0" for length in lengths)
 
 
 async def _answer(scope: Message, send: Send, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:
@@ -184,14 +195,12 @@ async def _answer(scope: Message, send: Send, status: int, reason: str, *headers
 def _unframed(send: Send) -> Send:
     """Add headers by which no other page may show an answer in a frame (clickjacking) or guess its type."""
 
-    async def add(message: Message) -> None:
+    def add(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
-            for name, value in ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff")):
-                if name not in present:
-                    headers.append((name, value))
+            headers += [header for header in _ADDED if header[0] not in present]
             message = {**message, "headers": headers}
-        await send(message)
+        return send(message)
 
     return add

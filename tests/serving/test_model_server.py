@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ ROWS = {
     "text": [" ".join(RANDOM.choice(["good", "bad", "film", "plot"], 1 + row % 5)) for row in range(40)],
 }
 ROWS["labels"] = ROWS["table"]
+RUNS = itertools.count(1)
 INFER = "/v2/models/image/infer"
 TENSOR = {"name": "pixels", "shape": [1], "datatype": "UINT8", "data": [1]}
 
@@ -77,11 +80,12 @@ class Served:
 
     def add(self, name: str, spec: ModelSpec, *, seed: int = 1) -> str:
         """Register a version and return its number; the first is champion."""
-        folder = self.workspace.root / f"{name}-{seed}"
+        key = f"{name}-{next(RUNS)}"  # two versions of one run would be one version
+        folder = self.workspace.root / key
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
-        run = Run(self.workspace, self.params, f"{name}-{seed}")
+        run = Run(self.workspace, self.params, key)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
             run_id = run.send()
@@ -130,46 +134,51 @@ def registry(new_project: Callable[[str], Any]) -> Served:
     return served
 
 
-@pytest.fixture(scope="module")
-def serve(registry: Served) -> Iterator[Callable[..., Served]]:
-    """Return a function that runs `ratchet serve` with a model, and with other settings if given."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, **changed: Any) -> Served:
-        served = Served(registry.project, free_port(HOST))
-        usual = {
-            "poll": 0.3,
-            "rows": 1024,
-            "queue": 1024,
-            "body_mib": 16.0,
-            "tokens": 512,
-            "fallback": "none",
-            "shadow": "none",
-            "canary": "none",
-            "deadline": 10.0,
-        }
-        values = usual | changed
-        settings.override(served.workspace.params, {f"serving.{key}": value for key, value in values.items()})
-        environment = served.project.environment | {"TMPDIR": str(served.project.home)}
-        command = [sys.executable, "-m", "commands", "serve", "--model", f"{name}@champion", "--port", str(served.port)]
-        with (served.workspace.root / f"serve-{served.port}.log").open("wb") as log:
-            processes.append(
-                subprocess.Popen(command, cwd=served.workspace.root, env=environment, stdout=log, stderr=log)
-            )
-        until(lambda: answers(served.url("/ready")) or processes[-1].poll() is not None)
-        assert processes[-1].poll() is None, Path(log.name).read_text()
-        return served
-
-    yield start
-    for process in processes:
+@contextmanager
+def model_server(registry: Served, name: str, **changed: Any) -> Iterator[Served]:
+    """Run `ratchet serve` with a model, and with other settings if given, until the end of the block."""
+    served = Served(registry.project, free_port(HOST))
+    usual = {
+        "poll": 0.3,
+        "rows": 1024,
+        "queue": 1024,
+        "body_mib": 16.0,
+        "tokens": 512,
+        "fallback": "none",
+        "shadow": "none",
+        "canary": "none",
+        "deadline": 10.0,
+    }
+    values = usual | changed
+    settings.override(served.workspace.params, {f"serving.{key}": value for key, value in values.items()})
+    folder = served.project.home / f"temporary-{served.port}"
+    folder.mkdir()
+    environment = served.project.environment | {"TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "commands", "serve", "--model", f"{name}@champion", "--port", str(served.port)]
+    with (served.workspace.root / f"serve-{served.port}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=served.workspace.root, env=environment, stdout=log, stderr=log)
+    try:
+        until(lambda: answers(served.url("/ready")) or process.poll() is not None)
+        assert process.poll() is None, Path(log.name).read_text()
+        yield served
+    finally:
         process.terminate()
-    assert {process.wait() for process in processes} == {-signal.SIGTERM}  # uvicorn ends by the signal that it got
-    assert not list(registry.project.home.glob("ratchet-served-*"))
+        status = process.wait()
+    assert status == -signal.SIGTERM, Path(log.name).read_text()  # uvicorn ends by the signal that it got
+    assert not list(folder.glob("ratchet-served-*"))
+
+
+@pytest.fixture
+def serve(registry: Served) -> Iterator[Callable[..., Served]]:
+    """Return a function that starts a `model_server`, which runs until the end of the test."""
+    with ExitStack() as stack:
+        yield lambda name, **changed: stack.enter_context(model_server(registry, name, **changed))
 
 
 @pytest.fixture(scope="module")
-def images(serve: Callable[..., Served]) -> Served:
-    return serve("image")
+def images(registry: Served) -> Iterator[Served]:
+    with model_server(registry, "image") as served:
+        yield served
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -183,7 +192,8 @@ def expected(served: Served, name: str, rows: Any, version: str = "1") -> Any:
     """Return the answers of MLflow's own loader."""
     import pandas as pd
 
-    given = np.array(rows, np.uint8) if name in ("image", "small", "shadow") else pd.DataFrame(rows)
+    is_image = name not in ("table", "labels", "text", "shadow-table")
+    given = np.array(rows, np.uint8) if is_image else pd.DataFrame(rows)
     with served.registry.opened(f"models:/{name}/{version}") as (model, _):
         return model.predict(given)
 
@@ -325,7 +335,7 @@ def test_generation_ends_with_its_client_or_deadline(serve: Callable[..., Served
     ask = {"input": ["To be"], "options": {"max_tokens": 5}}
     assert served.ask("/v1/predict", ask, Ratchet_Deadline="30")[0] == 200
     body = json.dumps({"input": ["To be"], "options": {"stream": True, "max_tokens": 100_000}}).encode()
-    headers = {"Content-Type": "application/json", "Ratchet-Deadline": "1"}
+    headers = {"Content-Type": "application/json", "Ratchet-Deadline": "3"}
     with urllib.request.urlopen(urllib.request.Request(served.url("/v1/predict"), body, headers)) as answer:
         *_, last = events_of(answer)
     assert last == ("error", {"error": "it was not answered within the deadline"})
@@ -343,11 +353,11 @@ def test_image_file_is_decoded_as_by_ingest(images: Served) -> None:
     assert by_file == images.ask("/v1/predict", {"input": [pixels.tolist()]})[1]["predictions"]
 
 
-def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[..., Served]) -> None:
+def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[..., Served], registry: Served) -> None:
     """Requests run all the time; each answer equals that of the version it names."""
-    served = serve("image")
-    rows = ROWS["image"][:3]
-    known = {"1": expected(served, "image", rows)}
+    registry.add("moving", SPECS["image"])
+    served, rows = serve("moving"), ROWS["image"][:3]
+    known = {"1": expected(served, "moving", rows)}
     given: list[tuple[str, Any]] = []
     stop = threading.Event()
 
@@ -357,24 +367,30 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
             assert status == 200, answer
             given.append((headers["ratchet-version"].partition("/")[2], answer["predictions"]))
 
+    def state() -> dict[str, Any]:
+        about: dict[str, Any] = served.get("/v1/models")[1]["models"][0]
+        return about
+
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(load) for _ in range(2)]
-        second = served.add("image", SPECS["image"], seed=2)
-        known[second] = expected(served, "image", rows, second)
-        served.promote("image", second)
-        until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == second)
-        third = served.add("image", SPECS["image"], seed=3)
-        [weights] = [
-            path
-            for path in served.workspace.mlruns.rglob("model.safetensors")
-            if served.registry.find(f"image/{third}").run_id in (path.parents[2] / "MLmodel").read_text()
-        ]
-        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-        served.promote("image", third)
-        until(lambda: served.get("/v1/models")[1]["models"][0]["problem"])
-        served.promote("image", "1")
-        until(lambda: served.get("/v1/models")[1]["models"][0]["version"] == "1")
-        stop.set()
+        try:
+            second = served.add("moving", SPECS["image"], seed=2)
+            known[second] = expected(served, "moving", rows, second)
+            served.promote("moving", second)
+            until(lambda: state()["version"] == second)
+            third = served.add("moving", SPECS["image"], seed=3)
+            [weights] = [
+                path
+                for path in served.workspace.mlruns.rglob("model.safetensors")
+                if served.registry.find(f"moving/{third}").run_id in (path.parents[2] / "MLmodel").read_text()
+            ]
+            weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+            served.promote("moving", third)
+            until(lambda: state()["problem"])
+            served.promote("moving", "1")
+            until(lambda: state()["version"] == "1")
+        finally:
+            stop.set()
         for job in jobs:
             job.result()
     assert {version for version, _ in given} == {"1", second}
@@ -427,9 +443,10 @@ def test_bad_request_is_refused_by_name(small: Served, path: str, content: Any, 
 
 
 @pytest.fixture(scope="module")
-def small(serve: Callable[..., Served]) -> Served:
+def small(registry: Served) -> Iterator[Served]:
     """A server with low limits."""
-    return serve("image", rows=4, body_mib=1.0)
+    with model_server(registry, "image", rows=4, body_mib=1.0) as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -452,8 +469,9 @@ def test_bad_row_of_a_table_is_refused_by_name(tables: Served, rows: Any, messag
 
 
 @pytest.fixture(scope="module")
-def tables(serve: Callable[..., Served]) -> Served:
-    return serve("table")
+def tables(registry: Served) -> Iterator[Served]:
+    with model_server(registry, "table") as served:
+        yield served
 
 
 def test_too_short_deadline_is_refused_with_the_time_to_wait(images: Served) -> None:
@@ -505,7 +523,8 @@ def test_a_key_is_asked_for_once_there_is_one(images: Served, key: str) -> None:
 def test_a_key_has_its_own_rate(images: Served, key: str) -> None:
     question, given = {"inputs": ROWS["image"][:1]}, {"Authorization": f"Bearer {key}"}
     until(lambda: images.ask("/invocations", question)[0] == 401)
-    answers = [images.ask("/invocations", question, **given) for _ in range(40)]
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda _: images.ask("/invocations", question, **given), range(40)))
     assert {status for status, _, _ in answers} == {200, 429}
     _, answer, headers = next(answer for answer in answers if answer[0] == 429)
     assert (answer["error"], headers["retry-after"]) == ("the key anna may send 3 requests per second", "1")
@@ -629,12 +648,15 @@ def test_overload_is_answered_by_cache_and_fallback(serve: Callable[..., Served]
     registry.add("small", ModelSpec("resnet", SPECS["image"].input, ANIMALS))
     served = serve("image", queue=200, fallback="small@champion")
     rows = [RANDOM.integers(0, 256, (200, 8, 8, 3)).tolist() for _ in range(3)]
-    alone = [served.ask("/v1/predict", {"input": part})[1] for part in rows]
+    bodies = [
+        json.dumps({"input": part}).encode() for part in rows
+    ]  # once, so that the clients are faster than the model
+    alone = [served.ask("/v1/predict", body)[1] for body in bodies]
     smaller = [expected(served, "small", part) for part in rows]
 
     def ask(number: int) -> tuple[int, int, Any]:
         part = number % len(rows)
-        status, answer, _ = served.ask("/v1/predict", {"input": rows[part]})
+        status, answer, _ = served.ask("/v1/predict", bodies[part])
         return part, status, answer
 
     seen = set()
@@ -726,57 +748,65 @@ def test_canary_answers_its_share_and_keeps_its_clients(serve: Callable[..., Ser
     )
 
 
-FRAGILE = """
+NETWORK = """
+import time
+
 import torch
 from torch import nn
 
 
-class Fragile(nn.Module):
+class Network(nn.Module):
     def __init__(self, classes, channels, height, width):
         super().__init__()
         self.linear = nn.Linear(channels, classes)
 
     def forward(self, images):
-        if not torch.compiler.is_exporting() and len(images) and float(images.amin()) > 2.0:
-            raise RuntimeError("a white image")
+        if len(images) and float(images.amin()) > 2.0:  # white
+            ACT
         return self.linear(images.mean((2, 3)))
 """
+WHITE = np.full((1, 8, 8, 3), 255, np.uint8).tolist()
+
+
+def add_own(registry: Served, name: str, act: str) -> str:
+    """Register a version of `image` with a network of its own, which does `act` with white images."""
+    root = registry.workspace.root
+    (root / f"{name}.py").write_text(NETWORK.replace("ACT", act))
+    own = replace(SPECS["image"], factory=f"{name}:Network", code=f"{name}.py", root=str(root))
+    settings.override(registry.workspace.params, {"registry.export": "none"})
+    number = Served(registry.project).add("image", own)
+    settings.override(registry.workspace.params, {"registry.export": "onnx"})
+    return number
 
 
 def test_failing_canary_is_withdrawn_and_stays_so(serve: Callable[..., Served], registry: Served) -> None:
-    (registry.workspace.root / "fragile.py").write_text(FRAGILE)
-    fragile = replace(SPECS["image"], factory="fragile:Fragile", code="fragile.py", root=str(registry.workspace.root))
-    settings.override(registry.workspace.params, {"registry.export": "none"})
-    unprogrammed = Served(registry.project)
-    number = unprogrammed.add("image", fragile, seed=3)
-    settings.override(registry.workspace.params, {"registry.export": "onnx"})
+    number = add_own(registry, "fragile", 'raise RuntimeError("a white image")')
     changed = {"canary": f"image/{number}", "canary_share": 0.5, "canary_latency": 1000.0}
     served = serve("image", **changed)
     until(lambda: canary_of(served)["version"])
-    white = np.full((1, 8, 8, 3), 255, np.uint8).tolist()
     statuses = []
     while not canary_of(served)["withdrawn"]:
-        statuses.append(served.ask("/v1/predict", {"input": white})[0])
+        statuses.append(served.ask("/v1/predict", {"input": WHITE})[0])
         assert len(statuses) < 500
     assert set(statuses) == {200, 500}
     assert "of its requests failed, and 0 of the served version's" in canary_of(served)["withdrawn"]
     assert served.get("/health")[1]["withdrawn"]["canary"] == f"image version {number}"
-    assert {served.ask("/v1/predict", {"input": white})[0] for _ in range(30)} == {200}
+    assert {served.ask("/v1/predict", {"input": WHITE})[0] for _ in range(30)} == {200}
     again = serve("image", **changed)
     until(lambda: canary_of(again)["version"])
-    assert {again.ask("/v1/predict", {"input": white})[0] for _ in range(30)} == {200}
+    assert {again.ask("/v1/predict", {"input": WHITE})[0] for _ in range(30)} == {200}
     assert canary_of(again)["withdrawn"] == canary_of(served)["withdrawn"]
     restarted = serve("image", **changed | {"canary_share": 0.4})
     until(lambda: canary_of(restarted)["version"])
-    until(lambda: restarted.ask("/v1/predict", {"input": white})[0] == 500)
+    until(lambda: restarted.ask("/v1/predict", {"input": WHITE})[0] == 500)
 
 
 def test_slow_canary_is_withdrawn(serve: Callable[..., Served], registry: Served) -> None:
-    number = registry.add("image", replace(SPECS["image"], name="resnet18"), seed=4)
+    number = add_own(registry, "slow", "time.sleep(0.05)")
     served = serve("image", canary=f"image/{number}", canary_share=0.5, canary_latency=1.5)
     until(lambda: canary_of(served)["version"])
     for _ in range(1000):
-        assert served.ask("/v1/predict", {"input": ROWS["image"][:4]})[0] == 200
+        assert served.ask("/v1/predict", {"input": WHITE})[0] == 200
         if canary_of(served)["withdrawn"]:
             break
     assert "times the seconds of the served version" in canary_of(served)["withdrawn"]

@@ -112,10 +112,12 @@ def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
     return svg("Confusion matrix", frame + cells + edge, width=size, height=size)
 
 
-def svg(name: str, content: str, *, width: float, height: float) -> Markup:
-    """Return a drawing with a name for screen readers."""
+def svg(name: str, content: str, *, width: float, height: float, least_width: float = 0.0) -> Markup:
+    """Return a drawing with a name for screen readers. One with a least width (pixels) needs a box that scrolls."""
     # The text of a drawing grows with it, so drawings with text grow by at most a third
     limit = f' style="max-width:{width * 4 / 3:.0f}px"' if "<text" in content else ""
+    if least_width:
+        limit = f' style="max-width:{width * 4 / 3:.0f}px;min-width:{least_width:.0f}px"'
     return Markup(
         f'<svg viewBox="0 0 {width:g} {height:g}"{limit} role="img" aria-label="{escape(name)}">{content}</svg>'
     )

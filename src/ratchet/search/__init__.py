@@ -6,6 +6,9 @@
     pruning     which trials end early: rungs, or Optuna's pruners
     scheduler   what a worker does next
     finalists   other seeds of the best trials, and the winner
+    front       the Pareto front of several objectives
+    importance  which settings decide how good a trial is
+    pace        the time that a search still needs
 
 Nothing here trains: `tasks.trial` does.
 """

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import TokensInput
@@ -18,7 +18,7 @@ from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
 from ratchet.serving.metrics import Metrics
 from ratchet.serving.recent import RecentAnswers
-from ratchet.serving.requests import Refused, deadline_seconds, error_response, read_body
+from ratchet.serving.requests import Refused, Reply, deadline_seconds, error_response, headers_of, read_body
 from ratchet.serving.streaming import TextStream, event
 from ratchet.serving.versions.batching import Batcher, Overloaded
 from ratchet.serving.versions.following import Fixed, Follower
@@ -28,22 +28,50 @@ from ratchet.settings.model import ServingSettings
 if TYPE_CHECKING:
     from ratchet.serving.canary import Canary
 
-__all__ = ["Answered", "Answering", "Observer"]
+__all__ = ["Answered", "Answering", "Call", "Endpoint", "Observer"]
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 10_000  # numbers of an answer that takes milliseconds to write
 _LATE = "it was not answered within the deadline"
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A request that was answered. `began` is in seconds since 1970; `seconds` from the request to the answer."""
+class Call(NamedTuple):
+    """A request to a model.
+
+    Attributes:
+        envelope: its name in metrics and in the log.
+        path: parameters of the path: model and version, if it names them.
+        headers: by names in lower case.
+        key: name of the API key, or empty.
+        receive: returns the parts of the body.
+        began: on the clock of `time.monotonic`.
+    """
+
+    envelope: str
+    path: Mapping[str, str | None]
+    headers: Mapping[str, str]
+    key: str
+    receive: Receive
+    began: float
+
+    @classmethod
+    def of(cls, envelope: str, scope: Scope, receive: Receive) -> "Call":
+        """Return the request that begins now."""
+        key, path = scope.get("ratchet.key", ""), scope.get("path_params", {})
+        return cls(envelope, path, headers_of(scope["headers"]), key, receive, time.monotonic())
+
+
+class Answered(NamedTuple):
+    """A request that was answered. `began` is in seconds since 1970; `seconds` from the request to the answer.
+
+    `key` is the name of its API key.
+    """
 
     envelope: str
     question: Question
     answer: Answer
     loaded: LoadedVersion
-    request: Request
+    key: str
     began: float
     seconds: float
 
@@ -73,30 +101,8 @@ class Answering:
         self.canary: Canary | None = None
         self._fallback, self._recent = fallback, RecentAnswers()
 
-    def endpoint(self, name: str, envelope: Envelope) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers requests of an envelope. `name` is its label in metrics and in the log."""
-
-        async def answer(request: Request) -> Response:
-            began, loaded = time.monotonic(), None
-            try:
-                loaded = self._chosen(request)
-                response = await self._answer(name, envelope, loaded, request, began)
-            except Refused as error:
-                response = error_response(error)
-            except ClientDisconnect:
-                return Response(status_code=499)  # no client reads it; the number is that of nginx
-            except Exception:  # of a library or of a user's code
-                _LOG.exception("%s failed", request.url.path)
-                response = error_response(Refused(500, "the model server failed; its log has the cause"))
-            self.metrics.count(name, response.status_code, time.monotonic() - began, loaded)
-            if self.canary and loaded and response.status_code >= 500:
-                self.canary.failed(loaded)
-            return response
-
-        return answer
-
-    def version_for(self, request: Request) -> LoadedVersion:
-        """Return the served version, which must be the one that the path names.
+    def version_for(self, path: Mapping[str, str | None]) -> LoadedVersion:
+        """Return the served version, which must be the one that the parameters of the path name.
 
         Raises:
             Refused: there is none, or the path names another one.
@@ -104,38 +110,48 @@ class Answering:
         loaded = self.follower.current
         if loaded is None:
             raise Refused(503, f"no version is served: {self.follower.problem}", {"Retry-After": "1"})
-        named = (request.path_params.get("model"), request.path_params.get("version"))
+        named = (path.get("model"), path.get("version"))
         identity = loaded.identity
         if named[0] not in (None, identity.model) or named[1] not in (None, identity.version):
             wanted = "/".join(part for part in named if part)
             raise Refused(404, f"found {wanted}; served is {identity.model}/{identity.version}")
         return loaded
 
-    def _chosen(self, request: Request) -> LoadedVersion:
-        """Return the version that answers a request: the served one, or the canary unless the path names a version."""
-        served = self.version_for(request)
-        if self.canary is None or request.path_params.get("version"):
+    def chosen(self, call: Call) -> LoadedVersion:
+        """Return the version that answers a request: the served one, or the canary unless the path names a version.
+
+        Raises:
+            Refused: as `version_for`.
+        """
+        served = self.version_for(call.path)
+        if self.canary is None or call.path.get("version"):
             return served
-        return self.canary.version_for(request, served)
+        return self.canary.version_for(call.headers, call.key, served)
 
     def _batcher(self, loaded: LoadedVersion) -> Batcher:
         return self.canary.batcher if self.canary and self.canary.follower.current is loaded else self.batcher
 
-    async def _answer(
-        self, name: str, envelope: Envelope, loaded: LoadedVersion, request: Request, began: float
-    ) -> Response:
-        longest, body = deadline_seconds(request, self.settings), None
-        deadline = began + longest
+    async def answer(self, envelope: Envelope, loaded: LoadedVersion, call: Call) -> Response:
+        """Return the response of a version to a request.
+
+        Raises:
+            ClientDisconnect: the client has gone.
+            Refused: the request is wrong, or is not answered within its deadline.
+        """
+        longest, body = deadline_seconds(call.headers, self.settings), None
+        deadline = call.began + longest
         try:
             async with asyncio.timeout(self.settings.deadline) as limit:
                 # Read in any case: a client that is still sending would get a reset connection, not the refusal.
-                body = await read_body(request, self.settings)
+                body = await read_body(call.receive, self.settings)
                 if longest < self.settings.deadline:
                     limit.reschedule(asyncio.get_running_loop().time() + deadline - time.monotonic())
-                read = partial(envelope.read, body, request.headers, loaded)
-                question = await asyncio.to_thread(read) if envelope.is_slow(body, request.headers, loaded) else read()
+                if envelope.is_slow(body, call.headers, loaded):
+                    question = await asyncio.to_thread(envelope.read, body, call.headers, loaded)
+                else:
+                    question = envelope.read(body, call.headers, loaded)
                 if question.options.get("stream"):
-                    return await self._streamed(name, question, loaded, request, began, deadline)
+                    return await self._streamed(question, loaded, call, deadline)
                 answer = await self._answered(loaded, question, deadline)
         except TimeoutError:
             if body is None:
@@ -147,23 +163,21 @@ class Answering:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
             raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
-        write = partial(envelope.write, answer, question)
-        is_large = question.rows * loaded.spec.target.outputs > _LARGE
-        content, headers = await asyncio.to_thread(write) if is_large else write()
-        self.observe(name, question, answer, loaded, request, began)
-        return Response(content, headers=headers)
+        if question.rows * loaded.spec.target.outputs > _LARGE:
+            content, headers = await asyncio.to_thread(envelope.write, answer, question)
+        else:
+            content, headers = envelope.write(answer, question)
+        self.observe(question, answer, loaded, call)
+        return Reply(content, headers)
 
-    def observe(
-        self, name: str, question: Question, answer: Answer, loaded: LoadedVersion, request: Request, began: float
-    ) -> None:
-        """Pass an answer to the observers. `began` is on the clock of `time.monotonic`."""
-        seconds = time.monotonic() - began
+    def observe(self, question: Question, answer: Answer, loaded: LoadedVersion, call: Call) -> None:
+        """Pass an answer to the observers."""
+        seconds = time.monotonic() - call.began
+        answered = Answered(call.envelope, question, answer, loaded, call.key, time.time() - seconds, seconds)
         for observe in self.observers:
-            observe(Answered(name, question, answer, loaded, request, time.time() - seconds, seconds))
+            observe(answered)
 
-    async def _streamed(
-        self, name: str, question: Question, loaded: LoadedVersion, request: Request, began: float, deadline: float
-    ) -> Response:
+    async def _streamed(self, question: Question, loaded: LoadedVersion, call: Call, deadline: float) -> Response:
         """Return the response that sends a text while it is generated, once its first piece is there."""
         parameters = self._generation(question)
         stream = TextStream(
@@ -184,7 +198,7 @@ class Answering:
                 async for piece in pieces:
                     yield event({"text": piece})
                 answer = Answer(new_id(), loaded.identity, loaded.spec, [stream.text.result()])
-                self.observe(name, question, answer, loaded, request, began)
+                self.observe(question, answer, loaded, call)
                 yield event(own_content(answer, 1), "end")
             except TimeoutError:
                 yield event({"error": _LATE}, "error")
@@ -219,12 +233,12 @@ class Answering:
         predictions = await self._fallback.batcher.predict(smaller, question.arrays, deadline=deadline)
         return Answer(new_id(), smaller.identity, smaller.spec, predictions, "fallback")
 
-    async def _predictions(self, loaded: LoadedVersion, question: Question, deadline: float) -> Any:
-        rows = question.rows
+    def _predictions(self, loaded: LoadedVersion, question: Question, deadline: float) -> Awaitable[Any]:
+        batcher = self._batcher(loaded)
         if not isinstance(loaded.spec.input, TokensInput):
-            return await self._batcher(loaded).predict(loaded, question.arrays, deadline=deadline)
+            return batcher.predict(loaded, question.arrays, deadline=deadline)
         write = partial(loaded.generate, question.prompts, self._generation(question), deadline=deadline)
-        return await self._batcher(loaded).call(write, rows=rows, deadline=deadline)
+        return batcher.call(write, rows=question.rows, deadline=deadline)
 
     def _generation(self, question: Question) -> dict[str, Any]:
         """Return the parameters of a generation.
@@ -237,3 +251,30 @@ class Answering:
         if longest > self.settings.tokens:
             raise Refused(400, f"max_tokens: found {longest}; allowed: up to {self.settings.tokens} (serving.tokens)")
         return parameters
+
+
+class Endpoint:
+    """ASGI application that answers the requests of one envelope."""
+
+    def __init__(self, answering: Answering, name: str, envelope: Envelope) -> None:
+        """Answer by `answering`. `name` is the label of the envelope in metrics and in the log."""
+        self._answering, self._name, self._envelope = answering, name, envelope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        answering, loaded = self._answering, None
+        call = Call.of(self._name, scope, receive)
+        try:
+            loaded = answering.chosen(call)
+            response = await answering.answer(self._envelope, loaded, call)
+        except Refused as error:
+            response = error_response(error)
+        except ClientDisconnect:
+            return
+        except Exception:  # of a library or of a user's code
+            _LOG.exception("%s failed", scope["path"])
+            response = error_response(Refused(500, "the model server failed; its log has the cause"))
+        answering.metrics.count(self._name, response.status_code, time.monotonic() - call.began, loaded)
+        if answering.canary and loaded and response.status_code >= 500:
+            answering.canary.failed(loaded)
+        await response(scope, receive, send)

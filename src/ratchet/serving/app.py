@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ratchet.serving.answering import Answered, Answering
+from ratchet.serving.answering import Answered, Answering, Endpoint
 from ratchet.serving.canary import Canary
 from ratchet.serving.explaining import Explaining
 from ratchet.serving.fallback import Fallback
@@ -78,29 +78,25 @@ class ModelServer:
         self.explaining = Explaining(self.answering, self.batcher)
         self.labelling = Labelling(self.answering, LabelStore(log.folder) if log else None)
         self._endpoints = {
-            path: self.answering.endpoint(name, envelope(settings.rows))
+            path: Endpoint(self.answering, name, envelope(settings.rows))
             for path, (name, envelope) in _ENVELOPES.items()
         }
         self._app = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Starlette's router and middlewares would take longer than a prediction."""
+        app: ASGIApp = self._app
         if scope["type"] == "http" and scope["method"] == "POST":
-            path, parameters = scope["path"], dict[str, Any]()
-            if match := _INFER.fullmatch(path):
-                path, parameters = "/v2/models/{model}/infer", match.groupdict()
-            if endpoint := self._endpoints.get(path):
-                response = await endpoint(Request({**scope, "path_params": parameters}, receive))
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            path, scope["path_params"] = _matched(scope["path"])
+            app = self._endpoints.get(path, app)
+        await app(scope, receive, send)
 
     def _routes(self) -> list[Route]:
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         about = "/v2/models/{model}"
         gets: dict[str, Callable[[Request], Response]] = {
             "/": lambda _: page(),
-            "/openapi.json": lambda request: json_response(document(self.answering.version_for(request))),
+            "/openapi.json": lambda request: json_response(document(self.answering.version_for(request.path_params))),
             "/health": self._health,
             "/ready": self._ready,
             "/v1/models": self._models,
@@ -159,13 +155,13 @@ class ModelServer:
         return state | refused | ({"problem": problem} if problem else {})
 
     def _model_ready(self, request: Request) -> Response:
-        return json_response({"name": self.answering.version_for(request).identity.model, "ready": True})
+        return json_response({"name": self.answering.version_for(request.path_params).identity.model, "ready": True})
 
     def _metadata(self, request: Request) -> Response:
-        return json_response(metadata(self.answering.version_for(request)))
+        return json_response(metadata(self.answering.version_for(request.path_params)))
 
     def _models(self, request: Request) -> Response:
-        loaded = self.answering.version_for(request)
+        loaded = self.answering.version_for(request.path_params)
         identity = loaded.identity
         about: dict[str, Any] = {
             "model": identity.model, "version": identity.version, "provenance": identity.provenance,
@@ -181,6 +177,13 @@ class ModelServer:
         return json_response({"models": [about]})
 
 
+@lru_cache
+def _matched(path: str) -> tuple[str, dict[str, str | None]]:
+    """Return the path of the endpoint that answers a path, and the parameters of it."""
+    match = _INFER.fullmatch(path)
+    return ("/v2/models/{model}/infer", match.groupdict()) if match else (path, {})
+
+
 def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
     def logged() -> Logged:
         answer, question = answered.answer, answered.question
@@ -189,7 +192,7 @@ def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
             inputs = dict(zip(answered.loaded.names, question.arrays, strict=True))
         return Logged(
             answer.id, answered.began, answered.seconds, answered.envelope, answer.identity.model,
-            answer.identity.version, answer.identity.provenance or "", answered.request.scope.get("ratchet.key", ""),
+            answer.identity.version, answer.identity.provenance or "", answered.key,
             inputs, answer.predictions, target_id(answer.spec.target),
             partial(values_of, question.arrays, answered.loaded.spec.input, columns),
         )  # fmt: skip

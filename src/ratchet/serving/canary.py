@@ -6,11 +6,10 @@ import json
 import logging
 import random
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from starlette.requests import Request
 
 from ratchet import files
 from ratchet.serving.answering import Answered
@@ -60,20 +59,22 @@ class Canary:
         self._before = _read(record)
         self._trial: _Trial | None = None
 
-    def version_for(self, request: Request, served: LoadedVersion) -> LoadedVersion:
-        """Return the version that answers a request: the canary for its share, else the served one."""
+    def version_for(self, headers: Mapping[str, str], key: str, served: LoadedVersion) -> LoadedVersion:
+        """Return the version that answers a request: the canary for its share, else the served one.
+
+        `headers` are by names in lower case; `key` is the name of the API key, or empty.
+        """
         loaded = self.follower.current
         if loaded is None or loaded.identity.run_id == served.identity.run_id or self.problem(served):
             return served
         self._follow(loaded, served)
-        if self.withdrawn or _place(request, loaded.identity.run_id) >= self.settings.canary_share:
-            return served
-        return loaded
+        place = _place(headers.get(STICKY_HEADER) or key, loaded.identity.run_id)
+        return served if self.withdrawn or place >= self.settings.canary_share else loaded
 
     def problem(self, served: LoadedVersion | None) -> str:
         """Return why the version cannot answer requests to the served one; empty: it can."""
         loaded = self.follower.current
-        if self.follower.problem or loaded is None:
+        if loaded is None or not self.follower.is_named:
             return f"serving.canary: {self.follower.problem}"
         if served is not None and not can_replace(served, loaded):
             return f"serving.canary: {loaded.identity} has another input or target than {served.identity}"
@@ -176,9 +177,8 @@ class Canary:
         return {"run": run_id, "reason": reason, "share": given.canary_share, "latency": given.canary_latency}
 
 
-def _place(request: Request, run_id: str) -> float:
+def _place(key: str, run_id: str) -> float:
     """Return a number from 0 to 1: equal for equal keys, by chance for a request without one."""
-    key = request.headers.get(STICKY_HEADER) or request.scope.get("ratchet.key")
     if not key:
         return random.random()
     digest = hashlib.blake2b(f"{run_id} {key}".encode(), digest_size=8).digest()

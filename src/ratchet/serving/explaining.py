@@ -21,11 +21,11 @@ from starlette.responses import Response
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import Classes, ImageInput, TableInput, TextInput
-from ratchet.serving.answering import Answering
+from ratchet.serving.answering import Answering, Call
 from ratchet.serving.formats.envelopes import Answer, Own, as_json, new_id, own_content
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest
-from ratchet.serving.requests import Refused, deadline_seconds, error_response, read_body
+from ratchet.serving.requests import Refused, Reply, deadline_seconds, error_response, read_body
 from ratchet.serving.versions.batching import Batcher, Overloaded
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -46,9 +46,9 @@ class Explaining:
 
     async def endpoint(self, request: Request) -> Response:
         """Answer one request."""
-        began = time.monotonic()
+        call = Call.of("explain", request.scope, request.receive)
         try:
-            response = await self._answer(request, began)
+            response = await self._answer(call)
         except Refused as error:
             response = error_response(error)
         except ClientDisconnect:
@@ -57,18 +57,18 @@ class Explaining:
             _LOG.exception("%s failed", request.url.path)
             response = error_response(Refused(500, "the model server failed; its log has the cause"))
         self.answering.metrics.count(
-            "explain", response.status_code, time.monotonic() - began, self.answering.follower.current
+            call.envelope, response.status_code, time.monotonic() - call.began, self.answering.follower.current
         )
         return response
 
-    async def _answer(self, request: Request, began: float) -> Response:
-        loaded, settings = self.answering.version_for(request), self.answering.settings
-        deadline = began + deadline_seconds(request, settings)
+    async def _answer(self, call: Call) -> Response:
+        loaded, settings = self.answering.version_for(call.path), self.answering.settings
+        deadline = call.began + deadline_seconds(call.headers, settings)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                body = await read_body(request, settings)
+                body = await read_body(call.receive, settings)
                 async with self._one:
-                    return await self._explained(loaded, body, request, began, deadline)
+                    return await self._explained(loaded, body, call, deadline)
         except TimeoutError:
             raise Refused(503, "it was not explained within the deadline", _RETRY) from None
         except (BadRequest, RatchetError) as error:
@@ -76,9 +76,7 @@ class Explaining:
         except Overloaded as error:
             raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
 
-    async def _explained(
-        self, loaded: LoadedVersion, body: bytes, request: Request, began: float, deadline: float
-    ) -> Response:
+    async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, deadline: float) -> Response:
         if not isinstance(loaded.spec.input, ImageInput | TableInput | TextInput):
             raise BadRequest(
                 f"models of kind {loaded.spec.input.kind} have no explanations; allowed: image, table, text"
@@ -87,7 +85,7 @@ class Explaining:
             raise BadRequest("explanations of images need a model with classes")
         if not isinstance(loaded.spec.input, TableInput) and not find_spec("torch"):
             raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
-        question = await asyncio.to_thread(Own(self.answering.settings.rows).read, body, request.headers, loaded)
+        question = await asyncio.to_thread(Own(self.answering.settings.rows).read, body, call.headers, loaded)
         if question.rows != 1:
             raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")
         predictions = await self.batcher.predict(loaded, question.arrays, deadline=deadline)
@@ -101,8 +99,8 @@ class Explaining:
                 explanation = await _in_torch(partial(_pixels, loaded, question.arrays[0][0], predictions[0]))
         answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
         content, headers = as_json(own_content(answer, _TOP) | {"explanation": explanation})
-        self.answering.observe("explain", question, answer, loaded, request, began)
-        return Response(content, headers=headers)
+        self.answering.observe(question, answer, loaded, call)
+        return Reply(content, headers)
 
     async def _columns(
         self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, deadline: float

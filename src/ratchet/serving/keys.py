@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -70,15 +72,20 @@ class KeyStore:
         """Add a key and return its text, which is shown once.
 
         Raises:
-            PlatformError: the name is not allowed, or it is taken.
+            PlatformError: the name or the rate is not allowed, or the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise PlatformError(f"found the name {name!r}; allowed: up to 64 letters, digits, '_', '-' and '.'")
-        known = self.read()
-        if any(key.name == name for key in known):
-            raise PlatformError(f"there is a key {name!r}. Fix: another name, or `ratchet keys remove {name}` first")
+        if not 0.0 <= rate < math.inf:
+            raise PlatformError(f"--rate: found {rate}; allowed: a number of 0 or more")
         text = _PREFIX + secrets.token_urlsafe(32)
-        self._write([*known, Key(name, _digest(text), rate, time.strftime("%Y-%m-%d"))])
+        with self._locked():
+            known = self.read()
+            if any(key.name == name for key in known):
+                raise PlatformError(
+                    f"there is a key {name!r}. Fix: another name, or `ratchet keys remove {name}` first"
+                )
+            self._write([*known, Key(name, _digest(text), rate, time.strftime("%Y-%m-%d"))])
         return text
 
     def remove(self, name: str) -> None:
@@ -87,15 +94,20 @@ class KeyStore:
         Raises:
             PlatformError: there is none of this name.
         """
-        known = self.read()
-        left = [key for key in known if key.name != name]
-        if len(left) == len(known):
-            listed = ", ".join(key.name for key in known) or "no keys"
-            raise PlatformError(f"there is no key {name!r}; there are {listed}")
-        self._write(left)
+        with self._locked():
+            known = self.read()
+            left = [key for key in known if key.name != name]
+            if len(left) == len(known):
+                listed = ", ".join(key.name for key in known) or "no keys"
+                raise PlatformError(f"there is no key {name!r}; there are {listed}")
+            self._write(left)
+
+    def _locked(self) -> FileLock:
+        """Return the lock without which a key that another process adds would be lost."""
+        self.path.parent.mkdir(exist_ok=True)
+        return FileLock(self.path.with_suffix(".lock"))
 
     def _write(self, keys: Iterable[Key]) -> None:
-        self.path.parent.mkdir(exist_ok=True)
         content = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2)
         files.write_bytes(self.path, content.encode(), private=True)
 

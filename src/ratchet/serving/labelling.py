@@ -1,13 +1,14 @@
 """POST /v1/labels: true values of rows that the server has answered."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratchet.kinds import Classes, Numbers
@@ -18,6 +19,7 @@ from ratchet.traffic.schema import target_id
 
 __all__ = ["Labelling"]
 
+_LOG = logging.getLogger(__name__)
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
 _LARGEST = 3.4e38  # of float32
 
@@ -34,17 +36,22 @@ class Labelling:
         try:
             if self._store is None:
                 raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
-            target = self._answering.version_for(request).spec.target
+            target = self._answering.version_for(request.path_params).spec.target
             if not isinstance(target, Classes | Numbers):
                 raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
             async with asyncio.timeout(self._answering.settings.deadline):
-                body = await read_body(request, self._answering.settings)
+                body = await read_body(request.receive, self._answering.settings)
             labels = _read(body, target)
             stored = await asyncio.to_thread(self._add, self._store, labels, target)
         except TimeoutError:
             return error_response(Refused(408, "the body did not arrive within serving.deadline"))
         except Refused as error:
             return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # of the disk, or of polars for a damaged file
+            _LOG.exception("%s failed", request.url.path)
+            return error_response(Refused(500, "the model server failed; its log has the cause"))
         return json_response(asdict(stored))
 
     def _add(

@@ -12,14 +12,15 @@ from ratchet.serving.versions.loaded import LoadedVersion
 __all__ = ["RecentAnswers"]
 
 _MOST_BYTES = 32 << 20
-_OVERHEAD = 300  # bytes of an entry besides its predictions
+_Key = tuple[str, int, bytes]
+_OVERHEAD = 500  # bytes of an entry besides its predictions
 
 
 class RecentAnswers:
     """Predictions by version and input; the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._known: OrderedDict[_Key, NDArray[np.float32]] = OrderedDict()
         self._bytes = 0
 
     def add(self, loaded: LoadedVersion, arrays: Arrays, predictions: NDArray[np.float32]) -> None:
@@ -38,9 +39,9 @@ class RecentAnswers:
         return self._known.get(_key(loaded, arrays))
 
 
-def _key(loaded: LoadedVersion, arrays: Arrays) -> bytes:
-    digest = hashlib.sha256(loaded.identity.run_id.encode())
+def _key(loaded: LoadedVersion, arrays: Arrays) -> _Key:
+    # The version gives types and shapes of its arrays, but for the rows and one length, which the digest implies.
+    digest = hashlib.sha256()
     for array in arrays:
-        digest.update(repr((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).data)
-    return digest.digest()
+    return loaded.identity.run_id, len(arrays[0]), digest.digest()

@@ -43,7 +43,7 @@ class Shadow:
     @property
     def version(self) -> LoadedVersion | None:
         """The version that answers; None while the reference names none."""
-        return None if self.follower.problem else self.follower.current
+        return self.follower.current if self.follower.is_named else None
 
     def problem(self, served: LoadedVersion | None) -> str:
         """Return why requests to the served version are not answered; empty: they are."""

@@ -3,9 +3,8 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,7 @@ INPUT = "input."
 _OVERHEAD = 1000  # bytes of a request besides its arrays
 
 
-@dataclass(frozen=True)
-class Logged:
+class Logged(NamedTuple):
     """An answered request, with what the log needs of it.
 
     Attributes:

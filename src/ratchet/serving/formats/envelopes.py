@@ -7,8 +7,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -19,6 +20,7 @@ from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest, check_rows, given_arrays, texts_in
 from ratchet.serving.formats.uploads import is_upload, read_upload
+from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 
 __all__ = [
@@ -37,18 +39,18 @@ __all__ = [
 ]
 
 _SLOW = 1 << 18  # bytes of a body
+_JSON = (b"content-type", b"application/json")
 _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
     "max_tokens": (int,), "temperature": (int, float), "top_k": (int,), "top_p": (int, float), "seed": (int,),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """The rows of a request: arrays, or prompts of a language model."""
 
     arrays: Arrays = ()
     prompts: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)  # those of the envelope, and of generation
+    options: Mapping[str, Any] = MappingProxyType({})  # those of the envelope, and of generation
     id: str = ""  # given by the client
 
     @property
@@ -57,8 +59,7 @@ class Question:
         return len(self.arrays[0]) if self.arrays else len(self.prompts)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Predictions float32 (n, outputs), or texts, of one version."""
 
     id: str
@@ -91,7 +92,7 @@ class Envelope:
         # A backslash may hide the name of a file: JSON allows "\\u006264".
         return loaded.spec.input.kind != "image" or len(body) > _SLOW or b'"b64"' in body or b"\\" in body
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         """Return the body and the headers of the response."""
         raise NotImplementedError
 
@@ -125,7 +126,7 @@ class Own(Envelope):
             options={"top_k": top},
         )
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         return as_json(own_content(answer, question.options.get("top_k", 1)))
 
 
@@ -165,9 +166,9 @@ class Invocations(Envelope):
         known_fields(params, set(), "params.")
         return Question(given_arrays(values, loaded.spec.input, form, most=self.rows, own=loaded.own))
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions})
-        return body, headers | identity_headers(answer)
+        return body, (*headers, *identity_headers(answer))
 
 
 def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
@@ -214,7 +215,7 @@ def _streamable(values: Any, options: dict[str, Any], *, most: int) -> Question:
     question = prompts_of(values, options, "input", "options", most=most)
     if stream and question.rows != 1:
         raise BadRequest(f"options.stream: found {question.rows} prompts; allowed: 1. Fix: send one request for each")
-    return replace(question, options={**question.options, "stream": stream})
+    return question._replace(options={**question.options, "stream": stream})
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -256,21 +257,24 @@ def _split_frame(content: Any) -> dict[str, list[Any]]:
     return {str(name): [row[place] for row in data] for place, name in enumerate(names)}
 
 
-def identity_headers(answer: Answer) -> dict[str, str]:
+def identity_headers(answer: Answer) -> tuple[Header, ...]:
     """Return what each answer says of its version, where the format has no field for it."""
-    identity = answer.identity
-    return {
-        "Ratchet-Answer": answer.id,
-        "Ratchet-Version": quote(f"{identity.model}/{identity.version}"),
-        "Ratchet-Provenance": identity.provenance or "",
-        "Ratchet-Variant": identity.variant,
-        **({"Ratchet-Instead": answer.instead} if answer.instead else {}),
-    }
+    instead = ((b"ratchet-instead", answer.instead.encode()),) if answer.instead else ()
+    return (b"ratchet-answer", answer.id.encode()), *_version_headers(answer.identity), *instead
 
 
-def as_json(content: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+@lru_cache
+def _version_headers(identity: Identity) -> tuple[Header, ...]:
+    return (
+        (b"ratchet-version", quote(f"{identity.model}/{identity.version}").encode()),
+        (b"ratchet-provenance", (identity.provenance or "").encode("latin-1")),
+        (b"ratchet-variant", identity.variant.encode("latin-1")),
+    )
+
+
+def as_json(content: dict[str, Any]) -> tuple[bytes, tuple[Header, ...]]:
     """Return the body and the headers of a JSON response. Arrays become lists."""
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), (_JSON,)
 
 
 def new_id() -> str:

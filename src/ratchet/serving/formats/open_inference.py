@@ -24,6 +24,7 @@ from ratchet.serving.formats.envelopes import (
     read_object,
 )
 from ratchet.serving.formats.request_values import BadRequest, as_type, given_arrays
+from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["Infer", "metadata"]
@@ -36,6 +37,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
+_BYTES = (b"content-type", b"application/octet-stream")
 _AXES = 8  # of a tensor
 _SLOW = 1 << 20  # bytes of tensors
 
@@ -69,7 +71,7 @@ class Infer(Envelope):
         # The bytes of a tensor are no JSON.
         return len(body) > _SLOW or super().is_slow(body[: _head_length(headers, body)], headers, loaded)
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, dict[str, str]]:
+    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         texts = isinstance(answer.predictions, list)
         output: dict[str, Any] = {
             "name": output_name(answer.spec),
@@ -86,12 +88,12 @@ class Infer(Envelope):
         if not question.options.get("binary"):
             output["data"] = answer.predictions if texts else np.ravel(answer.predictions)
             body, headers = as_json(content)
-            return body, headers | identity_headers(answer)
+            return body, (*headers, *identity_headers(answer))
         tail = _to_bytes(answer.predictions)
         output["parameters"] = {"binary_data_size": len(tail)}
         head = orjson.dumps(content)
-        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-        return head + tail, headers | identity_headers(answer)
+        length = (b"inference-header-content-length", b"%d" % len(head))
+        return head + tail, (_BYTES, length, *identity_headers(answer))
 
 
 def metadata(loaded: LoadedVersion) -> dict[str, Any]:

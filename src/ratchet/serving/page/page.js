@@ -147,7 +147,7 @@ function textForm() {
   const fields = [field(isPrompt ? "Prompt" : "Text", text)];
   if (isPrompt) {
     const grid = make("div", { className: "grid" });
-    for (const name of Object.keys(known)) {
+    for (const name of Object.keys(known).filter(name => known[name].type !== "boolean")) {
       inputs[name] = make("input", { type: "number", step: "any", value: name === "max_tokens" ? 100 : "" });
       grid.append(field(name, inputs[name], name === "max_tokens" ? "" : "empty: the default"));
     }

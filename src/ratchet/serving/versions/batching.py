@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,15 @@ class _Job:
 class _Duration:
     """Seconds of a batch as a + b * rows, by least squares over the latest batches."""
 
-    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))  # of 1, n, n*n, t, n*t
+    sums: tuple[float, ...] = (0.0,) * 5  # of 1, n, n*n, t, n*t
 
     def add(self, rows: int, seconds: float) -> None:
-        self.sums = _FORGET * self.sums + np.array([1, rows, rows * rows, seconds, rows * seconds])
+        latest = (1, rows, rows * rows, seconds, rows * seconds)
+        self.sums = tuple(_FORGET * before + value for before, value in zip(self.sums, latest, strict=True))
 
     def of(self, rows: int) -> float:
         """Return the expected seconds for this many rows in batches of the largest size; 0 before the first batch."""
-        count, n, nn, t, nt = self.sums.tolist()
+        count, n, nn, t, nt = self.sums
         if not count:
             return 0.0
         spread = count * nn - n * n
@@ -191,7 +193,8 @@ class Batcher:
                 return [result]
             self._duration.add(len(arrays[0]), time.monotonic() - began)
             self.computed(len(arrays[0]))
-            return np.split(result, np.cumsum([job.rows for job in jobs])[:-1])
+            ends = list(accumulate(job.rows for job in jobs))
+            return [result[end - job.rows : end] for job, end in zip(jobs, ends, strict=True)]
         except (Exception, SystemExit) as error:  # of a library or of a user's model
             if len(jobs) == 1:  # asyncio would end the event loop for a SystemExit
                 return [error if isinstance(error, Exception) else RuntimeError(f"the model's code raised {error!r}")]

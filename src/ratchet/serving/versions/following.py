@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, TrackingUnavailable
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.registry.versions import Version
@@ -59,6 +59,7 @@ class Follower:
         current: the version that answers; None: there is none yet.
         problem: why the version that the reference names is not served; empty: it is.
         refused: name of the version that the reference names, if it cannot be loaded or answers wrongly; else empty.
+        is_named: whether the reference names `current`. It stays as it is while MLflow is away.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Follower:
         self.reference, self._find_reference = "", reference
         self.current: LoadedVersion | None = None
         self.problem = "it is not loaded yet"
-        self.refused = ""
+        self.refused, self.is_named = "", False
         self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
         self._folder = ServedFolder()
         self._thread = ThreadPoolExecutor(1)  # of its own: slow requests must not keep it from looking
@@ -94,9 +95,11 @@ class Follower:
             self.reference = self.reference or self._find_reference()
             version = self.registry.find(self.reference)
         except RatchetError as error:  # MLflow is away, or the alias is gone: what is served stays
+            self.is_named = self.is_named and isinstance(error, TrackingUnavailable)
             self._report(str(error))
             return
-        if self.current is not None and self.current.identity.run_id == version.run_id:
+        self.is_named = self.current is not None and self.current.identity.run_id == version.run_id
+        if self.is_named:
             self._report("")
             return
         if version.run_id == self._refused[0] and time.monotonic() < self._refused[1]:
@@ -108,7 +111,7 @@ class Follower:
             self._refused = (version.run_id, time.monotonic() + _AGAIN, str(error))
             self._report(str(error), refused=f"{version.name} version {version.number}")
             return
-        self.current = loaded
+        self.current, self.is_named = loaded, True
         self._report("")
         _LOG.info("%s answers now, by %s, %s", loaded.identity, loaded.engine, loaded.identity.variant)
 

@@ -1,0 +1,131 @@
+"""Shares of settings on studies in which it is known by construction which setting decides."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ratchet.search.importance import comparison, importance
+from ratchet.search.records import Study, best_so_far
+
+from .made_study import SPACE, Values, accuracy, accuracy_and_size, made_study, many_trials
+
+RANDOM: dict[str, Any] = {"sampler": "random", "pruner": "none", "seeds": 1, "epochs": 2}
+
+
+def loss(values: Values, seed: int | None, epoch: int) -> tuple[float, ...]:
+    return (1 - accuracy(values, seed, epoch)[0],)
+
+
+def by_momentum(values: Values, seed: int | None, epoch: int) -> tuple[float, ...]:
+    """Only momentum decides, and so only trials with sgd can be good."""
+    return (1 - 5 * abs(values["training.momentum"] - 0.9) if "training.momentum" in values else 0.1,)
+
+
+def equal(values: Values, seed: int | None, epoch: int) -> tuple[float, ...]:
+    return (0.5,)
+
+
+@pytest.mark.parametrize(("objectives", "name"), [(accuracy, "validation/accuracy"), (loss, "validation/loss")])
+def test_setting_that_decides_comes_first_in_either_direction(objectives: Any, name: str) -> None:
+    shares = importance(made_study(trials=60, objectives=objectives, names=(name,), **RANDOM))
+    assert next(iter(shares)) == "training.learning_rate"
+    assert shares["training.learning_rate"] > 0.5
+    assert math.isclose(sum(shares.values()), 1)
+    assert {*shares} == {*SPACE}
+    assert [*shares.values()] == sorted(shares.values(), reverse=True)
+
+
+def test_conditional_setting_that_decides_comes_first() -> None:
+    shares = importance(made_study(trials=80, objectives=by_momentum, **RANDOM))
+    assert next(iter(shares)) == "training.momentum"
+
+
+def test_setting_that_no_trial_has_gets_nothing() -> None:
+    space = {**SPACE, "training.optimizer": {"choice": ["adamw"]}, "training.momentum": {"float": [0.8, 0.99]}}
+    study = made_study(trials=30, space=space, **RANDOM)
+    trials = [
+        replace(trial, values={key: value for key, value in trial.values.items() if key != "training.momentum"})
+        for trial in study.trials
+    ]
+    shares = importance(replace(study, trials=trials))
+    assert shares["training.momentum"] == shares["training.optimizer"] == 0
+
+
+def test_values_are_compared_after_equal_epochs() -> None:
+    study = many_trials(200)
+    compared = comparison(study)
+    assert compared
+    assert compared.epoch == 3
+    trials = {trial.number: trial for trial in study.trials}
+    assert {trials[number].epochs for number in compared.values} == {3, 9, 27}
+    assert all(value == best_so_far(trials[number].curve, 3) for number, value in compared.values.items())
+    assert {trials[number].epochs for number in compared.ended} == {1}
+    assert len(compared.values) >= 2 * compared.best
+
+
+def test_setting_by_which_trials_end_early_is_important() -> None:
+    """The learning rate decides which trials pass their rung. Among those that pass, it differs little."""
+    study = made_study(trials=120, sampler="random", seeds=1, epochs=9)
+    assert sum(trial.state == "complete" for trial in study.trials) < 40
+    assert next(iter(importance(study))) == "training.learning_rate"
+
+
+def test_complete_trial_that_stopped_by_itself_is_compared() -> None:
+    study = many_trials(200)
+    complete = next(trial for trial in study.trials if trial.state == "complete")
+    short = replace(complete, curve=complete.curve[:2], objectives=(complete.curve[1][1],))
+    trials = [short if trial.number == short.number else trial for trial in study.trials]
+    compared = comparison(replace(study, trials=trials))
+    assert compared
+    assert compared.values[short.number] == short.objectives[0]
+
+
+def test_failed_and_running_trials_are_left_out() -> None:
+    study = many_trials(200)
+    states = {trial.number: trial.state for trial in study.trials}
+    failed, running = (
+        next(number for number, state in states.items() if state == each) for each in ("complete", "paused")
+    )
+    trials = [
+        replace(trial, state="failed" if trial.number == failed else "running", curve=trial.curve[:1], objectives=())
+        if trial.number in (failed, running)
+        else trial
+        for trial in study.trials
+    ]
+    compared = comparison(replace(study, trials=trials))
+    assert compared
+    assert not {failed, running} & {*compared.values, *compared.ended}
+
+
+def test_trials_with_folds_are_compared_by_their_mean() -> None:
+    """A value in the curve is that of one fold, so it may not be compared with the mean over all of them."""
+    study = many_trials(300)
+    compared = comparison(replace(study, search=study.search.model_copy(update={"folds": 5})))
+    assert compared
+    assert compared.epoch is None
+    ends = {trial.number: trial.objectives[0] for trial in study.trials if trial.state == "complete"}
+    assert compared.values == ends
+
+
+def test_several_objectives_are_compared_by_their_front() -> None:
+    study = made_study(
+        trials=60, objectives=accuracy_and_size, names=("validation/accuracy", "parameters"), **RANDOM
+    )  # fmt: skip
+    shares = importance(study)
+    assert math.isclose(sum(shares.values()), 1)
+    assert max(shares, key=lambda key: shares[key]) in ("training.learning_rate", "training.batch_size")
+
+
+def few() -> Study:
+    return made_study(trials=9, **RANDOM)
+
+
+@pytest.mark.parametrize(
+    "study",
+    [few, lambda: made_study(trials=30, objectives=equal, **RANDOM), lambda: replace(few(), trials=())],
+    ids=["few trials", "equal values", "no trials"],
+)
+def test_importance_is_empty_if_nothing_can_be_compared(study: Any) -> None:
+    assert importance(study()) == {}

@@ -1,0 +1,87 @@
+"""A follower keeps its version while MLflow is away, and says when the reference names another one."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
+from ratchet.kinds import Classes, ImageInput, ModelSpec
+from ratchet.registry.versions import Version
+from ratchet.serving.canary import Canary
+from ratchet.serving.versions.following import Follower
+from ratchet.settings.model import ServingSettings
+from tests.serving.test_loaded import store
+
+SPEC = ModelSpec("convnet", ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3), Classes(("a", "b", "c")))
+
+
+class Registry:
+    """Stored versions of one model. `named` is what its alias names, or the error of a look at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        store(folder, SPEC)
+        self.named: Version | RatchetError = version("1")
+
+    def find(self, reference: str) -> Version:
+        if isinstance(self.named, RatchetError):
+            raise self.named
+        return self.named
+
+    def copy_files(self, version: Version, into: Path) -> Path:
+        if version.number == "damaged":
+            raise RegistryError("its files are damaged")
+        return Path(shutil.copytree(self.folder, into, dirs_exist_ok=True))
+
+
+def version(number: str) -> Version:
+    return Version("model", number, f"run-{number}", ("challenger",))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "stored")
+
+
+@pytest.fixture
+def follower(registry: Any) -> Iterator[Follower]:
+    follower = Follower(registry, lambda: "model@challenger", threads=1)
+    follower.check()
+    yield follower
+    follower.close()
+
+
+def test_a_version_stays_named_while_mlflow_is_away(registry: Registry, follower: Follower) -> None:
+    first = follower.current
+    assert first
+    assert (follower.is_named, follower.problem) == (True, "")
+    registry.named = TrackingUnavailable("MLflow does not answer")
+    follower.check()
+    assert (follower.current, follower.is_named, follower.problem) == (first, True, "MLflow does not answer")
+    registry.named = RegistryError("there is no alias challenger")
+    follower.check()
+    assert (follower.current, follower.is_named) == (first, False)
+    registry.named = TrackingUnavailable("MLflow does not answer")
+    follower.check()
+    assert not follower.is_named  # it was not when MLflow last answered
+    registry.named = version("damaged")
+    follower.check()
+    assert (follower.current, follower.is_named, follower.refused) == (first, False, "model version damaged")
+    registry.named = version("2")
+    follower.check()
+    assert follower.current
+    assert (follower.current.identity.version, follower.is_named) == ("2", True)
+
+
+def test_a_canary_answers_while_mlflow_is_away(registry: Registry, follower: Follower, tmp_path: Path) -> None:
+    canary = Canary(follower, ServingSettings(), tmp_path / "canary.json")
+    registry.named = TrackingUnavailable("MLflow does not answer")
+    follower.check()
+    assert not canary.problem(None)
+    registry.named = RegistryError("there is no alias challenger")
+    follower.check()
+    assert canary.problem(None) == "serving.canary: there is no alias challenger"
+    canary.batcher.close()

@@ -9,9 +9,12 @@ can be interrupted and ends with the same trials.
 import itertools
 import json
 import logging
+import math
+import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ratchet.search.records import Study, Trial
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["View", "frozen", "grid_points"]
 
 _MAX_GRID = 100_000
+_KNOWN_PROPOSALS = 5  # of settings that are known already, before chance replaces the sampler in a space with an end
+_MOST_PROPOSALS = 100  # the same, before a space without an end counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,19 @@ class View:
         self.params, self.space = params, tuple(space)
         self.study: optuna.Study | None = None
         self._places: dict[int, _Place] = {}  # by number of the trial
+        self._grid: list[dict[str, Any]] = []  # its points in random order
 
     def suggest(self, study: Study, number: int, attempt: int) -> dict[str, Any] | None:
-        """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it."""
+        """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it.
+
+        In a space with an end, a sampler that proposes only what is known is replaced by chance after a few attempts.
+        """
         if study.search.sampler == "grid":
-            tried = [dict(trial.values) for trial in study.searched]
-            return next(
-                (point for point in self._grid(study.search.sampler_seed) if plain_values(point) not in tried), None
-            )
+            return self._untried(study, attempt)
+        if attempt >= _KNOWN_PROPOSALS and self._has_end:
+            return self._untried(study, attempt - _KNOWN_PROPOSALS)
+        if attempt >= _MOST_PROPOSALS:
+            return None
         view = self.update(study)
         present = present_values(self.space, self.params) if number == attempt == 0 else None
         if present is not None:
@@ -106,12 +116,18 @@ class View:
         view.tell(place.number, list(trial.objectives) if state == "complete" else None, state=_states()[state])
         self._places[trial.number] = _Place(place.number, state, place.values)
 
-    def _grid(self, seed: int) -> list[dict[str, Any]]:
-        import random
+    @cached_property
+    def _has_end(self) -> bool:
+        return math.prod(dimension.size or _MAX_GRID + 1 for dimension in self.space) <= _MAX_GRID
 
-        points = list(grid_points(self.space, self.params))
-        random.Random(seed).shuffle(points)
-        return points
+    def _untried(self, study: Study, skipped: int) -> dict[str, Any] | None:
+        """Return a point of the grid that no trial has, after so many others."""
+        tried = {_text(trial.values) for trial in study.searched}
+        if not self._grid:
+            self._grid = [plain_values(point) for point in grid_points(self.space, self.params)]
+            random.Random(study.search.sampler_seed).shuffle(self._grid)
+        untried = (point for point in self._grid if _text(point) not in tried)
+        return next(itertools.islice(untried, skipped, None), None)
 
 
 def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str, Any]]:
@@ -122,8 +138,8 @@ def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str
         for dimension, value in zip(space, combination, strict=True):
             if dimension.is_active(values, params):
                 values[dimension.key] = value
-        if (key := json.dumps(values, sort_keys=True)) not in seen:
-            seen.add(key)
+        if (text := _text(values)) not in seen:
+            seen.add(text)
             yield values
 
 
@@ -203,6 +219,10 @@ def _states() -> "dict[str, optuna.trial.TrialState]":
         "running": TrialState.RUNNING, "paused": TrialState.PRUNED, "pruned": TrialState.PRUNED,
         "complete": TrialState.COMPLETE, "failed": TrialState.FAIL,
     }  # fmt: skip
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True)
 
 
 def _category(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The next act of a worker, and the end of a trial: transactions on the study."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,7 +15,6 @@ __all__ = ["Assignment", "Decision", "LeaseLost", "Progress", "Scheduler", "rele
 
 Decision = Literal["continue", "pause", "end", "leave"]
 """Next act of a running trial: train on, pause at its rung, end early, or stop because the search stops."""
-_PROPOSALS = 100  # of settings that are known already, before the space counts as exhausted
 
 
 class LeaseLost(Exception):
@@ -78,10 +78,12 @@ class Scheduler:
             chosen = waiting[0] if waiting else self._promoted(change)
             if chosen is None and len(change.study.searched) < study.search.trials and not study.reason:
                 chosen = self._new(change)
-            if chosen is None and any(trial.state == "running" for trial in change.study.trials):
-                return "wait"
+            if chosen is None and any(trial.state == "running" for trial in change.study.searched):
+                return "wait"  # the finalists are not known yet
             if chosen is None:
                 chosen = self._completing(change) or self._seed(change)
+            if chosen is None and any(trial.state == "running" for trial in change.study.trials):
+                return "wait"
             if chosen is None:
                 self._end(change, "")
                 return None
@@ -174,7 +176,7 @@ class Scheduler:
         study = change.study
         number = len(study.trials)
         keys = {trial.key for trial in study.trials}
-        for attempt in range(_PROPOSALS):
+        for attempt in itertools.count():
             values = self.view.suggest(study, number, attempt)
             if values is None:
                 break

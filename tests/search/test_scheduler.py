@@ -1,0 +1,384 @@
+"""Workers that report curves instead of training: what every search keeps, however it is disturbed."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulated_search import RATE, SPACE, Worker, finish, finish_with, new_study, quality
+
+from ratchet.search.finalists import finalists, winner
+from ratchet.search.pruning import rungs
+from ratchet.search.records import Study
+from ratchet.search.sampling import grid_points
+from ratchet.search.scheduler import Assignment, LeaseLost, Progress, release
+from ratchet.settings.search_space import parse_space
+
+CHOICES = {
+    RATE: {"choice": [0.01, 0.02, 0.03]},
+    "training.betas": {"choice": [[0.9, 0.99], [0.9, 0.999]]},
+    "training.nesterov": {"choice": [True, False]},
+}
+NESTED = {
+    "training.optimizer": {"choice": ["adamw", "sgd"]},
+    "training.momentum": {"float": [0.8, 0.99], "when": {"training.optimizer": "sgd"}},
+    RATE: {"float": [0.001, 0.1], "log": True},
+}
+SAMPLERS = ("tpe", "random", "grid", "gp", "cma-es")
+PRUNERS = ("none", "median", "successive-halving", "hyperband")
+
+
+def content(study: Study) -> list[Any]:
+    """What a search has found, without times and losses."""
+    return [
+        (trial.number, trial.key, trial.values, trial.state, trial.curve, trial.objectives, trial.rung, trial.bracket)
+        for trial in study.trials
+    ]
+
+
+def assert_sound(study: Study) -> None:
+    """No settings twice, no gap in the numbers, every trial has ended or is paused at a rung."""
+    assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
+    assert max(Counter(trial.key for trial in study.trials).values()) == 1
+    assert {trial.state for trial in study.trials} <= {"complete", "pruned", "paused", "failed"}
+    for trial in study.trials:
+        assert [epoch for epoch, _ in trial.curve] == list(range(1, trial.epochs + 1))
+        if trial.state == "complete":
+            assert trial.epochs == study.epochs
+            assert trial.objectives
+        if trial.state == "paused":
+            assert trial.epochs in rungs(study, trial.bracket)
+        assert not trial.owner
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_three_workers_that_are_killed_end_soundly(sampler: str, pruner: str, in_memory) -> None:
+    params, study = new_study(
+        CHOICES if sampler == "grid" else SPACE, trials=11, sampler=sampler, pruner=pruner, max_losses=99, epochs=4
+    )
+    ended = finish_with(in_memory(study), params, workers=3, kills=6, draw=random.Random(f"{sampler} {pruner}"))
+    assert_sound(ended)
+    assert len(ended.searched) == 11
+    assert ended.winner == ended.ranked()[0].number
+    assert sum(trial.losses for trial in ended.trials) <= 6
+    if pruner == "none":
+        assert {trial.state for trial in ended.trials} == {"complete"}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_one_killed_worker_finds_the_same_trials(sampler: str, in_memory) -> None:
+    params, study = new_study(
+        CHOICES if sampler == "grid" else SPACE, trials=12, sampler=sampler, max_losses=99, seeds=2, epochs=4
+    )
+    undisturbed = finish(in_memory(study), params)
+    killed = finish_with(in_memory(study), params, workers=1, kills=20, draw=random.Random(sampler))
+    assert content(killed) == content(undisturbed)
+    assert sum(trial.losses for trial in killed.trials) > 2
+    assert killed.winner == undisturbed.winner
+
+
+@pytest.mark.parametrize("pruner", ["successive-halving", "hyperband"])
+def test_only_the_best_of_a_rung_are_promoted(pruner: str, in_memory) -> None:
+    params, study = new_study(trials=30, sampler="random", pruner=pruner)
+    store, draw = in_memory(study), random.Random(pruner)
+    workers = [Worker(store, params, f"worker-{number}").acts() for number in range(3)]
+    before, promotions = store.require(), 0
+    while workers:
+        acting = draw.choice(workers)
+        if next(acting, None) is None:
+            workers.remove(acting)
+        after = store.require()
+        for trial in before.searched:
+            now = after.trials[trial.number]
+            if now.rung == trial.rung:
+                continue
+            promotions += 1
+            epoch = rungs(study, trial.bracket)[trial.rung]
+            reached = sorted(
+                (each.curve[epoch - 1][1] for each in after.searched
+                 if each.bracket == trial.bracket and each.epochs >= epoch), reverse=True,
+            )  # fmt: skip
+            passing = reached[: len(reached) // study.search.reduction]
+            is_last = len(after.searched) == 30 and not any(each.state == "complete" for each in after.searched)
+            assert trial.curve[epoch - 1][1] in passing or is_last
+        before = after
+    assert promotions > 5
+    assert_sound(before)
+
+
+def test_hyperband_begins_at_several_rungs(in_memory) -> None:
+    params, study = new_study(trials=40, sampler="random", pruner="hyperband", epochs=9)
+    ended = finish(in_memory(study), params)
+    assert Counter(trial.bracket for trial in ended.trials).keys() == {0, 1, 2}
+    assert rungs(study) == [1, 3]
+    for trial in ended.trials:
+        assert trial.epochs >= [1, 3, 9][trial.bracket]
+
+
+def test_bad_trials_cost_few_epochs(in_memory) -> None:
+    total = {}
+    for pruner in ("none", "median", "successive-halving"):
+        params, study = new_study(trials=18, sampler="random", pruner=pruner)
+        ended = finish(in_memory(study), params)
+        total[pruner] = sum(trial.epochs for trial in ended.trials)
+        assert ended.winner is not None
+    assert total["none"] == 18 * 9
+    assert total["median"] < 0.8 * total["none"]
+    assert total["successive-halving"] < 0.5 * total["none"]
+
+
+def test_the_present_settings_are_the_first_trial(in_memory) -> None:
+    params, study = new_study(trials=1)
+    (trial,) = finish(in_memory(study), params).trials
+    assert trial.values == {RATE: params.training.learning_rate, "training.batch_size": params.training.batch_size}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cma-es", "grid"])
+def test_a_small_space_ends_when_it_is_tried(sampler: str, in_memory) -> None:
+    """Also one of lists and booleans; no point comes twice."""
+    params, study = new_study(CHOICES, trials=50, sampler=sampler, pruner="none", epochs=1)
+    ended = finish(in_memory(study), params)
+    assert_sound(ended)
+    assert ended.reason == "every choice of the space has been tried"
+    assert len(ended.trials) == 12
+    assert all(isinstance(trial.values["training.betas"], list) for trial in ended.trials)
+    assert all(isinstance(trial.values["training.nesterov"], bool) for trial in ended.trials)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "cma-es"])
+def test_a_conditional_setting_is_absent_elsewhere(sampler: str, in_memory) -> None:
+    params, study = new_study(NESTED, trials=14, sampler=sampler, pruner="none", epochs=1)
+    ended = finish(in_memory(study), params)
+    assert {trial.values["training.optimizer"] for trial in ended.trials} == {"adamw", "sgd"}
+    for trial in ended.trials:
+        assert ("training.momentum" in trial.values) == (trial.values["training.optimizer"] == "sgd")
+
+
+def test_a_grid_has_conditional_points_once() -> None:
+    space = NESTED | {RATE: {"choice": [0.1, 0.2]}}
+    space["training.momentum"] = {"choice": [0.8, 0.9], "when": {"training.optimizer": "sgd"}}
+    params, _ = new_study(space)
+    points = list(grid_points(parse_space(params), params))
+    assert len(points) == 2 * (1 + 2)
+    assert len({str(sorted(point.items())) for point in points}) == len(points)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+def test_several_objectives_prune_nothing(sampler: str, in_memory) -> None:
+    names = ("validation/accuracy", "parameters")
+    params, study = new_study(trials=11, sampler=sampler, objective=names, objectives=names, epochs=2)
+    ended = finish(in_memory(study), params)
+    assert_sound(ended)
+    assert {trial.state for trial in ended.trials} == {"complete"}
+    assert all(len(trial.objectives) == 2 for trial in ended.trials)
+
+
+def test_points_with_equal_keys_do_not_end_a_grid(in_memory) -> None:
+    """As model.name auto and convnet, which are the same training."""
+    space = {"model.name": {"choice": ["auto", "convnet"]}, RATE: {"choice": [place / 100 for place in range(1, 81)]}}
+    params, study = new_study(space, trials=500, sampler="grid", pruner="none", epochs=1)
+    store = in_memory(study)
+    worker = Worker(store, params, "worker")
+    worker.scheduler._key_of = lambda values, seed: f"{values[RATE]}"
+    for _ in worker.acts():
+        pass
+    ended = store.require()
+    assert_sound(ended)
+    assert len(ended.trials) == 80
+
+
+def taken(worker: Worker) -> Assignment:
+    assignment = worker.scheduler.next()
+    assert isinstance(assignment, Assignment)
+    return assignment
+
+
+def test_a_trial_whose_lease_has_ended_goes_to_another(in_memory) -> None:
+    params, study = new_study(trials=1, pruner="none")
+    store = in_memory(study)
+    first, second = Worker(store, params, "first"), Worker(store, params, "second")
+    number = taken(first).trial.number
+    progress = Progress(((1, 0.5),), steps=3, cpu=1.0, wall=1.0)
+    assert first.scheduler.report(number, progress) == "continue"
+    assert second.scheduler.next() == "wait"
+    assert store.beat(number, "first", lease=-1.0)
+    continued = taken(second).trial
+    assert (continued.number, continued.curve, continued.losses, continued.steps) == (number, ((1, 0.5),), 1, 3)
+    assert not first.scheduler.beat(number)
+    assert second.scheduler.beat(number)
+    before = store.require()
+    for act in (
+        lambda: first.scheduler.report(number, progress), lambda: first.scheduler.pause(number, progress),
+        lambda: first.scheduler.finish(number, progress, (1.0,)), lambda: first.scheduler.end_early(number, progress),
+        lambda: first.scheduler.fail(number, progress, "x"), lambda: first.scheduler.leave(number, progress),
+        lambda: first.scheduler.identify(number, "x"),
+    ):  # fmt: skip
+        with pytest.raises(LeaseLost):
+            act()
+    assert content(store.require()) == content(before)
+    release(store, "first")
+    assert store.require().trials[0].owner == "second"
+
+
+def test_a_trial_that_kills_its_workers_fails(in_memory) -> None:
+    params, study = new_study(trials=2, pruner="none", max_losses=2)
+    store = in_memory(study)
+    for number in range(2):
+        assert taken(Worker(store, params, f"worker-{number}")).trial.number == 0
+        release(store, f"worker-{number}")
+    ended = finish(store, params)
+    assert [trial.state for trial in ended.trials] == ["failed", "complete"]
+    assert "its worker was lost 2 times (search.max_losses)" in ended.trials[0].reason
+
+
+def test_a_failed_trial_does_not_stop_the_others(in_memory) -> None:
+    params, study = new_study(trials=9)
+    store = in_memory(study)
+    worker = Worker(store, params, "first")
+    worker.scheduler.fail(taken(worker).trial.number, Progress(), "it does not fit")
+    ended = finish(store, params)
+    assert_sound(ended)
+    assert (ended.trials[0].state, ended.trials[0].value) == ("failed", None)
+    assert ended.winner not in (None, 0)
+
+
+def test_without_a_good_trial_there_is_no_winner(in_memory) -> None:
+    params, study = new_study(trials=3, seeds=3)
+    store = in_memory(study)
+    worker = Worker(store, params, "first")
+    for _ in range(3):
+        worker.scheduler.fail(taken(worker).trial.number, Progress(), "it does not fit")
+    assert worker.scheduler.next() is None
+    ended = store.require()
+    assert (ended.state, ended.winner, ended.ranked(), winner(ended)) == ("ended", None, [], None)
+
+
+def test_a_used_up_cpu_budget_ends_the_search(in_memory) -> None:
+    """Each epoch costs 36 seconds of one core, which is 0.01 hours."""
+    params, study = new_study(trials=100, pruner="none", cpu_hours=0.5)
+    store = in_memory(study)
+    ended = finish(store, params)
+    assert ended.state == "running"  # the last worker has left its trial
+    assert sum(trial.epochs for trial in ended.trials) == 50
+    assert Worker(store, params, "next").scheduler.next() is None
+    ended = store.require()
+    assert ended.state == "ended"
+    assert ended.reason == "search.cpu_hours: the budget of 0.5 hours of one core is used up"
+    assert [trial.state for trial in ended.trials] == ["complete"] * 5 + ["waiting"]
+
+
+def test_hours_count_while_a_worker_searches(in_memory) -> None:
+    params, study = new_study(trials=100, pruner="none", hours=0.1)
+    store = in_memory(study)
+    now = store.require().created
+    store._now = lambda connection: now
+    worker = Worker(store, params, "worker")
+    number = taken(worker).trial.number
+    for _ in range(3):
+        now += 100.0
+        worker.scheduler.beat(number)
+    assert store.require().active == pytest.approx(300.0, abs=1.0)
+    now += 10_000.0  # all workers were away
+    worker.scheduler.beat(number)
+    assert store.require().active == pytest.approx(300.0, abs=1.0)
+    now -= 5_000.0  # the clock was set back
+    worker.scheduler.beat(number)
+    now += 5_000.0 + 61.0
+    assert worker.scheduler.report(number, Progress(((1, 0.5),))) == "leave"
+    assert store.require().active == pytest.approx(361.0, abs=1.0)
+
+
+def test_a_larger_budget_continues_the_search(in_memory) -> None:
+    params, study = new_study(trials=9, sampler="random")
+    store = in_memory(study)
+    before = finish(store, params)
+    with store.change() as change:
+        larger = before.search.model_copy(update={"trials": 27})
+        change.save(search=larger, state="running", reason="")
+    after = finish(store, params)
+    assert_sound(after)
+    assert len(after.searched) == 27
+    for old, new in zip(before.trials, after.trials, strict=False):
+        assert (new.key, new.values) == (old.key, old.values)
+        assert new.curve[: len(old.curve)] == old.curve
+    params, study = new_study(trials=27, sampler="random")
+    at_once = finish(in_memory(study), params)
+    assert [trial.values for trial in at_once.trials] == [trial.values for trial in after.trials]
+
+
+def test_a_stopped_study_gives_no_trial(in_memory) -> None:
+    params, study = new_study(trials=9, pruner="none")
+    store = in_memory(study)
+    worker = Worker(store, params, "worker")
+    number = taken(worker).trial.number
+    with store.change() as change:
+        change.save(stop=True)
+    assert worker.scheduler.report(number, Progress(((1, 0.5),))) == "leave"
+    worker.scheduler.leave(number, Progress(((1, 0.5),)))
+    assert worker.scheduler.next() is None
+    assert store.require().state == "running"
+    with store.change() as change:
+        change.save(stop=False)
+    assert taken(worker).trial.curve == ((1, 0.5),)
+
+
+def test_finalists_are_repeated_with_other_seeds(in_memory) -> None:
+    params, study = new_study(trials=9, seeds=3, finalists=2)
+    ended = finish(in_memory(study), params)
+    assert_sound(ended)
+    chosen = finalists(ended)
+    assert len(chosen) == 2
+    assert sorted((trial.seed_of, trial.seed) for trial in ended.trials if trial.seed_of is not None) == sorted(
+        (each.trial.number, seed) for each in chosen for seed in (1, 2)
+    )
+    best = winner(ended)
+    assert best is not None
+    assert best.trial.number == ended.winner
+    assert best.mean == max(each.mean for each in chosen)
+    assert best.low is not None
+    assert best.high is not None
+    assert best.low < best.mean < best.high
+    assert best.again == pytest.approx(sum(best.scores[1:]) / 2)
+    assert best.selected == best.scores[0]
+
+
+def test_a_lucky_seed_does_not_win(in_memory) -> None:
+    """The best trial of the search is worse with other seeds, so the second wins."""
+    params, study = new_study(trials=6, seeds=3, finalists=2, pruner="none", sampler="random")
+    lucky = finish(in_memory(study), params).ranked()[0].values
+
+    def value(values: Any, seed: int | None, epoch: int) -> float:
+        return quality(values, None, epoch) - (0.2 if seed and values == lucky else 0.0)
+
+    ended = finish(in_memory(study), params, value)
+    ranked = ended.ranked()
+    assert ranked[0].values == lucky
+    assert ended.winner == ranked[1].number
+
+
+def test_seeds_of_finalists_are_trained_at_the_same_time(in_memory) -> None:
+    params, study = new_study(trials=3, seeds=3, finalists=2, pruner="none", epochs=1)
+    store = in_memory(study)
+    acts = Worker(store, params, "first").acts()
+    while len([trial for trial in store.require().trials if trial.state == "complete"]) < 3:
+        next(acts)
+    workers = [Worker(store, params, f"worker-{number}") for number in range(5)]
+    numbers = [taken(worker).trial for worker in workers[:4]]
+    assert len({(trial.seed_of, trial.seed) for trial in numbers}) == 4
+    assert workers[4].scheduler.next() == "wait"
+    for worker, trial in zip(workers, numbers, strict=False):
+        worker.scheduler.finish(trial.number, Progress(((1, 0.5),)), (0.5,))
+    assert workers[4].scheduler.next() is None
+
+
+def test_missing_seeds_do_not_decide(in_memory) -> None:
+    """If the budget ends before all seeds, finalists with most seeds compete."""
+    params, study = new_study(trials=4, seeds=2, finalists=2, pruner="none")
+    ended = finish(in_memory(study), params)
+    repeated = [trial for trial in ended.trials if trial.seed_of is not None]
+    cut = replace(ended, trials=tuple(trial for trial in ended.trials if trial != repeated[0]))
+    best = winner(cut)
+    assert best is not None
+    assert best.trial.number == repeated[1].seed_of

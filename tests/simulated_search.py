@@ -1,0 +1,119 @@
+"""Studies without data, and workers that report a curve instead of training: for the tests of a search."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from ratchet.search.records import Study
+from ratchet.search.sampling import View
+from ratchet.search.scheduler import Progress, Scheduler, release
+from ratchet.search.store import StudyStore
+from ratchet.settings.model import Params
+from ratchet.settings.search_space import parse_space
+
+RATE = "training.learning_rate"
+SPACE = {RATE: {"float": [0.001, 0.1], "log": True}, "training.batch_size": {"int": [16, 128], "step": 16}}
+Value = Callable[[Mapping[str, Any], int | None, int], float]
+
+
+def new_study(
+    space: Mapping[str, Any] = SPACE, *, epochs: int = 9, objectives: tuple[str, ...] = ("validation/accuracy",),
+    **search: object,
+) -> tuple[Params, Study]:  # fmt: skip
+    """Settings and a study of them, without trials."""
+    params = Params.model_validate({"search": {"space": space, "seeds": 1, **search}, "training": {"epochs": epochs}})
+    study = Study(
+        name="study", objectives=objectives, maximize=tuple(name != "parameters" for name in objectives),
+        search=params.search, params=params.model_dump(mode="json", include={"seed", "data", "model", "training"}),
+        parts={}, epochs=epochs,
+    )  # fmt: skip
+    return params, study
+
+
+def key_of(values: Mapping[str, Any], seed: int | None) -> str:
+    return sha256(json.dumps([dict(values), seed], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def quality(values: Mapping[str, Any], seed: int | None, epoch: int) -> float:
+    """A learning curve that rises to a height that the settings decide."""
+    height = 1.0 - abs(float(values.get(RATE, 0.01)) - 0.02) - 0.001 * float(values.get("training.batch_size", 64))
+    return height * (1.0 - 0.5**epoch) + 0.001 * (seed or 0)
+
+
+@dataclass
+class Worker:
+    """A worker that reports a curve instead of training. Each `next` of its acts is one thing that a kill follows."""
+
+    store: StudyStore
+    params: Params
+    owner: str
+    value: Value = quality
+    lease: float = 60.0
+
+    def __post_init__(self) -> None:
+        view = View(self.params, parse_space(self.params))
+        self.scheduler = Scheduler(self.store, view, key_of, lease=self.lease, owner=self.owner)
+
+    def acts(self) -> Iterator[str]:
+        """Work until nothing is left."""
+        scheduler, assignment = self.scheduler, None
+        while True:
+            following = assignment or scheduler.next()
+            assignment = None
+            if following is None:
+                return
+            if following == "wait":
+                yield "wait"
+                continue
+            trial, curve = following.trial, list(following.trial.curve)
+            study = self.store.require()
+            yield f"took {trial.number}"
+            progress = Progress(tuple(curve), trial.steps, trial.cpu, trial.wall)
+            decision = "pause" if trial.epochs >= following.until < study.epochs else "continue"
+            while decision == "continue" and len(curve) < study.epochs:
+                epoch = len(curve) + 1
+                curve.append((epoch, self.value(trial.values, trial.seed, epoch)))
+                progress = Progress(tuple(curve), progress.steps + 1, progress.cpu + 36.0, progress.wall + 36.0)
+                if epoch < study.epochs:
+                    decision = scheduler.report(trial.number, progress)
+                yield f"epoch {epoch} of {trial.number}"
+            if decision == "pause":
+                assignment = scheduler.pause(trial.number, progress)
+            elif decision == "end":
+                scheduler.end_early(trial.number, progress)
+            elif decision == "leave":
+                scheduler.leave(trial.number, progress)
+                return
+            else:
+                last = self.value(trial.values, trial.seed, study.epochs)
+                scheduler.finish(trial.number, progress, (last, *[100.0] * (len(study.objectives) - 1)))
+            yield f"left {trial.number}"
+
+
+def finish(store: StudyStore, params: Params, value: Value = quality) -> Study:
+    """Let one worker search to the end."""
+    for _ in Worker(store, params, "worker", value).acts():
+        pass
+    return store.require()
+
+
+def finish_with(store: StudyStore, params: Params, *, workers: int, kills: int, draw: Any) -> Study:
+    """Let several workers take turns in a random order; a number of them are killed on the way."""
+    running: dict[str, Iterator[str]] = {}
+    begun = 0
+    while True:
+        while len(running) < workers:
+            begun += 1
+            owner = f"worker-{begun}"
+            running[owner] = Worker(store, params, owner).acts()
+        owner = draw.choice(sorted(running))
+        if next(running[owner], None) is None:
+            if (study := store.require()).state == "ended":
+                return study
+            del running[owner]
+        elif kills and draw.random() < 0.2:
+            kills -= 1
+            del running[owner]
+            release(store, owner)

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -81,7 +82,8 @@ class ModelServer:
             path: Endpoint(self.answering, name, envelope(settings.rows))
             for path, (name, envelope) in _ENVELOPES.items()
         }
-        self._app = Starlette(routes=self._routes(), lifespan=self._lifespan)
+        handlers: dict[Any, Any] = {HTTPException: _unknown}
+        self._app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Starlette's router and middlewares would take longer than a prediction."""
@@ -208,6 +210,14 @@ def _guarded(function: Callable[[Request], Response]) -> Callable[[Request], Cor
             return error_response(error)
 
     return guarded
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    """Refuse a path or a method that no route has, as JSON like all refusals."""
+    path, headers = request.url.path[:100], dict(error.headers or {})
+    if error.status_code == 405:
+        return error_response(Refused(405, f"{request.method} {path}; allowed: {headers.get('Allow', '')}", headers))
+    return error_response(Refused(error.status_code, f"{path}: unknown path; /openapi.json lists them", headers))
 
 
 def _mlflow_version() -> str:

@@ -107,6 +107,7 @@ def run(
     from ratchet.servers.addresses import address, is_loopback, own_origins
     from ratchet.serving.formats.uploads import UPLOADS
     from ratchet.serving.keys import KeyFilter
+    from ratchet.serving.protocol import HeadLimits
 
     place, follower = address(host, port), server.follower
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
@@ -117,7 +118,7 @@ def run(
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     uvicorn.run(
-        filtered, host=host, port=port, log_level="warning", access_log=False, proxy_headers=False,
+        filtered, host=host, port=port, http=HeadLimits, log_level="warning", access_log=False, proxy_headers=False,
         timeout_graceful_shutdown=round(server.settings.deadline) + 1,
     )  # fmt: skip
 

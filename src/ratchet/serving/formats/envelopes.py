@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import BadRequest, check_rows, given_arrays, texts_in
+from ratchet.serving.formats.request_values import BadRequest, check_rows, texts_in
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -122,7 +122,7 @@ class Own(Envelope):
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
         return Question(
-            given_arrays(content["input"], loaded.spec.input, "input", most=self.rows, own=loaded.own),
+            loaded.given_arrays(content["input"], "input", most=self.rows),
             options={"top_k": top},
         )
 
@@ -164,7 +164,7 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question(given_arrays(values, loaded.spec.input, form, most=self.rows, own=loaded.own))
+        return Question(loaded.given_arrays(values, form, most=self.rows))
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions})

@@ -23,7 +23,7 @@ from ratchet.serving.formats.envelopes import (
     prompts_of,
     read_object,
 )
-from ratchet.serving.formats.request_values import BadRequest, as_type, given_arrays
+from ratchet.serving.formats.request_values import BadRequest, as_type
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -63,9 +63,7 @@ class Infer(Envelope):
             values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        return Question(
-            given_arrays(values, spec.input, "inputs", most=self.rows, own=loaded.own), options=options, id=given_id
-        )
+        return Question(loaded.given_arrays(values, "inputs", most=self.rows), options=options, id=given_id)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON.

@@ -188,15 +188,14 @@ def _matched(path: str) -> tuple[str, dict[str, str | None]]:
 
 def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
     def logged() -> Logged:
-        answer, question = answered.answer, answered.question
+        answer, question, identity = answered.answer, answered.question, answered.answer.identity
         inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": question.prompts}
         if question.arrays:
             inputs = dict(zip(answered.loaded.names, question.arrays, strict=True))
         return Logged(
-            answer.id, answered.began, answered.seconds, answered.envelope, answer.identity.model,
-            answer.identity.version, answer.identity.provenance or "", answered.key,
-            inputs, answer.predictions, target_id(answer.spec.target),
-            partial(values_of, question.arrays, answered.loaded.spec.input, columns),
+            answer.id, answered.began, answered.seconds, answered.envelope, identity.model, identity.version,
+            identity.provenance or "", answered.key, inputs, answer.predictions, target_id(answer.spec.target),
+            partial(values_of, question.arrays, answered.loaded.spec.input, columns) if columns else dict,
         )  # fmt: skip
 
     log.add(answered.answer.id, logged)

@@ -1,6 +1,7 @@
 """The process of the model server: its version, its address, and what stands before it."""
 
 import gc
+import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from ratchet.serving.keys import KeyStore
 
 __all__ = ["check_free", "configured", "run", "serve"]
+
+_SWITCH = (
+    0.0005  # seconds for which a thread, such as that of the log, may hold up the event loop; Python's default: 5 ms
+)
 
 
 def serve(
@@ -115,6 +120,7 @@ def run(
     origins = own_origins(host, port, public=place, allowed=allowed)
     keyed = KeyFilter(server, store, required=not is_loopback(host))
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
+    sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     uvicorn.run(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bench.project import ROOT, Project, scratch
 from bench.report import machine
-from bench.search_runs import curves, digits, read, search
+from bench.search_runs import curves, digits, search
 from ratchet.search.records import Study
 
 __all__ = ["SPACE", "TABLE", "Table", "make"]

@@ -5,6 +5,7 @@ next budget. `played` is our search; `optuna_played` is Optuna 5 as its document
 `trial.report` and `trial.should_prune`.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -155,10 +156,8 @@ def optuna_played(
         if len(winners) == len(budgets):
             study.stop()
 
-    try:
+    with contextlib.suppress(_Spent):
         study.optimize(objective, n_trials=100 * len(table.settings), callbacks=[look])
-    except _Spent:
-        pass
     return winners + [_best(study, table)] * (len(budgets) - len(winners))
 
 
@@ -171,5 +170,3 @@ def _best(study: "optuna.Study", table: Table) -> int:
     known = complete or [trial for trial in trials if trial.intermediate_values]
     best = min(known, key=lambda trial: trial.value if complete else min(trial.intermediate_values.values()))
     return table.number(dict(best.params))
-
-

@@ -1,6 +1,6 @@
 """Real searches in temporary projects: `ratchet search` without its page, in a process of its own.
 
-    python -m bench.search_runs   begins or continues the search of the project in the working folder
+python -m bench.search_runs   begins or continues the search of the project in the working folder
 """
 
 import json

@@ -55,7 +55,9 @@ class Table:
         about = polars.read_parquet_metadata(path)["about"]
         settings = [json.loads(text) for text in frame.unique("setting", maintain_order=True)["values"]]
         shape = (len(settings), len(frame) // len(settings))
-        return cls(settings, frame["loss"].to_numpy().reshape(shape), frame["accuracy"].to_numpy().reshape(shape), about)
+        return cls(
+            settings, frame["loss"].to_numpy().reshape(shape), frame["accuracy"].to_numpy().reshape(shape), about
+        )
 
     @property
     def epochs(self) -> int:

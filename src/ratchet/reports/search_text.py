@@ -175,14 +175,14 @@ def score_sentence(study: Study) -> str:
 
 
 def regression_sentence(study: Study, best: Finalist) -> str:
-    """Return how far the score falls with other seeds."""
+    """Return how far the score falls with fresh seeds."""
     objective = study.objectives[0]
     selected = value_text(objective, best.selected)
     if best.again is None:
-        return f"Selected score {selected}. No other seed was trained, so expect less from the next training."
-    others = len(best.scores) - 1
+        return f"Selected score {selected}. No fresh seed was trained, so expect less from the next training."
+    others = len(best.fresh)
     again, difference = value_text(objective, best.again), difference_text(objective, best.again - best.selected)
-    seeds = "1 other seed" if others == 1 else f"{others} other seeds"
+    seeds = "1 fresh seed" if others == 1 else f"{others} fresh seeds"
     return f"Selected score {selected}. Expected from another training: {again}, the mean of {seeds} ({difference})."
 
 

@@ -184,7 +184,7 @@ class Scheduler:
                 continue
             key = self._key_of(values, None)
             if key not in keys:
-                return Trial(number, key, values, bracket=bracket_of(study, number))
+                return Trial(number, key, values, bracket=bracket_of(study, number), folds=study.search.folds)
         change.save(reason="every choice of the space has been tried")
         return None
 
@@ -195,7 +195,9 @@ class Scheduler:
             key = self._key_of(finalist.values, seed)
             if key not in keys:
                 number = len(change.study.trials)
-                return Trial(number, key, finalist.values, seed_of=finalist.number, seed=seed)
+                return Trial(
+                    number, key, finalist.values, seed_of=finalist.number, seed=seed, folds=change.study.search.folds
+                )
         return None
 
     def _end(self, change: Change, reason: str) -> None:

@@ -19,7 +19,7 @@ from ratchet.search.store import StudyStore
 from ratchet.settings.errors import spell
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_id
-from ratchet.workspace import Workspace
+from ratchet.workspace import HOLDER_VARIABLE, Workspace
 from tasks.progress import Watch
 from tasks.search_study import begin
 from tasks.search_worker import new_owner
@@ -90,12 +90,16 @@ def run_workers(
         if study:
             see(study)
 
-    def lost(place: int) -> None:
+    def lost(place: int) -> bool:
         with contextlib.suppress(StudyUnavailable):  # then its lease runs out
-            release(store, str(shards[place].content["owner"]))
+            return release(store, str(shards[place].content["owner"])) > 0
+        return True
 
+    logs = logs_of(workspace, store.name)
+    if os.environ.get(HOLDER_VARIABLE) != str(workspace.root):  # several can join in one folder
+        logs = logs / f"join-{os.getpid()}"
     with on_request() as stop:
-        map_here("tasks.search_worker:work", shards, logs=logs_of(workspace, store.name), tick=look, on_loss=lost)
+        map_here("tasks.search_worker:work", shards, logs=logs, tick=look, on_loss=lost)
     study = store.require()
     see(study)
     if study.stop:

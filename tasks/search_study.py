@@ -36,7 +36,9 @@ def study_name(params: Params, workspace: Workspace) -> str:
     if params.search.study != "auto":
         return params.search.study
     name = params.registry.model if params.registry.model != "auto" else Manifest.read(workspace.packed).name
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:64] or "study"
+    return (
+        "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).lstrip("-.")[:64] or "study"
+    )
 
 
 def begin(params: Params, workspace: Workspace, *, watch: Watch) -> tuple[StudyStore, Study, bool]:
@@ -75,7 +77,8 @@ def settings_of(study: Study, local: Params) -> Params:
         **{name: content[name] for name in content if name not in (*_DECIDES, "search")},
         **{name: study.params[name] for name in _DECIDES},
         "search": {
-            **study.search.model_dump(mode="json"), "folder": local.search.folder, "storage": local.search.storage
+            **study.search.model_dump(mode="json"), "study": study.name, "folder": local.search.folder,
+            "storage": local.search.storage,
         },
     }))  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ratchet import files
 from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest
-from ratchet.errors import NotFinite, RatchetError, StudyUnavailable, TrainingBusy, TrainingError
+from ratchet.errors import NotFinite, StudyError, StudyUnavailable, TrainingBusy, TrainingError, first_line
 from ratchet.registry.runs import JOURNAL, Run, trial_records
 from ratchet.search.records import Study, Trial, best_so_far
 from ratchet.search.scheduler import Assignment, Decision, LeaseLost, Progress, Scheduler
@@ -31,6 +31,7 @@ __all__ = ["TrialTraining", "key_of"]
 T = TypeVar("T")
 Reason = Decision | Literal["lost"]
 _BUSY_SECONDS = 5.0  # until this worker asks for a trial again
+_BEAT_SECONDS = 30.0  # at most, between two signs of a worker; they also count search.hours
 
 
 def key_of(params: Params, workspace: Workspace, data: list[Path], values: Mapping[str, Any], seed: int | None) -> str:
@@ -77,11 +78,12 @@ class TrialTraining:
 
     def __post_init__(self) -> None:
         trial = self.trial
-        self.folder = self.workspace.project.root / self.params.search.folder / self.study.name / trial.key
+        self._base = self.workspace.project.root / self.params.search.folder / self.study.name
+        self.folder = max(self._base.glob(f"{trial.key}-*"), key=_copies, default=self._base / trial.key)
         self.chosen = _chosen(self.params, trial.values, trial.seed)
         self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
         self._before = self.progress
-        self._counter = _StepCounter(self.folder / "steps")
+        self._counter = _StepCounter(self.folder)
 
     @property
     def trial(self) -> Trial:
@@ -93,6 +95,7 @@ class TrialTraining:
         Raises:
             LeaseLost: another worker has the trial.
             StudyUnavailable: the database does not answer, and this worker was asked to stop.
+            RatchetError: no fault of the trial, such as a disk that cannot be written; another worker continues it.
         """
         objectives: tuple[float, ...] | None = None
         with _heartbeat(self.scheduler, self.trial.number, self._lose):
@@ -100,16 +103,40 @@ class TrialTraining:
                 self.reason = "pause"
                 return self._record(objectives)
             try:
-                objectives = self._train()
-            except StudyUnavailable:
-                raise
-            except TrainingBusy:  # its former worker has lost the lease, but has not noticed that yet
+                objectives = self._train_apart()
+            except TrainingBusy:
                 self.reason = "leave"
                 time.sleep(min(_BUSY_SECONDS, self.scheduler.lease / 4))
-            except RatchetError as error:
+            except TrainingError as error:
                 self._fail(f"the loss is not finite: {error}" if isinstance(error, NotFinite) else str(error))
                 return None
+            except Exception as error:
+                if _ran_out_of_memory(error):
+                    self._fail(f"not enough memory ({first_line(error)}). Fix: a smaller model or batch in the space")
+                    return None
+                with contextlib.suppress(StudyUnavailable, LeaseLost):  # then the lease ends
+                    self.scheduler.leave(self.trial.number, self._spent())
+                raise
             return self._record(objectives)
+
+    def _train_apart(self) -> tuple[float, ...] | None:
+        """Train. If a worker that has lost the lease still runs, it holds its folder: train in a copy.
+
+        That worker may be stopped or hang, and what it writes later must not reach this one's files.
+        """
+        try:
+            return self._train()
+        except TrainingBusy:
+            copy = self._base / f"{self.trial.key}-{_copies(self.folder) + 1}"
+            draft = self._base / f".draft-{copy.name}-{os.getpid()}"
+            try:
+                shutil.copytree(self.folder, draft, ignore=shutil.ignore_patterns("*.lock", ".draft-*"))
+                draft.rename(copy)
+            except (shutil.Error, FileNotFoundError):  # it writes just now, so it will notice soon
+                shutil.rmtree(draft, ignore_errors=True)
+                raise TrainingBusy(f"the files of trial {self.trial.number} are being written") from None
+            self.folder, self._counter = copy, _StepCounter(copy)
+            return self._train()
 
     def _has_paused(self) -> bool:
         """Return whether the worker before was lost at the rung, before it recorded that the trial pauses."""
@@ -151,7 +178,8 @@ class TrialTraining:
                     continue
                 objectives = self._train_fold(run, packed, fold)
                 if objectives is None:
-                    run.status("KILLED" if self.reason in ("leave", "lost") else "FINISHED")
+                    if self.reason != "lost":  # then the run is that of another worker
+                        run.status("KILLED" if self.reason == "leave" else "FINISHED")
                     return None
                 values.append(objectives)
                 if len(self.data) > 1:
@@ -178,6 +206,11 @@ class TrialTraining:
         job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed), packed=packed)
         if job.variant != "network":
             raise TrainingError(f"model.name: found {job.variant}. Allowed in a search: a network")
+        if len(self.data) == 1 and job.key != self.trial.key:
+            raise StudyError(
+                f"{self.study.name}: data, code or files of this folder have changed since trial {self.trial.number} "
+                "was chosen. Fix: restore them, or begin another study: `ratchet set search.study=NAME`"
+            )
         store = training.CheckpointStore(self.folder / f"checkpoints-{fold}", keep_last=1, keep_best=1)
         store.before_write = run.journal.sync
         with contextlib.ExitStack() as stack:
@@ -206,14 +239,15 @@ class TrialTraining:
                     parameters = event.parameters
                     best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
                 case training.Epoch():
-                    run.metrics(
-                        {self._metric(name, fold): value for name, value in event.values.items()}, step=event.epoch
-                    )
                     if event.best or best is None:
                         best = _objective(first, event.values, parameters)
                     if len(self.data) == 1:
                         self._add_to_curve(event.epoch, best)
                         self._decide()
+                    if self.reason != "lost":
+                        run.metrics(
+                            {self._metric(name, fold): value for name, value in event.values.items()}, step=event.epoch
+                        )
                 case training.Trouble():
                     run.trouble(event.step, event.kind, event.text)
                     self.say(event.text)
@@ -292,8 +326,19 @@ class TrialTraining:
 
     def _discard(self) -> None:
         """Delete the checkpoints of a trial that has ended. What MLflow may not have yet stays."""
-        for folder in self.folder.glob("checkpoints-*"):
+        for folder in self._base.glob(f"{self.trial.key}*/checkpoints-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copies(folder: Path) -> int:
+    """Return the number of a copy of a trial's folder, KEY-NUMBER; 0 for KEY itself."""
+    return int(folder.name.partition("-")[2] or 0)
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    from ratchet.training.device import ran_out_of_memory
+
+    return ran_out_of_memory(error)
 
 
 def _objective(name: str, values: Mapping[str, float], parameters: int) -> float:
@@ -303,8 +348,8 @@ def _objective(name: str, values: Mapping[str, float], parameters: int) -> float
 class _StepCounter:
     """Number of optimizer steps over all attempts, in a file that survives a kill of the process."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "steps"
         self.steps = 0
         self._file = -1
 
@@ -329,7 +374,7 @@ def _heartbeat(scheduler: Scheduler, number: int, lost: Callable[[], None]) -> I
     ends = threading.Event()
 
     def beat() -> None:
-        while not ends.wait(scheduler.lease / 4):
+        while not ends.wait(min(scheduler.lease / 4, _BEAT_SECONDS)):
             try:
                 if not scheduler.beat(number):
                     lost()

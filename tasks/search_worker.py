@@ -57,8 +57,9 @@ def search_trials(
     """
     local = settings.load(workspace.params)
     store = StudyStore(workspace, local.search.storage, name)
-    release(store, owner)  # this process may be started again after its former one was killed
-    study = store.require()
+    # This process may be started again after its former one was killed.
+    patiently(lambda: release(store, owner), stop=stop, say=say)
+    study = patiently(store.require, stop=stop, say=say)
     params = settings_of(study, local)
     data = data_of(params, workspace, watch=_Say(say))
     require_same(study, study_of(params, workspace, name, data))

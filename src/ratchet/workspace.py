@@ -12,9 +12,11 @@ from typing import Literal
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
 
-__all__ = ["Workspace", "disk_errors"]
+__all__ = ["HOLDER_VARIABLE", "Workspace", "disk_errors"]
 
 ROOT_VARIABLE = "RATCHET_ROOT"
+HOLDER_VARIABLE = "RATCHET_HOLDER"
+"""Environment variable with the folder that this process, or the one that started it, holds."""
 
 _FIXES = {
     errno.ENOSPC: "free some space, or move the project to a larger disk",
@@ -146,7 +148,7 @@ class Workspace:
         """
         from filelock import FileLock, Timeout
 
-        if os.environ.get("RATCHET_HOLDER") == str(self.root):
+        if os.environ.get(HOLDER_VARIABLE) == str(self.root):
             yield None
             return
         holder = self.state / "holder.json"
@@ -160,10 +162,10 @@ class Workspace:
         try:
             with disk_errors(self.root):
                 holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
-            os.environ["RATCHET_HOLDER"] = str(self.root)
+            os.environ[HOLDER_VARIABLE] = str(self.root)
             yield self._restored()
         finally:
-            os.environ.pop("RATCHET_HOLDER", None)
+            os.environ.pop(HOLDER_VARIABLE, None)
             holder.unlink(missing_ok=True)
             lock.release()
 

@@ -1,5 +1,6 @@
 """Processes on this machine, one for each shard."""
 
+import contextlib
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ def map_here(
     *,
     logs: Path,
     tick: Callable[[], None] = lambda: None,
-    on_loss: Callable[[int], None] = lambda place: None,
+    on_loss: Callable[[int], bool] = lambda place: False,
 ) -> list[Any]:
     """Call the function once for each shard, all at the same time, and return the results in the order of the shards.
 
@@ -52,7 +53,8 @@ def map_here(
         function: package.module:function.
         logs: folder for the output of each process.
         tick: called a few times a second.
-        on_loss: called with the place of a shard whose process was lost, before it is started again.
+        on_loss: called with the place of a shard whose process was lost, before it is started again. It returns
+            whether the loss is recorded elsewhere, and limited there.
 
     Raises:
         PlatformError: a process failed, or was lost several times right after its start; the message has its output.
@@ -63,8 +65,7 @@ def map_here(
         while any(process.is_open for process in running):
             for place, process in enumerate(running):
                 if process.was_lost():
-                    on_loss(place)
-                    process.start()
+                    process.start_again(counts=not on_loss(place))
             tick()
             time.sleep(_TICK)
     except BaseException:
@@ -92,34 +93,44 @@ class _Process:
         command = [sys.executable, "-m", "ratchet.scale.child", self.function, str(self._answer)]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output,
+                command, stdin=subprocess.PIPE, bufsize=0, stdout=output, stderr=output,
                 env={**os.environ, **self.shard.environment}, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin
-        try:
-            content = {"shard": self.shard.content, "cores": list(self.shard.cores)}
+        content = {"shard": self.shard.content, "cores": list(self.shard.cores)}
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; `was_lost` finds out why
             self._process.stdin.write(json.dumps(content).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended already; `was_lost` finds out why
 
     def was_lost(self) -> bool:
         """Return whether a signal has ended the process.
 
         Raises:
-            PlatformError: it failed, or is lost each time it is started.
+            PlatformError: it failed.
         """
         code = self._process.poll() if self.is_open else None
         if code is None:
             return False
+        self._close()
         if code == 0:
             self.result, self.is_open = json.loads(self._answer.read_text(encoding="utf-8")), False
             return False
-        self._short_lives = self._short_lives + 1 if time.monotonic() - self._began < _SHORT_LIFE else 0
-        if code > 0 or self._short_lives >= _MAX_SHORT_LIVES:
+        if code > 0:
             self.is_open = False
             raise PlatformError(self._message(code))
         return True
+
+    def start_again(self, *, counts: bool) -> None:
+        """Start the process after a loss, which `counts` if it came right after the start.
+
+        Raises:
+            PlatformError: it is lost each time it is started.
+        """
+        is_short = time.monotonic() - self._began < _SHORT_LIFE
+        self._short_lives = self._short_lives + 1 if is_short and counts else 0
+        if self._short_lives >= _MAX_SHORT_LIVES:
+            self.is_open = False
+            raise PlatformError(self._message(self._process.returncode))
+        self.start()
 
     def _message(self, code: int) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -140,6 +151,11 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
 
 
 def _end(processes: Sequence[_Process]) -> None:

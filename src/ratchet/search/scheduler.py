@@ -207,12 +207,13 @@ class Scheduler:
         change.save(state="ended", reason=reason, winner=None if best is None else best.trial.number)
 
 
-def release(store: StudyStore, owner: str) -> None:
-    """Let others continue the trials of a worker that has ended."""
+def release(store: StudyStore, owner: str) -> int:
+    """Let others continue the trials of a worker that has ended. Return how many it had."""
     with store.change() as change:
-        for trial in change.study.trials:
-            if trial.state == "running" and trial.owner == owner:
-                _lose(change, trial)
+        held = [trial for trial in change.study.trials if trial.state == "running" and trial.owner == owner]
+        for trial in held:
+            _lose(change, trial)
+    return len(held)
 
 
 def _release_expired(change: Change) -> None:

@@ -49,7 +49,7 @@ class Change:
             "state": trial.state, "owner": trial.owner, "expires": trial.expires, "changed": self._number,
             "content": _text(trial),
         }  # fmt: skip
-        known = trial.number in store.trials
+        known = any(each.number == trial.number for each in self.study.trials)
         where = (store.table.c.study == self.study.name) & (store.table.c.number == trial.number)
         statement = (
             store.table.update().where(where).values(**row)
@@ -251,7 +251,13 @@ class StudyStore:
                 "sqlite:///mlruns/search.db or postgresql://HOST/DATABASE"
             ) from error
         if sqlite and engine.url.database:
-            Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StudyError(
+                    f"search.storage: found {self.uri}, whose folder cannot be made ({error.strerror}). Fix: name a "
+                    "file in a folder that this user can write"
+                ) from error
         self._make_tables(engine)
         return engine
 

@@ -141,6 +141,13 @@ class Project:
         if packed is not None:
             (folder / "data" / "packed").symlink_to(packed)
 
+    @classmethod
+    def open(cls, folder: Path) -> "Project":
+        """Return the project of a folder that has one."""
+        project = cls.__new__(cls)
+        project.folder = folder
+        return project
+
     def set(self, changes: dict[str, object]) -> None:
         """Change settings by their dotted names."""
         settings.override(self.folder / "params.yaml", changes)

@@ -23,6 +23,7 @@ from bench import (
     precision,
     recipe,
     serving,
+    serving_overload,
     table_steps,
     tables,
     tabular,
@@ -35,7 +36,7 @@ from bench.report import Row, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving",
+    "serving", "serving_overload",
 )  # fmt: skip
 
 
@@ -93,6 +94,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return table_steps.measure(rounds, quick=quick)
         case "serving":
             return serving.measure(min(rounds, 5), quick=quick)  # beside other servers: `python -m bench.serving`
+        case "serving_overload":
+            return serving_overload.measure(quick=quick)
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
         case _:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from bench.project import Project, scratch
 from bench.report import Row, alone, options
-from bench.serving import CORES, Model, Server, own_server
+from bench.serving_models import CORES, Model
+from bench.serving_servers import Server, own_server
 from ratchet.settings.model import ServingSettings
 
 __all__ = ["measure"]

@@ -75,9 +75,9 @@ def summary(study: Study) -> list[str]:
     ]
     best = winner(study)
     if best is None:
-        reasons = [trial.reason for trial in study.trials if trial.reason]
-        return [*lines, f"Reason of the last failure: {text.one_line(reasons[-1], 300)}"] if reasons else lines
-    lines += [text.regression_sentence(study, best), *filter(None, [text.before_sentence(study)])]
+        return [*lines, *filter(None, [text.failure_sentence(study)])]
+    lines += [text.regression_sentence(study, best)]
+    lines += filter(None, [text.before_sentence(study), text.failure_sentence(study)])
     if len(study.objectives) > 1:
         numbers = ", ".join(f"{trial.number}" for trial in pareto_front(study))
         lines.append(f"Pareto front: trials {numbers}. {study.objectives[0]} decides the winner.")

@@ -1,37 +1,30 @@
 """LitServe with onnxruntime and batches of up to 32 rows."""
 
-import base64
-import os
 import sys
 from typing import Any
 
 import litserve
-import numpy as np
-import onnxruntime
-
-SHAPE = tuple(map(int, os.environ["SHAPE"].split(",")))
+from program import decoded, open_session, stacked
 
 
 class Model(litserve.LitAPI):
-    """One image in each request."""
+    """One row in each request."""
 
     def setup(self, device: str) -> None:
         """Load the program."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(os.environ["MODEL"], options, providers=["CPUExecutionProvider"])
+        self.session = open_session()
 
-    def decode_request(self, request: dict[str, str]) -> Any:
-        """Return the pixels."""
-        return np.frombuffer(base64.b64decode(request["input"]), np.uint8).reshape(SHAPE)
+    def decode_request(self, request: dict[str, list[str]]) -> Any:
+        """Return the arrays of a row."""
+        return decoded(request["input"])
 
     def batch(self, inputs: list[Any]) -> Any:
-        """Stack images."""
-        return np.stack(inputs)
+        """Join the rows."""
+        return stacked(inputs)
 
     def predict(self, batch: Any) -> Any:
         """Return probabilities."""
-        return self.session.run(None, {"pixels": batch})[0]
+        return self.session.run(None, batch)[0]
 
     def unbatch(self, output: Any) -> list[Any]:
         """Return the rows."""

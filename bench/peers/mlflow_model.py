@@ -7,9 +7,14 @@ from pathlib import Path
 import mlflow.pyfunc
 
 CODE = """
+import json
+import os
+
 import mlflow.pyfunc
 import numpy as np
 import onnxruntime
+
+INPUTS = json.loads(os.environ["INPUTS"])
 
 
 class Model(mlflow.pyfunc.PythonModel):
@@ -21,7 +26,8 @@ class Model(mlflow.pyfunc.PythonModel):
         )
 
     def predict(self, context, model_input, params=None):
-        return self.session.run(None, {"pixels": np.asarray(model_input, np.uint8)})[0]
+        arrays = {name: np.asarray(model_input[name], dtype) for name, dtype, _ in INPUTS}
+        return self.session.run(None, arrays)[0]
 
 
 mlflow.models.set_model(Model())

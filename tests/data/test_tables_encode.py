@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import random
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.data.tables.encode import encode
+from ratchet.data.tables.encode import PlainRows, encode
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput, input_from_json
 from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
@@ -145,3 +146,48 @@ def test_the_texts_of_a_file_give_the_packed_arrays(table, tabular, name: str, l
 def test_encoding_imports_no_torch() -> None:
     code = "import sys, ratchet.data.tables.encode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_plain_rows_have_the_bits_of_encode() -> None:
+    """Of a few random rows; where a value is not plain, `encode` is needed."""
+    described = TableInput(
+        (
+            Column("age", "numeric", offset=0.1),
+            Column("price", "numeric", form="1.234,5"),
+            Column("colour", "categorical", categories=("red", "green", " blue", "?", "unknown", "7")),
+            Column("code", "categorical", categories=("1", "2", "007")),
+        ),
+        missing=("unknown",),
+    )
+    usual = {
+        "age": [0, -3, 1.5, 0.1, -0.0, 2**53 - 1, None, float("nan")],
+        "price": [7, 12.5, None],
+        "colour": ["red", "green", None],
+        "code": ["1", "007", None],
+    }
+    others = [2**53 + 1, 10**30, 1e300, True, 7, 7.0, "4", "1,5", "?", "unknown", "", " blue", " red ", "pink", "7"]
+    chance, plain, known = random.Random(0), PlainRows(described), 0
+    for _ in range(1000):
+        rows, odd = chance.randint(1, 3), chance.choice([*usual, ""])
+        columns = {
+            name: [chance.choice(others if name == odd else values) for _ in range(rows)]
+            for name, values in usual.items()
+        }
+        if (given := plain.encode(columns)) is None:
+            continue
+        known += 1
+        expected = encode(
+            pl.DataFrame([pl.Series(name, cells, strict=False) for name, cells in columns.items()]), described
+        )
+        assert [(array.dtype, array.shape, array.tobytes()) for array in given] == [
+            (array.dtype, array.shape, array.tobytes()) for array in expected
+        ], columns
+    assert 200 < known < 900
+
+
+@pytest.mark.parametrize("described", [
+    TableInput((Column("day", "datetime"),)),
+    TableInput((Column("age", "numeric"),), missing=("-1",)),
+])  # fmt: skip
+def test_dates_and_numbers_that_mean_a_missing_value_are_not_plain(described: TableInput) -> None:
+    assert PlainRows(described).encode({described.columns[0].name: [1.0]}) is None

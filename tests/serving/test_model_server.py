@@ -474,6 +474,11 @@ def tables(registry: Served) -> Iterator[Served]:
         yield served
 
 
+def test_unknown_path_and_method_are_refused_as_json(images: Served) -> None:
+    assert images.get("/v1/predikt") == (404, {"error": "/v1/predikt: unknown path; /openapi.json lists them"})
+    assert images.get("/v1/predict") == (405, {"error": "GET /v1/predict; allowed: POST"})
+
+
 def test_too_short_deadline_is_refused_with_the_time_to_wait(images: Served) -> None:
     rows = ROWS["image"] * 25
     assert images.ask("/invocations", {"inputs": rows})[0] == 200  # so that the server knows how long it takes

@@ -219,6 +219,9 @@ def test_slow_and_vanishing_clients_cost_nothing(served: tuple[Served, int]) -> 
         for number in range(200):
             with socket.create_connection((HOST, server.port)) as client:
                 client.sendall((head + BODY)[: 20 * number])
+        for path in (b"/v1/predict", b"/v1/explain", b"/v1/labels"):
+            with socket.create_connection((HOST, server.port)) as client:
+                client.sendall(head.replace(b"/invocations", path) + BODY[:10])
         assert good(server) == before
         time.sleep(1)
     for client in slow:

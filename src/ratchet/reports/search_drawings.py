@@ -132,7 +132,10 @@ def parallel(study: Study) -> Drawing | None:
         if strand.lines
     ]  # fmt: skip
     drawing = parallel_chart(axes, strands, name="Settings and value of each trial as parallel coordinates")
-    return Drawing("Parallel coordinates", drawing, legend)
+    note = "Each line is a trial."
+    if any(trial.state != "complete" for trial in ranked):
+        note += f" Complete trials count as better than others, whose values are of fewer {text.unit(study)}."
+    return Drawing("Parallel coordinates", drawing, legend, note)
 
 
 def _ranked(study: Study) -> list[Trial]:

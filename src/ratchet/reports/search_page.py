@@ -16,7 +16,7 @@ from ratchet.search.records import Study, Trial
 __all__ = ["search_page"]
 
 _LISTED = 200  # trials of the table; the others are folded away
-_SETTING, _REASON = 40, 400  # longest texts in the table, characters
+_SETTING, _REASON = 40, 240  # longest texts in the table, characters
 _GAP = "\N{NO-BREAK SPACE}"
 
 
@@ -47,7 +47,7 @@ def search_page(study: Study) -> str:
         cards=_cards(study),
         changes=[] if best is None else _changes(study, best.trial),
         regression="" if best is None else text.regression_sentence(study, best),
-        before=text.before_sentence(study),
+        more=[each for each in (text.before_sentence(study), text.failure_sentence(study)) if each],
         finalists=_finalist_rows(study),
         front=_front_rows(study),
         charts=[each for each in (history(study), curves(study), front(study)) if each],

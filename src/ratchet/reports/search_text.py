@@ -1,6 +1,7 @@
 """A search as text, for its page and for the terminal."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ __all__ = [
     "before_sentence",
     "changes",
     "counts",
+    "failure_sentence",
     "interval_text",
     "is_share",
     "length_text",
@@ -173,14 +175,14 @@ def score_sentence(study: Study) -> str:
 
 
 def regression_sentence(study: Study, best: Finalist) -> str:
-    """Return how far the score falls with other seeds."""
+    """Return how far the score falls with fresh seeds."""
     objective = study.objectives[0]
     selected = value_text(objective, best.selected)
     if best.again is None:
-        return f"Selected score {selected}. No other seed was trained, so expect less from the next training."
-    others = len(best.scores) - 1
+        return f"Selected score {selected}. No fresh seed was trained, so expect less from the next training."
+    others = len(best.fresh)
     again, difference = value_text(objective, best.again), difference_text(objective, best.again - best.selected)
-    seeds = "1 other seed" if others == 1 else f"{others} other seeds"
+    seeds = "1 fresh seed" if others == 1 else f"{others} fresh seeds"
     return f"Selected score {selected}. Expected from another training: {again}, the mean of {seeds} ({difference})."
 
 
@@ -193,6 +195,16 @@ def before_sentence(study: Study) -> str:
     if trial.state != "complete":
         text += f", after {progress_text(study, trial)} {unit(study)}"
     return f"{text}."
+
+
+def failure_sentence(study: Study) -> str:
+    """Return the most frequent reason of failed trials; empty: none has failed."""
+    reasons = Counter(one_line(trial.reason, 300) for trial in study.trials if trial.state == "failed")
+    if not reasons:
+        return ""
+    (reason, count), failed = reasons.most_common(1)[0], reasons.total()
+    number = "1 trial" if failed == 1 else f"{failed:,} trials"
+    return f"{number} failed. {'Most frequent reason' if count < failed else 'Reason'}: {reason or 'unknown'}"
 
 
 def _short(value: Any) -> str:

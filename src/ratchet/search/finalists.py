@@ -1,16 +1,19 @@
 """The end of a search: other seeds of the best trials, the winner, and what its score is likely to be again.
 
 The best of many noisy scores is too good (the winner's curse). So the best trials are trained with other seeds, and the
-mean over seeds decides. The scores of the other seeds are not selected, so their mean shows how far the score falls.
+mean over seeds decides. This mean is selected, too. So the winner is trained with fresh seeds, which decide nothing:
+their mean shows how far the score falls.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ratchet.search.records import Study, Trial
+from ratchet.search.records import OPEN, Study, Trial
 
 __all__ = ["Finalist", "finalists", "next_seeds", "winner"]
+
+_FRESH = 1000  # distance of the fresh seeds from those that decide
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,9 @@ class Finalist:
     Attributes:
         selected: score by which it became a finalist.
         scores: first objective of each seed, that of the search first.
-        mean: mean over all seeds.
+        mean: mean over these scores.
         low, high: 95 % confidence interval of the mean (Student's t); None with one seed.
-        again: mean over the other seeds, which were not selected: what another training is likely to reach; None with
-            one seed.
+        fresh: scores of the winner's fresh seeds, which had no part in its selection.
     """
 
     trial: Trial
@@ -32,7 +34,12 @@ class Finalist:
     mean: float
     low: float | None
     high: float | None
-    again: float | None
+    fresh: tuple[float, ...] = ()
+
+    @property
+    def again(self) -> float | None:
+        """Mean over the fresh seeds: the score that another training is likely to reach. None: there are none."""
+        return sum(self.fresh) / len(self.fresh) if self.fresh else None
 
 
 def finalists(study: Study) -> list[Finalist]:
@@ -56,15 +63,23 @@ def winner(study: Study) -> Finalist | None:
 
 
 def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
-    """Yield the repetitions of finalists that no worker has begun, with their seeds."""
+    """Yield the repetitions of finalists that no worker has begun, with their seeds.
+
+    Fresh seeds of the winner come when the winner is known.
+    """
     if len(study.objectives) > 1:
         return
-    first = int(study.params["seed"])
+    first, is_known = int(study.params["seed"]), {(trial.seed_of, trial.seed) for trial in study.trials}
     for offset in range(1, study.search.seeds):
         for trial in _chosen(study):
-            seed = first + offset
-            if not any(each.seed_of == trial.number and each.seed == seed for each in study.trials):
-                yield trial, seed
+            if (trial.number, first + offset) not in is_known:
+                yield trial, first + offset
+    best = winner(study)
+    if best is None or best.trial.state != "complete" or any(trial.state in OPEN for trial in _repetitions(study)):
+        return
+    for offset in range(study.search.seeds - 1):
+        if (best.trial.number, first + _FRESH + offset) not in is_known:
+            yield best.trial, first + _FRESH + offset
 
 
 def _chosen(study: Study) -> list[Trial]:
@@ -76,13 +91,21 @@ def _chosen(study: Study) -> list[Trial]:
 
 
 def _finalist(study: Study, trial: Trial) -> Finalist:
-    scores = [each.objectives[0] for each in study.seeds_of(trial)] or [trial.value or 0.0]
+    first = int(study.params["seed"])
+    complete = [each for each in _repetitions(study) if each.seed_of == trial.number and each.state == "complete"]
+    selecting = [each for each in complete if (each.seed or 0) < first + _FRESH]
+    scores = [trial.value or 0.0, *(each.objectives[0] for each in selecting)]
+    fresh = tuple(each.objectives[0] for each in complete if each not in selecting)
     mean = sum(scores) / len(scores)
     half = _half_width(scores)
     return Finalist(
         trial, scores[0], tuple(scores), mean, None if half is None else mean - half,
-        None if half is None else mean + half, sum(scores[1:]) / (len(scores) - 1) if len(scores) > 1 else None,
+        None if half is None else mean + half, fresh,
     )  # fmt: skip
+
+
+def _repetitions(study: Study) -> list[Trial]:
+    return [trial for trial in study.trials if trial.seed_of is not None]
 
 
 def _half_width(scores: Sequence[float]) -> float | None:

@@ -106,8 +106,8 @@ def _only(study: Study, trials: Sequence[Trial]) -> Study:
 
 
 def _value_at(trial: Trial, epoch: int) -> float | None:
-    """Return the trial's value at a rung; None: it has not got there."""
-    if trial.state == "failed" or trial.epochs < epoch:
+    """Return the trial's value at a rung; None: it has not got there. One that has stopped by itself counts on."""
+    if trial.state == "failed" or (trial.epochs < epoch and trial.state != "complete"):
         return None
     return best_so_far(trial.curve, epoch)
 

@@ -32,6 +32,7 @@ class Trial:
         seed: that seed.
         bracket, rung: of successive halving; `rung` is the number of rungs that it has passed.
         curve: after each epoch, or after each fold.
+        folds: number of folds, whose values the curve has; 0: it has the best value so far after each epoch.
         objectives: values at the end, in the order of the study's objectives.
         reason: why it failed, ended early or was lost.
         owner: the worker that has it.
@@ -50,6 +51,7 @@ class Trial:
     seed: int | None = None
     bracket: int = 0
     rung: int = 0
+    folds: int = 0
     curve: Curve = ()
     objectives: tuple[float, ...] = ()
     reason: str = ""
@@ -75,6 +77,8 @@ class Trial:
             return None
         if self.objectives:
             return self.objectives[0]
+        if self.folds and self.curve:
+            return sum(value for _, value in self.curve) / len(self.curve)
         return self.curve[-1][1] if self.curve else None
 
 
@@ -135,11 +139,6 @@ class Study:
             known, key=lambda trial: (trial.state != "complete", -trial.epochs if trial.state != "complete" else 0,
                                       sign * (trial.value or 0.0), trial.number),
         )  # fmt: skip
-
-    def seeds_of(self, trial: Trial) -> list[Trial]:
-        """Return the trial and its repetitions with other seeds, those that are complete."""
-        repeated = [each for each in self.trials if each.seed_of == trial.number]
-        return [each for each in (trial, *repeated) if each.state == "complete"]
 
 
 def best_so_far(curve: Curve, epoch: int) -> float | None:

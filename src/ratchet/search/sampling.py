@@ -161,7 +161,7 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optun
     with _quiet():
         return optuna.trial.create_trial(
             state=state,
-            values=list(trial.objectives) if trial.state == "complete" else [curve[max(curve)]] if ended else None,
+            values=list(trial.objectives) if trial.state == "complete" else [trial.value or 0.0] if ended else None,
             params=given,
             distributions={dimension.key: _distribution(dimension) for dimension in active},
             intermediate_values=curve,

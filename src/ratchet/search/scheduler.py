@@ -31,16 +31,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a trial over all its attempts: curve, optimizer steps, and seconds of CPU and of time."""
+    """Progress of a trial over all its attempts: curve, optimizer steps, seconds of CPU and of time, MLflow run."""
 
     curve: Curve = ()
     steps: int = 0
     cpu: float = 0.0
     wall: float = 0.0
+    run_id: str = ""  # MLflow run, as soon as it is known
 
     def of(self, trial: Trial) -> Trial:
         """Return the trial with this progress."""
-        return replace(trial, curve=self.curve or trial.curve, steps=self.steps, cpu=self.cpu, wall=self.wall)
+        return replace(
+            trial, curve=self.curve or trial.curve, steps=self.steps, cpu=self.cpu, wall=self.wall,
+            run_id=self.run_id or trial.run_id,
+        )  # fmt: skip
 
 
 class Scheduler:
@@ -136,11 +140,6 @@ class Scheduler:
         """Extend the lease; return False if another worker has the trial."""
         return self.store.beat(number, self.owner, lease=self.lease)
 
-    def identify(self, number: int, run_id: str) -> None:
-        """Record the MLflow run of a trial."""
-        with self.store.change() as change:
-            change.put(replace(self._own(change, number), run_id=run_id))
-
     def _close(
         self, number: int, progress: Progress, state: Literal["complete", "pruned", "failed"], *, reason: str = "",
         objectives: tuple[float, ...] = (),
@@ -184,7 +183,7 @@ class Scheduler:
                 continue
             key = self._key_of(values, None)
             if key not in keys:
-                return Trial(number, key, values, bracket=bracket_of(study, number))
+                return Trial(number, key, values, bracket=bracket_of(study, number), folds=study.search.folds)
         change.save(reason="every choice of the space has been tried")
         return None
 
@@ -195,7 +194,9 @@ class Scheduler:
             key = self._key_of(finalist.values, seed)
             if key not in keys:
                 number = len(change.study.trials)
-                return Trial(number, key, finalist.values, seed_of=finalist.number, seed=seed)
+                return Trial(
+                    number, key, finalist.values, seed_of=finalist.number, seed=seed, folds=change.study.search.folds
+                )
         return None
 
     def _end(self, change: Change, reason: str) -> None:

@@ -20,6 +20,7 @@ from ratchet.serving.metrics import Metrics
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.requests import Refused, Reply, deadline_seconds, error_response, headers_of, read_body
 from ratchet.serving.streaming import TextStream, event
+from ratchet.serving.time_limit import TimeLimit
 from ratchet.serving.versions.batching import Batcher, Overloaded
 from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -141,11 +142,11 @@ class Answering:
         longest, body = deadline_seconds(call.headers, self.settings), None
         deadline = call.began + longest
         try:
-            async with asyncio.timeout(self.settings.deadline) as limit:
+            with TimeLimit(self.settings.deadline) as limit:
                 # Read in any case: a client that is still sending would get a reset connection, not the refusal.
                 body = await read_body(call.receive, self.settings)
                 if longest < self.settings.deadline:
-                    limit.reschedule(asyncio.get_running_loop().time() + deadline - time.monotonic())
+                    limit.reschedule(deadline - time.monotonic())
                 if envelope.is_slow(body, call.headers, loaded):
                     question = await asyncio.to_thread(envelope.read, body, call.headers, loaded)
                 else:

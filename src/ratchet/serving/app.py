@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -81,7 +82,8 @@ class ModelServer:
             path: Endpoint(self.answering, name, envelope(settings.rows))
             for path, (name, envelope) in _ENVELOPES.items()
         }
-        self._app = Starlette(routes=self._routes(), lifespan=self._lifespan)
+        handlers: dict[Any, Any] = {HTTPException: _unknown}
+        self._app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Starlette's router and middlewares would take longer than a prediction."""
@@ -186,15 +188,14 @@ def _matched(path: str) -> tuple[str, dict[str, str | None]]:
 
 def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
     def logged() -> Logged:
-        answer, question = answered.answer, answered.question
+        answer, question, identity = answered.answer, answered.question, answered.answer.identity
         inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": question.prompts}
         if question.arrays:
             inputs = dict(zip(answered.loaded.names, question.arrays, strict=True))
         return Logged(
-            answer.id, answered.began, answered.seconds, answered.envelope, answer.identity.model,
-            answer.identity.version, answer.identity.provenance or "", answered.key,
-            inputs, answer.predictions, target_id(answer.spec.target),
-            partial(values_of, question.arrays, answered.loaded.spec.input, columns),
+            answer.id, answered.began, answered.seconds, answered.envelope, identity.model, identity.version,
+            identity.provenance or "", answered.key, inputs, answer.predictions, target_id(answer.spec.target),
+            partial(values_of, question.arrays, answered.loaded.spec.input, columns) if columns else dict,
         )  # fmt: skip
 
     log.add(answered.answer.id, logged)
@@ -208,6 +209,14 @@ def _guarded(function: Callable[[Request], Response]) -> Callable[[Request], Cor
             return error_response(error)
 
     return guarded
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    """Refuse a path or a method that no route has, as JSON like all refusals."""
+    path, headers = request.url.path[:100], dict(error.headers or {})
+    if error.status_code == 405:
+        return error_response(Refused(405, f"{request.method} {path}; allowed: {headers.get('Allow', '')}", headers))
+    return error_response(Refused(error.status_code, f"{path}: unknown path; /openapi.json lists them", headers))
 
 
 def _mlflow_version() -> str:

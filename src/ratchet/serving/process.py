@@ -1,6 +1,7 @@
 """The process of the model server: its version, its address, and what stands before it."""
 
 import gc
+import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from ratchet.serving.keys import KeyStore
 
 __all__ = ["check_free", "configured", "run", "serve"]
+
+_SWITCH = (
+    0.0005  # seconds for which a thread, such as that of the log, may hold up the event loop; Python's default: 5 ms
+)
 
 
 def serve(
@@ -107,6 +112,7 @@ def run(
     from ratchet.servers.addresses import address, is_loopback, own_origins
     from ratchet.serving.formats.uploads import UPLOADS
     from ratchet.serving.keys import KeyFilter
+    from ratchet.serving.protocol import HeadLimits
 
     place, follower = address(host, port), server.follower
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
@@ -114,10 +120,11 @@ def run(
     origins = own_origins(host, port, public=place, allowed=allowed)
     keyed = KeyFilter(server, store, required=not is_loopback(host))
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
+    sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     uvicorn.run(
-        filtered, host=host, port=port, log_level="warning", access_log=False, proxy_headers=False,
+        filtered, host=host, port=port, http=HeadLimits, log_level="warning", access_log=False, proxy_headers=False,
         timeout_graceful_shutdown=round(server.settings.deadline) + 1,
     )  # fmt: skip
 

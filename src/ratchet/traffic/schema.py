@@ -14,7 +14,7 @@ from ratchet.kinds import Target
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["INPUT", "SHADOW", "SLICE", "Logged", "is_sampled", "size_of", "table_of", "target_id"]
+__all__ = ["INPUT", "REPEATED", "SHADOW", "SLICE", "Logged", "is_sampled", "size_of", "table_of", "target_id"]
 
 SHADOW = "shadow"
 """Envelope of rows that a shadow version has answered."""
@@ -22,6 +22,8 @@ SLICE = "slice."
 """Begins the names of the columns of serving.log_columns."""
 INPUT = "input."
 """Begins the names of the columns with kept inputs: one for each array of the model, or input.prompt."""
+REPEATED = ("envelope", "model", "version", "provenance", "key", "target")
+"""Columns with few different values."""
 _OVERHEAD = 1000  # bytes of a request besides its arrays
 
 
@@ -75,8 +77,7 @@ def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
     nulls = pa.nulls(sum(counts))
     times = np.array([request.time * 1e6 for request in requests]).round().astype("datetime64[us]")
     columns: dict[str, Any] = {
-        name: repeated([getattr(request, name) for request in requests])
-        for name in ("answer", "envelope", "model", "version", "provenance", "key", "target")
+        name: repeated([getattr(request, name) for request in requests]) for name in ("answer", *REPEATED)
     }
     columns["row"] = pa.array(np.concatenate([np.arange(count) for count in counts]), pa.int32())
     columns["time"] = pa.array(np.repeat(times, counts), pa.timestamp("us", "UTC"))
@@ -113,8 +114,10 @@ def is_sampled(answer: str, share: float) -> bool:
 
 def size_of(logged: Logged) -> int:
     """Return about how many bytes the request takes in memory."""
-    given = [logged.predictions, *logged.inputs.values()]
-    return _OVERHEAD + sum(part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part)) for part in given)
+    size = _OVERHEAD
+    for part in (logged.predictions, *logged.inputs.values()):
+        size += part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part))
+    return size
 
 
 def _digests(logged: Logged) -> list[str]:

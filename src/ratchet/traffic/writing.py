@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ratchet.traffic.reading import KEY
-from ratchet.traffic.schema import Logged, is_sampled, size_of, table_of
+from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, size_of, table_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -148,7 +148,10 @@ class RequestLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
         try:
-            pq.write_table(pa.concat_tables(part.tables, promote_options="permissive"), draft, compression="zstd")
+            whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
+            # A dictionary of the other columns would double the time and the file: their values differ in each row.
+            repeated = [name for name in whole.column_names if name in REPEATED or name.startswith(SLICE)]
+            pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
             os.chmod(draft, 0o600)  # inputs may be personal
             os.replace(draft, path)
         except BaseException:

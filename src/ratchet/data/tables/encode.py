@@ -1,6 +1,7 @@
 """Raw rows to the arrays of a model. Ingest and a served model use this one function."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,7 @@ from ratchet.data.tables.forms import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
 
-__all__ = ["MISSING_TEXTS", "arrays_of", "cleaned", "encode", "plain_values", "texts_of", "without"]
+__all__ = ["MISSING_TEXTS", "PlainRows", "arrays_of", "cleaned", "encode", "plain_values", "texts_of", "without"]
 
 MISSING_TEXTS = (*MISSING, "?")
 """Texts that mean a missing value in any table."""
@@ -41,6 +42,58 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
     values = [_numbers(frame[column.name], column, input.missing) for column in input.numeric]
     texts = [_categories(frame[column.name], column, input.missing) for column in input.categorical]
     return arrays_of(values, texts, input, rows=frame.height)
+
+
+class PlainRows:
+    """Encodes rows that need no reading: of numbers, and of texts that are categories of the training rows.
+
+    For a few rows it takes a hundredth of the time of `encode`, which is about .3 ms for each column.
+    """
+
+    def __init__(self, input: TableInput) -> None:
+        self._numeric, self._categorical = input.numeric, input.categorical
+        missing = {*MISSING_TEXTS, *input.missing}
+        self._codes: list[dict[str | None, int]] = [
+            {None: 0}
+            | {
+                name: code
+                for code, name in enumerate(column.categories, _FIRST)
+                if name == name.strip() and name not in missing
+            }
+            for column in input.categorical
+        ]
+        texts = pl.Series(input.missing, dtype=pl.String)
+        has_missing_numbers = numbers(texts, PLAIN).is_not_null().any()
+        self._is_possible = not has_missing_numbers and all(column.type == "numeric" for column in input.numeric)
+
+    def encode(self, columns: Mapping[str, Sequence[Any]]) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
+        """Return what `encode` returns, for all columns of the model; None: a value needs `encode`."""
+        rows = len(next(iter(columns.values()), ()))
+        if not self._is_possible or not rows:
+            return None
+        values = np.empty((rows, len(self._numeric)), np.float32)
+        codes = np.empty((rows, len(self._categorical)), np.int64)
+        for place, column in enumerate(self._numeric):
+            read = [_plain_number(value) for value in columns[column.name]]
+            if None in read:
+                return None
+            with np.errstate(over="ignore"):
+                values[:, place] = np.array(read, np.float64) - column.offset
+        for place, (column, known) in enumerate(zip(self._categorical, self._codes, strict=True)):
+            cells = columns[column.name]
+            if not {type(cell) for cell in cells} <= {str, type(None)} or not known.keys() >= set(cells):
+                return None
+            codes[:, place] = [known[cell] for cell in cells]
+        return None if np.isinf(values).any() else (values, codes)
+
+
+def _plain_number(value: Any) -> float | None:
+    """Return a number as float64, a missing one as NaN; None: it is no number, or no float64 has its value."""
+    if value is None or value != value:
+        return float("nan")
+    if type(value) is float or (type(value) is int and -_EXACT <= value <= _EXACT):
+        return float(value)
+    return None
 
 
 def arrays_of(

@@ -6,7 +6,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import BadRequest, check_rows, given_arrays, texts_in
+from ratchet.serving.formats.request_values import BadRequest, check_rows, texts_in
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 
 __all__ = [
+    "SLOW",
     "Answer",
     "Envelope",
     "Invocations",
@@ -38,7 +39,9 @@ __all__ = [
     "read_object",
 ]
 
-_SLOW = 1 << 18  # bytes of a body
+SLOW = 1 << 18
+"""Bytes of JSON that takes milliseconds to read."""
+_IDS = 256  # ids of answers that are drawn at once
 _JSON = (b"content-type", b"application/json")
 _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
     "max_tokens": (int,), "temperature": (int, float), "top_k": (int,), "top_p": (int, float), "seed": (int,),
@@ -90,7 +93,7 @@ class Envelope:
         A small image file may have many pixels.
         """
         # A backslash may hide the name of a file: JSON allows "\\u006264".
-        return loaded.spec.input.kind != "image" or len(body) > _SLOW or b'"b64"' in body or b"\\" in body
+        return loaded.spec.input.kind != "image" or len(body) > SLOW or b'"b64"' in body or b"\\" in body
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         """Return the body and the headers of the response."""
@@ -122,7 +125,7 @@ class Own(Envelope):
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
         return Question(
-            given_arrays(content["input"], loaded.spec.input, "input", most=self.rows, own=loaded.own),
+            loaded.given_arrays(content["input"], "input", most=self.rows),
             options={"top_k": top},
         )
 
@@ -164,7 +167,7 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question(given_arrays(values, loaded.spec.input, form, most=self.rows, own=loaded.own))
+        return Question(loaded.given_arrays(values, form, most=self.rows))
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions})
@@ -233,7 +236,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     return content
 
 
-def known_fields(content: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
+def known_fields(content: Mapping[str, Any], allowed: Set[str], prefix: str) -> None:
     """Refuse an unknown field; `prefix` is the path of the object in the request, with a full stop.
 
     Raises:
@@ -278,5 +281,15 @@ def as_json(content: dict[str, Any]) -> tuple[bytes, tuple[Header, ...]]:
 
 
 def new_id() -> str:
-    """Return the id of an answer."""
-    return os.urandom(16).hex()
+    """Return the id of an answer. Called in the event loop only."""
+    return next(_NEW_IDS)
+
+
+def _new_ids() -> Iterator[str]:
+    """Yield random ids. Each draw lets other threads run, so that one for each answer would hold up all answers."""
+    while True:
+        drawn = os.urandom(16 * _IDS).hex()
+        yield from (drawn[at : at + 32] for at in range(0, len(drawn), 32))
+
+
+_NEW_IDS = _new_ids()

@@ -4,8 +4,9 @@ An image model has one input tensor, a table one for each column, texts and prom
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from ratchet.exports.program import OUTPUT, input_names
 from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TableInput, TokensInput
 from ratchet.serving.formats.envelopes import (
+    SLOW,
     Answer,
     Envelope,
     Question,
@@ -23,7 +25,7 @@ from ratchet.serving.formats.envelopes import (
     prompts_of,
     read_object,
 )
-from ratchet.serving.formats.request_values import BadRequest, as_type, given_arrays
+from ratchet.serving.formats.request_values import BadRequest, as_type
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -39,37 +41,38 @@ _TYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _BYTES = (b"content-type", b"application/octet-stream")
 _AXES = 8  # of a tensor
-_SLOW = 1 << 20  # bytes of tensors
+_SLOW_BYTES = 1 << 20  # of a body with tensors as bytes
+_SHORT = 4096  # bytes of a head that is remembered
+_FIELDS = frozenset({"id", "inputs", "outputs", "parameters"})
 
 
 class Infer(Envelope):
     """Open Inference Protocol v2, with its extension for binary tensors."""
 
     def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
-        head = _head_length(headers, body)
-        content, spec = read_object(body[:head]), loaded.spec
-        known_fields(content, {"id", "inputs", "outputs", "parameters"}, "")
-        tensors = _tensors(content.get("inputs"), memoryview(body)[head:])
-        parameters = dict(_parameters(content, "parameters"))
-        binary = bool(parameters.pop("binary_data_output", False)) or _is_binary(content.get("outputs"), spec)
-        options, given_id = {"binary": binary}, str(content.get("id") or "")
+        length, spec = _head_length(headers, body), loaded.spec
+        # The head of a request with bytes is short, and a client sends the same one again and again.
+        parse = _known_head if length < len(body) and length <= _SHORT else _head
+        head = parse(body[:length])
+        tensors = _tensors(head.tensors, memoryview(body)[length:])
+        options = {"binary": head.is_binary or _is_binary(head.outputs, spec)}
         if isinstance(spec.input, TokensInput):
-            question = prompts_of(_only(tensors, spec).tolist(), parameters, "inputs", "parameters", most=self.rows)
-            return Question(prompts=question.prompts, options={**question.options, **options}, id=given_id)
-        known_fields(parameters, set(), "parameters.")
+            values = _only(tensors, spec).tolist()
+            question = prompts_of(values, head.parameters, "inputs", "parameters", most=self.rows)
+            return Question(prompts=question.prompts, options={**question.options, **options}, id=head.id)
+        known_fields(head.parameters, frozenset(), "parameters.")
         if isinstance(spec.input, ArraysInput):
-            values: Any = tensors
+            values = tensors
         elif isinstance(spec.input, TableInput):
             values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        return Question(
-            given_arrays(values, spec.input, "inputs", most=self.rows, own=loaded.own), options=options, id=given_id
-        )
+        return Question(loaded.given_arrays(values, "inputs", most=self.rows), options=options, id=head.id)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
-        # The bytes of a tensor are no JSON.
-        return len(body) > _SLOW or super().is_slow(body[: _head_length(headers, body)], headers, loaded)
+        # The bytes of a tensor are no JSON, and no tensor is an image file.
+        is_long = len(body) > _SLOW_BYTES or _head_length(headers, body) > SLOW
+        return is_long or loaded.spec.input.kind != "image"
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         texts = isinstance(answer.predictions, list)
@@ -149,6 +152,55 @@ def _head_length(headers: Mapping[str, str], body: bytes) -> int:
     return int(given)
 
 
+class _Tensor(NamedTuple):
+    """An input tensor as the JSON describes it. Its values are `data`, or `size` bytes after the JSON."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    size: Any
+    data: Any
+
+
+class _Head(NamedTuple):
+    """The JSON of a request. `is_binary`: the client wants the output as bytes; `outputs` may say so, too."""
+
+    id: str
+    tensors: tuple[_Tensor, ...]
+    outputs: Any
+    parameters: Mapping[str, Any]
+    is_binary: bool
+
+
+def _head(text: bytes) -> _Head:
+    content = read_object(text)
+    known_fields(content, _FIELDS, "")
+    inputs = content.get("inputs")
+    if not isinstance(inputs, list) or not inputs:
+        raise BadRequest("inputs: allowed: a list of tensors")
+    tensors = tuple(_described(tensor, f"inputs[{place}]") for place, tensor in enumerate(inputs))
+    parameters = dict(_parameters(content, "parameters"))
+    is_binary = bool(parameters.pop("binary_data_output", False))
+    return _Head(str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary)
+
+
+_known_head = lru_cache(_head)
+
+
+def _described(tensor: Any, where: str) -> _Tensor:
+    if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+        raise BadRequest(f"{where}: allowed: an object with name, shape, datatype and data")
+    shape, kind = tensor.get("shape"), tensor.get("datatype")
+    if not isinstance(shape, list) or not 0 < len(shape) <= _AXES or any(type(size) is not int for size in shape):
+        raise BadRequest(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
+    if not all(0 <= size < 2**31 for size in shape):
+        raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
+    if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
+        raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
+    size = _parameters(tensor, f"{where}.parameters").get("binary_data_size")
+    return _Tensor(tensor["name"], kind, shape, size, tensor.get("data"))
+
+
 def _parameters(content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     given = content.get("parameters") or {}
     if not isinstance(given, dict):
@@ -168,38 +220,27 @@ def _is_binary(outputs: Any, spec: ModelSpec) -> bool:
     return bool(_parameters(outputs[0], "outputs[0].parameters").get("binary_data"))
 
 
-def _tensors(inputs: Any, binary: memoryview) -> dict[str, NDArray[Any]]:
+def _tensors(described: Sequence[_Tensor], binary: memoryview) -> dict[str, NDArray[Any]]:
     """Return the input tensors by name, with their shapes."""
-    if not isinstance(inputs, list) or not inputs:
-        raise BadRequest("inputs: allowed: a list of tensors")
     tensors: dict[str, NDArray[Any]] = {}
-    for place, tensor in enumerate(inputs):
-        where = f"inputs[{place}]"
-        if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
-            raise BadRequest(f"{where}: allowed: an object with name, shape, datatype and data")
-        if tensor["name"] in tensors:
-            raise BadRequest(f"{where}.name: {tensor['name']!r} is given twice")
-        size = _parameters(tensor, f"{where}.parameters").get("binary_data_size")
+    for place, tensor in enumerate(described):
+        where, size = f"inputs[{place}]", tensor.size
+        if tensor.name in tensors:
+            raise BadRequest(f"{where}.name: {tensor.name!r} is given twice")
         if size is not None and (not isinstance(size, int) or not 0 <= size <= len(binary)):
             raise BadRequest(
                 f"{where}.parameters.binary_data_size: found {size!r}; allowed: up to {len(binary)}, the bytes left"
             )
-        tensors[tensor["name"]] = _tensor(tensor, None if size is None else binary[:size], where)
+        tensors[tensor.name] = _values(tensor, None if size is None else binary[:size], where)
         binary = binary[size or 0 :]
     if len(binary):
         raise BadRequest(f"the body has {len(binary)} bytes more than its tensors")
     return tensors
 
 
-def _tensor(tensor: dict[str, Any], binary: memoryview | None, where: str) -> NDArray[Any]:
-    shape, kind = tensor.get("shape"), tensor.get("datatype")
-    if not isinstance(shape, list) or not 0 < len(shape) <= _AXES or any(type(size) is not int for size in shape):
-        raise BadRequest(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
-    if not all(0 <= size < 2**31 for size in shape):
-        raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
-    if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
-        raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
-    array = _from_json(tensor.get("data"), kind, where) if binary is None else _from_bytes(binary, kind, where)
+def _values(tensor: _Tensor, binary: memoryview | None, where: str) -> NDArray[Any]:
+    kind, shape = tensor.kind, tensor.shape
+    array = _from_json(tensor.data, kind, where) if binary is None else _from_bytes(binary, kind, where)
     if array.size != math.prod(shape):
         raise BadRequest(f"{where}: found {array.size} values; allowed: as many as its shape {shape} has")
     try:

@@ -5,7 +5,7 @@ import binascii
 import io
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError
 from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
+
+if TYPE_CHECKING:
+    from ratchet.data.tables.encode import PlainRows
 
 __all__ = ["BadRequest", "TooManyRows", "as_type", "check_rows", "given_arrays", "rows_of", "texts_in"]
 
@@ -33,7 +36,9 @@ class TooManyRows(BadRequest):
     """The request has more rows than serving.rows."""
 
 
-def given_arrays(values: Any, described: Input, field: str, *, most: int, own: Any = None) -> Arrays:
+def given_arrays(
+    values: Any, described: Input, field: str, *, most: int, own: Any = None, plain: "PlainRows | None" = None
+) -> Arrays:
     """Return the arrays of `LoadedVersion.predict` for raw values.
 
     Args:
@@ -44,6 +49,7 @@ def given_arrays(values: Any, described: Input, field: str, *, most: int, own: A
         field: of the request, for messages.
         most: rows that are allowed. They are counted before a file is decoded or a text is split into tokens.
         own: the user's own kind.
+        plain: of a table, encodes rows that need no reading.
 
     Raises:
         BadRequest: a value has another type, shape or range, or a column is missing or unknown.
@@ -54,7 +60,7 @@ def given_arrays(values: Any, described: Input, field: str, *, most: int, own: A
         case ImageInput():
             return (_images(values, described, field),)
         case TableInput():
-            return _table(rows_of(values, field), described, field)
+            return _table(rows_of(values, field), described, field, plain)
         case TextInput():
             return to_arrays(texts_in(values, field), described)
         case ArraysInput():
@@ -127,7 +133,7 @@ def rows_of(values: Any, field: str) -> dict[str, list[Any]]:
     return {name: [row[name] for row in values] for name in names}
 
 
-def _table(columns: dict[str, list[Any]], described: TableInput, field: str) -> Arrays:
+def _table(columns: dict[str, list[Any]], described: TableInput, field: str, plain: "PlainRows | None") -> Arrays:
     known = {column.name for column in described.columns}
     for name, column in columns.items():
         if name not in known:
@@ -137,6 +143,8 @@ def _table(columns: dict[str, list[Any]], described: TableInput, field: str) -> 
                 raise BadRequest(f"{field}[{row}].{name}: found {_kind(value)}; allowed: a text, number or null")
     if not next(iter(columns.values()), []):
         columns = {name: [] for name in known}
+    if plain and len(columns) == len(known) and (arrays := plain.encode(columns)):
+        return arrays
     try:
         return to_arrays(_typed(columns, field), described)
     except BadRequest:

@@ -42,7 +42,7 @@ async function look() {
     const ready = await ask("/ready");
     $("state").textContent = ready.ready ? "Ready" : "Not ready: no version is loaded";
     $("state").className = `state ${ready.ready ? "good" : "bad"}`;
-    show("problem", ready.problem ? `The newest version is not served: ${ready.problem}` : "");
+    show("problem", ready.problem ? `${ready.refused ? `${ready.refused} is not served: ` : ""}${ready.problem}` : "");
     if (!ready.ready) return;
     const model = (await ask("/v1/models")).models[0];
     $("model").textContent = model.model;

@@ -1,0 +1,74 @@
+"""Real searches in temporary projects: `ratchet search` without its page, in a process of its own.
+
+python -m bench.search_runs   begins or continues the search of the project in the working folder
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.project import ROOT, Project
+from ratchet import settings
+from ratchet.search.records import Study, Trial
+from ratchet.search.store import StudyStore
+from ratchet.workspace import Workspace
+
+__all__ = ["curves", "digits", "environment", "read", "search"]
+
+STUDY = "digits"
+
+
+def digits(folder: Path, changes: dict[str, object]) -> Project:
+    """Return a project with the packed digits and these settings beside those of the default params.yaml."""
+    project = Project(folder, {"search.study": STUDY, **changes})
+    project.stage("ingest")
+    return project
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that finds this repository from another working folder."""
+    inherited = {name: value for name, value in os.environ.items() if name != "RATCHET_ROOT"}
+    return {**inherited, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **more}
+
+
+def search(project: Project) -> Study:
+    """Begin or continue the search of a project, wait for its end, and return the study."""
+    command = [sys.executable, "-m", "bench.search_runs"]
+    subprocess.run(command, cwd=project.folder, env=environment(), check=True)
+    return read(project)
+
+
+def read(project: Project) -> Study:
+    """Return the study of a project."""
+    workspace = Workspace(project.folder)
+    return StudyStore(workspace, settings.load(workspace.params).search.storage, STUDY).require()
+
+
+def curves(project: Project, trial: Trial) -> list[dict[str, float]]:
+    """Return the metrics of each epoch of a trial, as they were recorded for MLflow."""
+    lines = (project.folder / "data" / "search" / STUDY / trial.key / "journal" / "events.jsonl").read_text()
+    entries: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
+    points = [entry["content"] for entry in entries if entry["kind"] == "metrics"]
+    by_epoch = {point["step"]: point["values"] for point in points if "validation/loss" in point["values"]}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def main() -> None:
+    """Search in the working folder, as `ratchet search` does it."""
+    from tasks.progress import Terminal
+    from tasks.search import run_workers
+    from tasks.search_study import begin
+
+    workspace = Workspace.find()
+    params = settings.load(workspace.params)
+    with Terminal("search", unit="trials") as watch:
+        store, _, has_work = begin(params, workspace, watch=watch)
+        if has_work:
+            run_workers(params, workspace, store)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Limits of a request's head: a client cannot fill the memory with headers, or keep a connection without a request."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvicorn
+
+from ratchet.serving import protocol
+from ratchet.serving.protocol import HeadLimits
+
+HEAD = b"POST /a HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the number of bytes of the body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+    await send({"type": "http.response.body", "body": b"%08d" % size})
+
+
+def served(client: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    """Run a client with the port of a server."""
+
+    async def run() -> None:
+        config = uvicorn.Config(app, port=0, http=HeadLimits, lifespan="off", log_level="critical")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        await client(server.servers[0].sockets[0].getsockname()[1])
+        server.should_exit = True
+        await task
+
+    asyncio.run(run())
+
+
+async def answer(port: int, *parts: bytes) -> bytes:
+    """Send parts, and return what the server sends until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await reader.read()
+    except ConnectionError:  # the rest was not read
+        return b"closed"
+    finally:
+        writer.close()
+
+
+def test_a_head_that_is_too_long_is_refused() -> None:
+    async def client(port: int) -> None:
+        many = [b"X-%d: a\r\n" % number * 500 for number in range(1000)]  # 4 MB in many headers
+        assert await answer(port, HEAD, *many) in (b"closed", b"") or b"400 Bad Request" in await answer(
+            port, HEAD, *many
+        )
+        whole = await answer(port, HEAD + b"X: ", b"a" * 50_000, b"b" * 20_000)  # one header
+        assert whole.startswith(b"HTTP/1.1 400 Bad Request")
+        assert whole.endswith(b"The head of the request is longer than 64 KiB.")
+
+    served(client)
+
+
+def test_bodies_and_further_requests_are_not_part_of_a_head() -> None:
+    body = b"a" * 200_000
+    request = HEAD + b"Content-Length: 200000\r\n\r\n" + body
+
+    async def client(port: int) -> None:
+        last = request.replace(b"Host", b"Connection: close\r\nHost")
+        got = await answer(port, request, request[:30], request[30:100], request[100:], last)
+        assert got.count(b"200 OK") == 3
+        assert got.count(b"00200000") == 3
+
+    served(client)
+
+
+def test_a_connection_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS", 0.3)
+
+    async def client(port: int) -> None:
+        assert await answer(port) == b""
+        assert await answer(port, HEAD) == b""
+        whole = HEAD + b"Content-Length: 0\r\n\r\n"
+        first, _, rest = (await answer(port, whole, HEAD)).partition(b"00000000")
+        assert b"200 OK" in first
+        assert rest == b""
+
+    served(client)

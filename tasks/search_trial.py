@@ -83,6 +83,7 @@ class TrialTraining:
         self.chosen = _chosen(self.params, trial.values, trial.seed)
         self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
         self._before = self.progress
+        self._run: Run | None = None
         self._counter = _StepCounter(self.folder)
 
     @property
@@ -266,6 +267,7 @@ class TrialTraining:
         return name if len(self.data) == 1 else f"fold-{fold}/{name}"
 
     def _begin(self, run: Run) -> None:
+        self._run = run
         settings: dict[str, object] = {"seed": self.chosen.seed}
         for section in ("model", "training"):
             settings |= {
@@ -319,6 +321,7 @@ class TrialTraining:
             steps=self._counter.steps,
             cpu=self._before.cpu + cost.cpu,
             wall=self._before.wall + cost.wall,
+            run_id=(self._run.journal.run_id if self._run else None) or "",
         )
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -213,7 +213,6 @@ def test_a_trial_whose_lease_has_ended_goes_to_another(in_memory) -> None:
         lambda: first.scheduler.report(number, progress), lambda: first.scheduler.pause(number, progress),
         lambda: first.scheduler.finish(number, progress, (1.0,)), lambda: first.scheduler.end_early(number, progress),
         lambda: first.scheduler.fail(number, progress, "x"), lambda: first.scheduler.leave(number, progress),
-        lambda: first.scheduler.identify(number, "x"),
     ):  # fmt: skip
         with pytest.raises(LeaseLost):
             act()

@@ -31,16 +31,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a trial over all its attempts: curve, optimizer steps, and seconds of CPU and of time."""
+    """Progress of a trial over all its attempts: curve, optimizer steps, seconds of CPU and of time, and MLflow run."""
 
     curve: Curve = ()
     steps: int = 0
     cpu: float = 0.0
     wall: float = 0.0
+    run_id: str = ""
 
     def of(self, trial: Trial) -> Trial:
         """Return the trial with this progress."""
-        return replace(trial, curve=self.curve or trial.curve, steps=self.steps, cpu=self.cpu, wall=self.wall)
+        return replace(
+            trial, curve=self.curve or trial.curve, steps=self.steps, cpu=self.cpu, wall=self.wall,
+            run_id=self.run_id or trial.run_id,
+        )  # fmt: skip
 
 
 class Scheduler:
@@ -135,11 +139,6 @@ class Scheduler:
     def beat(self, number: int) -> bool:
         """Extend the lease; return False if another worker has the trial."""
         return self.store.beat(number, self.owner, lease=self.lease)
-
-    def identify(self, number: int, run_id: str) -> None:
-        """Record the MLflow run of a trial."""
-        with self.store.change() as change:
-            change.put(replace(self._own(change, number), run_id=run_id))
 
     def _close(
         self, number: int, progress: Progress, state: Literal["complete", "pruned", "failed"], *, reason: str = "",

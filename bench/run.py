@@ -22,6 +22,7 @@ from bench import (
     memory,
     precision,
     recipe,
+    search,
     serving,
     serving_overload,
     table_steps,
@@ -36,7 +37,7 @@ from bench.report import Row, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving", "serving_overload",
+    "serving", "serving_overload", "search",
 )  # fmt: skip
 
 
@@ -94,6 +95,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return table_steps.measure(rounds, quick=quick)
         case "serving":
             return serving.measure(min(rounds, 5), quick=quick)  # beside other servers: `python -m bench.serving`
+        case "search":
+            return search.measure(min(rounds, 3), quick=quick)
         case "serving_overload":
             return serving_overload.measure(quick=quick)
         case "tokens":

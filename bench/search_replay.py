@@ -52,8 +52,8 @@ def played(table: Table, budgets: Sequence[int], *, seed: int, **changes: object
     """
     space = {key: {"choice": choices} for key, choices in SPACE.items()}
     search = SearchSettings.model_validate({
-        "space": space, "seed": seed, "seeds": 1, "trials": len(table.settings), "cpu_hours": float(max(budgets)),
-        **changes,
+        "space": space, "sampler_seed": seed, "seeds": 1, "trials": len(table.settings),
+        "cpu_hours": float(max(budgets)), **changes,
     })  # fmt: skip
     params = Params(search=search)
     store = StudyStore(None, "sqlite://", "replay")
@@ -119,7 +119,7 @@ def optuna_played(
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     samplers: dict[str, Callable[[], Any]] = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=seed),
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),
@@ -129,7 +129,9 @@ def optuna_played(
         "successive-halving": optuna.pruners.SuccessiveHalvingPruner,
         "none": optuna.pruners.NopPruner,
     }
-    study = optuna.create_study(sampler=samplers[sampler](), pruner=pruners[pruner]())
+    study = optuna.create_study(
+        study_name=f"replay-{seed}", sampler=samplers[sampler](), pruner=pruners[pruner]()
+    )  # Hyperband draws its brackets from the name
     winners: list[int] = []
     done, trained = 0, dict[int, int]()
 
@@ -157,7 +159,7 @@ def optuna_played(
             study.stop()
 
     with contextlib.suppress(_Spent):
-        study.optimize(objective, n_trials=100 * len(table.settings), callbacks=[look])
+        study.optimize(objective, n_trials=3 * len(table.settings), callbacks=[look])
     return winners + [_best(study, table)] * (len(budgets) - len(winners))
 
 

@@ -57,13 +57,18 @@ def curves(project: Project, trial: Trial) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Search in the working folder, as `ratchet search` does it."""
+    """Search in the working folder, as `ratchet search` does it, with a core for each worker.
+
+    Two threads of a training wait for each other, so that on a busy machine they need many times the processor time.
+    """
     from tasks.progress import Terminal
     from tasks.search import run_workers
     from tasks.search_study import begin
 
     workspace = Workspace.find()
     params = settings.load(workspace.params)
+    if hasattr(os, "sched_setaffinity") and params.search.workers:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-params.search.workers :])
     with Terminal("search", unit="trials") as watch:
         store, _, has_work = begin(params, workspace, watch=watch)
         if has_work:

@@ -20,10 +20,12 @@ class Model:
 
     def __init__(self, check: Callable[[np.ndarray], Any] = lambda rows: rows, engine: str = "torch") -> None:
         self.check, self.free, self.batches = check, threading.Event(), list[int]()
+        self.taken = threading.Event()
         self.engine, self.threads = engine, list[str]()
         self.free.set()
 
     def predict(self, arrays: tuple[np.ndarray, ...]) -> Any:
+        self.taken.set()
         self.free.wait()
         self.batches.append(len(arrays[0]))
         self.threads.append(threading.current_thread().name)
@@ -31,20 +33,24 @@ class Model:
 
 
 def run(model: Model, requests: list[Any], *, deadline: float = ENOUGH, queue: int = 1024) -> list[Any]:
-    """Return the answers, or exceptions, to requests that arrive while the first one is computed."""
+    """Return the answers, or exceptions, to requests that arrive while the first one is computed.
+
+    The deadline is that of the others.
+    """
 
     async def ask() -> list[Any]:
         batcher = Batcher(queue_rows=queue)
         loaded = cast(LoadedVersion, model)
 
-        async def one(values: Any) -> Any:
-            ends = time.monotonic() + deadline
+        async def one(values: Any, seconds: float) -> Any:
+            ends = time.monotonic() + seconds
             return await batcher.predict(loaded, (np.array(values, np.float32),), deadline=ends)
 
         model.free.clear()
-        first = asyncio.create_task(one(requests[0]))
-        await asyncio.sleep(0.05)  # the thread has taken it
-        others = [asyncio.create_task(one(values)) for values in requests[1:]]
+        first = asyncio.create_task(one(requests[0], ENOUGH))
+        while not model.taken.is_set():
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(one(values, deadline)) for values in requests[1:]]
         await asyncio.sleep(0.05)
         model.free.set()
         results = await asyncio.gather(first, *others, return_exceptions=True)
@@ -86,7 +92,7 @@ def test_a_model_that_returns_nothing_is_an_error() -> None:
 
 
 def test_an_idle_model_answers_after_a_slow_batch() -> None:
-    slow = iter([0.3])
+    slow = iter([1.5])
 
     def check(rows: np.ndarray) -> np.ndarray:
         time.sleep(next(slow, 0.0))
@@ -96,7 +102,7 @@ def test_an_idle_model_answers_after_a_slow_batch() -> None:
         batcher, loaded = Batcher(queue_rows=9), cast(LoadedVersion, Model(check))
         rows = (np.ones((1, 1), np.float32),)
         await batcher.predict(loaded, rows, deadline=time.monotonic() + ENOUGH)
-        answers = [await batcher.predict(loaded, rows, deadline=time.monotonic() + 0.2) for _ in range(3)]
+        answers = [await batcher.predict(loaded, rows, deadline=time.monotonic() + 1.0) for _ in range(3)]
         await asyncio.to_thread(batcher.close)
         return [float(answer[0, 0]) for answer in answers]
 

@@ -22,8 +22,9 @@ from ratchet.kinds import ImageInput
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
 
-__all__ = ["Server", "own_server", "servers"]
+__all__ = ["BARE", "Server", "own_server", "servers"]
 
+BARE = "bare ASGI"
 _HOST = "127.0.0.1"
 _TOLERANCE = 1e-5
 _PEERS = Path(__file__).parent / "peers"
@@ -42,6 +43,7 @@ class Server:
     check: Callable[[int, bytes], bool]
     loads: list[Load] = field(default_factory=list)
     singles: list[Load] = field(default_factory=list)
+    partials: list[Load] = field(default_factory=list)  # at 70 % load
     cpu: list[float] = field(default_factory=list)  # seconds for each answer
 
     @property
@@ -84,6 +86,11 @@ def own_server(model: Model, folder: Path) -> AbstractContextManager[Server]:
 def servers(model: Model, folder: Path, peers: Path | None) -> Iterator[AbstractContextManager[Server]]:
     """Yield contexts that start the servers, ours first. `peers`: folder with their environments."""
     yield own_server(model, folder)
+    if isinstance(model.spec.input, ImageInput):
+        shape = ",".join(map(str, model.arrays[0].shape[1:]))
+        variables = {"MODEL": str(model.program), "SHAPE": shape, "OMP_NUM_THREADS": "1"}
+        command = (sys.executable, "bare_asgi.py", "PORT")
+        yield _running(BARE, command, "/ready", _own_requests(model), model, variables, _PEERS)
     if peers is None:
         return
     saved, lists, encoded = folder / "mlflow-model", _lists(model), _encoded(model)

@@ -7,7 +7,7 @@ quality   On the recorded table (bench/search_table.py): loss of the chosen sett
           the best of Optuna's: no 95 % interval of the paired differences over the seeds is above 0.
 kills     Every trial of a real search loses its worker once by SIGKILL. It needs at most 1.02 times the steps of the
           same search left alone, ends with the same values bit for bit and the same best trial, trains no setting twice
-          and has one MLflow run for each trial. Beside it Optuna's RetryFailedTrialCallback.
+          and has one MLflow run for each trial. Beside it Optuna's retries after missing heartbeats.
 overhead  A search by two workers needs at most 5 % more processor time than its trainings in two bare processes. The
           start of the processes is counted by itself. Elapsed time is only shown: it depends on what else runs.
 pace      Seconds per trial of 1,000 trials without training, on an SQLite file; not more than bare Optuna's.
@@ -130,7 +130,7 @@ def _optuna_kills(trials: int, epochs: int) -> list[Row]:
         f"{killed.steps:,} / {calm.steps:,} = {killed.steps / calm.steps:.4f}; {killed.trials} trials for "
         f"{killed.complete} results, {killed.trained_twice} settings twice; same best value: {killed.best == calm.best}"
     )
-    return [Row("Optuna's RetryFailedTrialCallback", f"whole trainings, {trials} trials", figure)]
+    return [Row("Optuna's RetryHeartbeatStaleTrialCallback", f"whole trainings, {trials} trials", figure)]
 
 
 def _overhead(rounds: int, epochs: int) -> list[Row]:

@@ -69,7 +69,7 @@ def _quality(seeds: int, trainings: Sequence[int]) -> list[Row]:
         name: final[[optuna_played(table, budgets, seed=seed, sampler=sampler, pruner=pruner) for seed in range(seeds)]]
         for name, (sampler, pruner) in OPTUNA.items()
     }
-    rows = [Row("recorded table", table.about, f"{len(table.settings)} settings of {table.epochs} epochs")]
+    rows = [Row("recorded table", f"{table.epochs} epochs each", table.about.partition(", on ")[0])]
     for place, count in enumerate(trainings):
         condition = f"{count} whole trainings, {seeds} seeds"
         rows.append(Row(f"loss above the best: {_OURS}", condition, _mean(ours[:, place])))

@@ -14,6 +14,7 @@ from ratchet import files
 from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, StudyError, StudyUnavailable, TrainingBusy, TrainingError, first_line
+from ratchet.registry.journal import Journal
 from ratchet.registry.runs import JOURNAL, Run, trial_records
 from ratchet.search.records import Study, Trial, best_so_far
 from ratchet.search.scheduler import Assignment, Decision, LeaseLost, Progress, Scheduler
@@ -83,8 +84,8 @@ class TrialTraining:
         self.chosen = _chosen(self.params, trial.values, trial.seed)
         self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
         self._before = self.progress
-        self._run: Run | None = None
         self._counter = _StepCounter(self.folder)
+        self._journal: Journal | None = None
 
     @property
     def trial(self) -> Trial:
@@ -173,6 +174,7 @@ class TrialTraining:
             self._counter,
             Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL) as run,
         ):
+            self._journal = run.journal
             self._begin(run)
             for fold, packed in enumerate(self.data, start=1):
                 if self._is_done(fold):
@@ -267,7 +269,6 @@ class TrialTraining:
         return name if len(self.data) == 1 else f"fold-{fold}/{name}"
 
     def _begin(self, run: Run) -> None:
-        self._run = run
         settings: dict[str, object] = {"seed": self.chosen.seed}
         for section in ("model", "training"):
             settings |= {
@@ -321,7 +322,7 @@ class TrialTraining:
             steps=self._counter.steps,
             cpu=self._before.cpu + cost.cpu,
             wall=self._before.wall + cost.wall,
-            run_id=(self._run.journal.run_id if self._run else None) or "",
+            run_id=(self._journal and self._journal.run_id) or "",
         )
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -189,5 +189,5 @@ def test_plain_rows_have_the_bits_of_encode() -> None:
     TableInput((Column("day", "datetime"),)),
     TableInput((Column("age", "numeric"),), missing=("-1",)),
 ])  # fmt: skip
-def test_dates_and_numbers_that_mean_a_missing_value_are_not_plain(described: TableInput) -> None:
+def test_dates_and_named_missing_numbers_are_not_plain(described: TableInput) -> None:
     assert PlainRows(described).encode({described.columns[0].name: [1.0]}) is None

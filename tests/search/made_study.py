@@ -117,7 +117,8 @@ def _random_trial(number: int, chance: random.Random, epochs: int) -> Trial:
 
 def _train(scheduler: Scheduler, trial: Trial, until: int, objectives: Objectives, epochs: int, *, leave: bool) -> None:
     """Train a trial until it pauses, ends or fails. `leave`: stop after its first epoch, as if still running."""
-    number, progress = trial.number, Progress(trial.curve, trial.steps, trial.cpu, trial.wall, f"{trial.number:032x}")
+    number = trial.number
+    progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall, f"{number:032x}")
     values: tuple[float, ...] = trial.objectives
     for epoch in range(trial.epochs + 1, epochs + 1):
         try:
@@ -126,9 +127,7 @@ def _train(scheduler: Scheduler, trial: Trial, until: int, objectives: Objective
             scheduler.fail(number, progress, str(error))
             return
         curve = (*progress.curve, (epoch, values[0]))
-        progress = replace(
-            progress, curve=curve, steps=progress.steps + 100, cpu=progress.cpu + 3.0, wall=progress.wall + 3.0
-        )
+        progress = Progress(curve, progress.steps + 100, progress.cpu + 3.0, progress.wall + 3.0, progress.run_id)
         decision = scheduler.report(number, progress)
         if leave:
             return

@@ -78,7 +78,7 @@ def test_form_of_another_page_is_refused(images: Served, image_file: Path, heade
 
 @pytest.mark.parametrize("name", SPECS)
 def test_examples_of_the_openapi_document_are_answered(name: str, serve: Callable[..., Served]) -> None:  # noqa: F811
-    served = serve(name)
+    served = serve(name, deadline=120.0)  # the first explanation imports PyTorch
     _, document = served.get("/openapi.json")
     validate(document)
     examples = 0

@@ -31,13 +31,13 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a trial over all its attempts: curve, optimizer steps, seconds of CPU and of time, and MLflow run."""
+    """Progress of a trial over all its attempts: curve, optimizer steps, seconds of CPU and of time, MLflow run."""
 
     curve: Curve = ()
     steps: int = 0
     cpu: float = 0.0
     wall: float = 0.0
-    run_id: str = ""
+    run_id: str = ""  # MLflow run, as soon as it is known
 
     def of(self, trial: Trial) -> Trial:
         """Return the trial with this progress."""

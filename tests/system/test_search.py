@@ -1,0 +1,463 @@
+"""Searches on the digits, disturbed in every way: kills, stops, a full disk, a database that is away.
+
+The truth is an undisturbed search with the same settings in a copy of its own. Its trials take less than a second.
+"""
+
+import dataclasses
+import os
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.search.records import Study, Trial
+from ratchet.search.store import StudyStore
+
+pytestmark = pytest.mark.system
+
+RATE, BATCH = "training.learning_rate", "training.batch_size"
+SETTINGS = {
+    "training.epochs": 4, "training.batch_size": 256, "training.checkpoint_steps": 1, "training.log_every": 1,
+    "training.precision": "fp32", "training.device": "cpu",
+    "search.space": {RATE: {"float": [0.001, 0.1], "log": True}, BATCH: {"choice": [128, 256]}},
+    "search.trials": 4, "search.workers": 1, "search.seeds": 1, "search.finalists": 1, "search.sampler": "random",
+    "search.reduction": 2, "search.study": "digits", "search.lease": 5.0,
+}  # fmt: skip
+TIMEOUT = 240.0
+
+
+@pytest.fixture(scope="module")
+def packed(new_project, use_small_net):
+    """A project with the digits packed."""
+    project = new_project("packed")
+    use_small_net(project)
+    settings.override(project.workspace.params, SETTINGS)
+    project.good(*project.stage("ingest"))
+    return project
+
+
+@pytest.fixture(scope="module")
+def twin(packed, new_project, use_small_net) -> Callable[..., Any]:
+    """Make another project with the same packed data and these settings."""
+
+    def make(name: str, **changes: object):
+        project = new_project(name)
+        use_small_net(project)
+        settings.override(project.workspace.params, {**SETTINGS, **changes.pop("changes", {})})  # type: ignore[dict-item]
+        subprocess.run(["cp", "-r", packed.workspace.packed, project.workspace.packed], check=True)
+        return project
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(twin):
+    """A search without a stop."""
+    project = twin("undisturbed")
+    project.good("ratchet", "search")
+    return project
+
+
+class Searching:
+    """`ratchet search` in a project, its workers, and what they have on disk."""
+
+    def __init__(self, project, log: Path, *command: str, **variables: str) -> None:
+        self.project, self.log = project, log
+        with log.open("a") as output:
+            self.process = subprocess.Popen(
+                command or ("ratchet", "search"), cwd=project.root, env=project.environment | variables,
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def workers(self) -> list[int]:
+        """Processes that train."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                command = (folder / "cmdline").read_bytes()
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            if b"ratchet.scale.child" in command and parent == self.process.pid:
+                found.append(int(folder.name))
+        return found
+
+    def when(self, condition: Callable[[], object], *, pause: float = 0.005) -> bool:
+        """Wait for a condition; False when the process ended before."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            if self.process.poll() is not None:
+                return False
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(pause)
+        return True
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in self.project.root.glob("data/search/*/*/checkpoints-*/step-*"))
+
+    def is_writing(self) -> bool:
+        return any(self.project.root.glob("data/search/*/*/checkpoints-*/.draft-*"))
+
+    def good(self) -> str:
+        """Wait for an end that must be good; what it printed."""
+        assert self.process.wait(TIMEOUT) == 0, self.log.read_text()
+        return self.log.read_text()
+
+
+@contextmanager
+def searching(project, log: Path, *command: str, **variables: str) -> Iterator[Searching]:
+    """Start a search; whatever happens, it does not outlive the block."""
+    started = Searching(project, log, *command, **variables)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def store_of(project) -> StudyStore:
+    params = settings.load(project.workspace.params)
+    return StudyStore(project.workspace, params.search.storage, "digits")
+
+
+def study_of(project) -> Study:
+    return store_of(project).require()
+
+
+def content(trial: Trial) -> tuple[Any, ...]:
+    """What a trial has found, without times, workers and MLflow."""
+    return (
+        trial.number, trial.key, trial.values, trial.state, trial.seed_of, trial.seed, trial.rung, trial.curve,
+        trial.objectives,
+    )  # fmt: skip
+
+
+def experiments(project) -> dict[str, list[Any]]:
+    """All MLflow runs, by experiment."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+    return {each.name: list(client.search_runs([each.experiment_id])) for each in client.search_experiments()}
+
+
+def assert_same_search(project, other) -> None:
+    """The same trials bit for bit, the same winner, and one MLflow run for each trial."""
+    study, expected = study_of(project), study_of(other)
+    assert [content(trial) for trial in study.trials] == [content(trial) for trial in expected.trials]
+    assert (study.state, study.winner) == (expected.state, expected.winner)
+    assert settings.load(project.workspace.params).search.winner == settings.load(other.workspace.params).search.winner
+    assert_recorded_once(project)
+
+
+def assert_recorded_once(project) -> None:
+    study, runs = study_of(project), experiments(project)
+    assert [run.info.run_id for run in runs["ratchet"]] == [study.run_id]
+    trials = runs["ratchet-search"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {study.run_id}
+    numbers = Counter(run.data.tags["ratchet.trial"] for run in trials)
+    assert numbers == {str(trial.number): 1 for trial in study.trials}
+    keys = {run.data.tags["ratchet.trial"]: run.data.tags["ratchet.key"] for run in trials}
+    assert keys == {str(trial.number): trial.key for trial in study.trials}
+
+
+def test_a_search_ends_with_a_winner_in_the_settings(undisturbed) -> None:
+    study = study_of(undisturbed)
+    assert study.state == "ended"
+    assert {trial.state for trial in study.trials} == {"complete", "paused"}
+    best = study.trials[study.winner or 0]
+    params = settings.load(undisturbed.workspace.params)
+    assert params.search.winner.startswith(f"digits/{study.winner}:")
+    assert params.training.learning_rate == best.values[RATE]
+    assert params.training.batch_size == best.values[BATCH]
+    assert_recorded_once(undisturbed)
+    output = undisturbed.good("ratchet", "search")
+    assert "Nothing to do" in output
+    assert [content(trial) for trial in study_of(undisturbed).trials] == [content(trial) for trial in study.trials]
+
+
+def test_a_worker_killed_in_an_epoch_changes_nothing(undisturbed, twin, tmp_path) -> None:
+    """It is killed in two trials; what it had done since its last checkpoint is done again."""
+    project = twin("killed")
+    with searching(project, tmp_path / "log") as search:
+        for target in (3, 6):
+            assert search.when(lambda target=target: any(int(n[5:17]) >= target for n in search.checkpoints()))
+            (worker,) = search.workers()
+            os.kill(worker, signal.SIGKILL)
+            assert search.when(lambda worker=worker: worker not in search.workers() and search.workers())
+        search.good()
+    assert_same_search(project, undisturbed)
+    study = study_of(project)
+    assert sum(trial.losses for trial in study.trials) >= 1
+    steps = [sum(trial.steps for trial in study_of(each).trials) for each in (project, undisturbed)]
+    assert steps[1] <= steps[0] <= steps[1] + 4  # no more than a step or two for each kill
+
+
+def test_a_worker_killed_in_a_write_changes_nothing(undisturbed, twin, tmp_path) -> None:
+    project = twin("writing")
+    with searching(project, tmp_path / "log") as search:
+        while search.when(search.is_writing, pause=0.0):
+            (worker,) = search.workers()
+            os.kill(worker, signal.SIGSTOP)
+            time.sleep(0.02)
+            if search.is_writing():
+                os.kill(worker, signal.SIGKILL)
+                break
+            os.kill(worker, signal.SIGCONT)
+        search.good()
+    assert_same_search(project, undisturbed)
+
+
+PAUSED = """
+import os
+import signal
+from pathlib import Path
+
+import ratchet.search.scheduler as scheduler
+
+_pause = scheduler.Scheduler.pause
+
+
+def pause(self, number, progress):
+    mark = Path("killed-before-pause")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _pause(self, number, progress)
+
+
+scheduler.Scheduler.pause = pause
+"""
+
+
+def test_a_worker_killed_before_a_pause_changes_nothing(undisturbed, twin, tmp_path) -> None:
+    """It had reported the rung, and had not left the trial."""
+    project = twin("pausing")
+    (project.root / "sitecustomize.py").write_text(PAUSED)
+    with searching(project, tmp_path / "log") as search:
+        search.good()
+    assert (project.root / "killed-before-pause").exists()
+    assert_same_search(project, undisturbed)
+
+
+def test_workers_end_when_the_search_is_killed(undisturbed, twin, tmp_path) -> None:
+    """They write checkpoints, and the same command continues."""
+    project = twin("orphans")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(lambda: any(int(name[5:17]) >= 3 for name in search.checkpoints()))
+        workers = search.workers()
+        search.process.kill()
+        search.process.wait()
+        deadline = time.monotonic() + 60.0
+        while any(Path(f"/proc/{worker}").exists() for worker in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    left = study_of(project)
+    assert left.state == "running"
+    assert {trial.state for trial in left.trials} <= {"waiting", "paused", "complete"}
+    project.good("ratchet", "search")
+    assert_same_search(project, undisturbed)
+    assert sum(trial.losses for trial in study_of(project).trials) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_checkpoints_and_the_command_continues(number: int, undisturbed, twin, tmp_path) -> None:
+    project = twin(f"signal-{number}")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(lambda: any(int(name[5:17]) >= 3 for name in search.checkpoints()))
+        search.process.send_signal(number)
+        assert search.process.wait(TIMEOUT) != 0
+        assert not search.workers()
+    output = search.log.read_text()
+    assert "Traceback" not in output
+    assert "continues" in output
+    assert {trial.state for trial in study_of(project).trials} <= {"waiting", "paused", "complete"}
+    project.good("ratchet", "search")
+    assert_same_search(project, undisturbed)
+
+
+def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> None:
+    """Another worker continues it. The first notices, records nothing, and takes no files from it."""
+    project = twin("hung", changes={"search.workers": 2, "search.lease": 2.0})
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(lambda: len(search.workers()) == 2 and search.checkpoints())
+        stopped = None
+        while stopped is None:
+            worker = search.workers()[0]
+            os.kill(worker, signal.SIGSTOP)
+            deadline = time.monotonic() + 10.0
+            while stopped is None and time.monotonic() < deadline:
+                stopped = worker if any(trial.losses for trial in study_of(project).trials) else None
+                time.sleep(0.2)
+            if stopped is None:
+                os.kill(worker, signal.SIGCONT)  # it had no trial just then
+                time.sleep(0.1)
+        assert search.when(lambda: study_of(project).state == "ended")
+        before = study_of(project)
+        os.kill(stopped, signal.SIGCONT)
+        search.good()
+    after = study_of(project)
+    assert [content(trial) for trial in after.trials] == [content(trial) for trial in before.trials]
+    expected = {trial.key: trial for trial in study_of(undisturbed).trials}
+    for trial in after.trials:
+        length = min(trial.epochs, expected[trial.key].epochs)
+        assert trial.curve[:length] == expected[trial.key].curve[:length]
+    assert_recorded_once(project)
+    assert_points_once(project)
+
+
+def assert_points_once(project) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+    for run in experiments(project)["ratchet-search"]:
+        history = client.get_metric_history(run.info.run_id, "validation/accuracy")
+        assert len({point.step for point in history}) == len(history)
+        assert run.info.status == "FINISHED"
+
+
+def test_a_database_that_is_locked_for_a_while_is_waited_for(undisturbed, twin, tmp_path) -> None:
+    project = twin("locked")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(search.checkpoints)
+        other = sqlite3.connect(project.workspace.mlruns / "search.db", isolation_level=None, timeout=60.0)
+        other.execute("BEGIN EXCLUSIVE")
+        time.sleep(8.0)  # longer than the lease
+        other.execute("COMMIT")
+        other.close()
+        search.good()
+    assert_same_search(project, undisturbed)
+
+
+def test_a_server_that_is_restarted_costs_nothing(undisturbed, twin, tmp_path, postgres) -> None:
+    """Longer than the lease. A second search in another folder helps it, then sees the same end."""
+    project = twin("away", changes={"search.storage": postgres.uri})
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(search.checkpoints)
+        postgres.stop()
+        try:
+            time.sleep(8.0)
+        finally:
+            postgres.start()
+        search.good()
+    assert_same_search(project, undisturbed)
+    joined = project.good("ratchet", "search", "join", "digits", "--workers", "1")
+    assert "Traceback" not in joined
+
+
+def test_signs_and_changes_do_not_block_each_other(postgres) -> None:
+    """Both write the rows of study and trial; in another order each would wait for the other."""
+    from simulated_search import Worker, new_study
+
+    params, study = new_study(trials=1, pruner="none")
+    uri = f"{postgres.uri}?application_name=blocks"
+    stores = [StudyStore(None, uri, "blocks") for _ in range(3)]
+    assert stores[0].create(dataclasses.replace(study, name="blocks"))
+    taken = Worker(stores[0], params, "worker").scheduler.next()
+    assert taken not in (None, "wait")
+    ends, errors = time.monotonic() + 3.0, []
+
+    def act(store: StudyStore, kind: str) -> None:
+        try:
+            while time.monotonic() < ends:
+                if kind == "beat":
+                    assert store.beat(0, "worker", lease=60.0)
+                else:
+                    with store.change() as change:
+                        change.put(change.study.trials[0])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=act, args=each) for each in zip(stores, ("beat", "beat", "change"), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_full_disk_loses_no_trial(undisturbed, twin, tmp_path) -> None:
+    """Checkpoints that do not fit are reported; where not even a trial can begin, the same command continues."""
+    project = twin("full")
+    place = project.root / "data" / "search"
+    place.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        with searching(project, tmp_path / "log") as search:
+            assert search.when(search.checkpoints)
+            free = os.statvfs(place)
+            with (place / "filler").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+            ended = search.process.wait(TIMEOUT)
+        output = search.log.read_text()
+        assert "Traceback" not in output
+        if ended:
+            assert "No space left" in output
+        assert not any(trial.state == "failed" for trial in study_of(project).trials)
+        (place / "filler").unlink()
+        project.good("ratchet", "search")
+        assert_same_search(project, undisturbed)
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("search.storage=nonsense", "search.storage: found nonsense"),
+        ("search.storage=postgresql://127.0.0.1:1/search", "does not answer"),
+        ("search.storage=sqlite:////proc/search.db", "search.storage: sqlite:////proc/search.db does not answer"),
+        ("search.storage=sqlite:////proc/no/search.db", "whose folder cannot be made"),
+        ("search.folder=/proc/search", "/proc/search"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_named(change: str, expected: str, undisturbed) -> None:
+    before = undisturbed.workspace.params.read_bytes()
+    try:
+        output = undisturbed.refused("ratchet", "search", "--set", change, "--set", f"search.study=x{len(change)}")
+        assert expected in output.replace("\n", "")
+        assert undisturbed.workspace.params.read_bytes() == before
+    finally:
+        undisturbed.workspace.params.write_bytes(before)
+
+
+def test_one_search_at_a_time_in_a_folder(twin, tmp_path) -> None:
+    """It can be stopped and resumed by name; others can join from a clone with the same data and code."""
+    database = tmp_path / "search.db"
+    changes = {"search.storage": f"sqlite:///{database}", "search.trials": 8, "training.epochs": 8}
+    project, helper = twin("first", changes=changes), twin("second", changes=changes)
+    other = twin("other", changes=changes)
+    (other.root / "nets" / "small.py").write_text((other.root / "nets" / "small.py").read_text() + "# changed\n")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(search.checkpoints)
+        assert "held by ratchet search" in project.refused("ratchet", "search")
+        assert "no such study" in project.refused("ratchet", "search", "join", "../x")
+        assert "nets/small.py changed" in other.refused("ratchet", "search", "join", "digits", "--workers", "1")
+        assert "digits: its workers end" in project.good("ratchet", "search", "stop")
+        assert search.process.wait(TIMEOUT) != 0
+    assert "ratchet search resume digits" in search.log.read_text()
+    stopped = study_of(project)
+    assert (stopped.state, stopped.stop) == ("running", True)
+    assert {trial.state for trial in stopped.trials} <= {"waiting", "paused", "complete"}
+    settings.override(project.workspace.params, {"search.study": "auto", "registry.model": "elsewhere"})
+    with searching(project, tmp_path / "log", "ratchet", "search", "resume", "digits") as search:
+        assert search.when(lambda: any(trial.state == "running" for trial in study_of(project).trials))
+        helper.good("ratchet", "search", "join", "digits", "--workers", "1")
+        search.good()
+    study = study_of(project)
+    assert study.state == "ended"
+    assert len(study.searched) == 8
+    assert max(Counter(trial.key for trial in study.trials).values()) == 1
+    assert store_of(project).names() == ["digits"]

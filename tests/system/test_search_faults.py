@@ -1,0 +1,323 @@
+"""A search that meets bad settings, bad data and bad luck. One worker, in this process; the data are real."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import settings
+from ratchet.errors import SettingsError, StudyError
+from ratchet.search.records import Study
+from tasks.search import keep_winner, require_success
+from tasks.search_study import begin
+from tasks.search_worker import new_owner, search_trials
+
+pytestmark = pytest.mark.system
+
+RATE, OPTIMIZER, FACTORY = "training.learning_rate", "training.optimizer", "model.factory"
+SETTINGS = {
+    "training.epochs": 2, "training.batch_size": 256, "training.precision": "fp32", "training.device": "cpu",
+    "training.checkpoint_steps": 0, "training.log_every": 100,
+    "search.space": {RATE: {"choice": [0.01, 0.02]}}, "search.trials": 2, "search.seeds": 1, "search.pruner": "none",
+    "search.sampler": "grid", "search.study": "digits",
+}  # fmt: skip
+HUNGRY = """
+import torch
+
+from nets.small import net
+
+
+class Hungry(torch.nn.Module):
+    '''Takes more memory than there is for more than so many samples.'''
+
+    def __init__(self, inner, most):
+        super().__init__()
+        self.inner, self.most = inner, most
+
+    def forward(self, images):
+        if self.training and len(images) > self.most:
+            torch.empty(2**60)
+        return self.inner(images)
+
+
+def some(**given):
+    return Hungry(net(**given), 64)
+
+
+def all(**given):
+    return Hungry(net(**given), 0)
+"""
+
+
+class Watching:
+    """A `Watch` that keeps the messages."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Show nothing."""
+
+
+@pytest.fixture(scope="module")
+def packed(new_project, use_small_net):
+    """A project with the digits packed."""
+    project = new_project("packed")
+    use_small_net(project)
+    (project.root / "nets" / "hungry.py").write_text(HUNGRY)
+    settings.override(project.workspace.params, SETTINGS)
+    project.good(*project.stage("ingest"))
+    return project
+
+
+@pytest.fixture
+def search(packed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Callable[..., Study]]:
+    """Change settings and search to the end, in a study and a database of their own."""
+    monkeypatch.chdir(packed.root)
+    path, name = packed.workspace.params, request.node.name.replace("[", "-").replace("]", "")[:60]
+    before = path.read_bytes()
+
+    def run(changes: dict[str, object] | None = None, *, said: list[str] | None = None) -> Study:
+        settings.override(path, {"search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db",
+                                 "search.folder": f"data/{name}", **(changes or {})})  # fmt: skip
+        return run_search(packed, said=said)
+
+    yield run
+    path.write_bytes(before)
+
+
+def run_search(project: Any, *, said: list[str] | None = None) -> Study:
+    params, workspace = settings.load(project.workspace.params), project.workspace
+    store, study, has_work = begin(params, workspace, watch=Watching())
+    if has_work:
+        say = (said if said is not None else []).append
+        search_trials(workspace, store.name, owner=new_owner("test"), stop=lambda: False, say=say)
+        study = store.require()
+    require_success(study)
+    return study
+
+
+def test_a_loss_that_stays_nan_fails_its_trial(search) -> None:
+    """Each step multiplies the weights by 1 - learning_rate * weight_decay."""
+    study = search({
+        "search.space": {RATE: {"choice": [0.01, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
+        "training.clip_norm": 0.0, "training.max_rollbacks": 1,
+    })  # fmt: skip
+    states = {trial.values[RATE]: trial for trial in study.trials}
+    assert (states[0.01].state, states[100.0].state) == ("complete", "failed")
+    assert "the loss is not finite: " in states[100.0].reason
+    assert "Fix: lower training.learning_rate" in states[100.0].reason
+    assert study.winner == states[0.01].number
+
+
+def test_a_search_without_a_good_trial_ends_clearly(search) -> None:
+    with pytest.raises(StudyError) as refused:
+        search({
+            "search.space": {RATE: {"choice": [90.0, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
+            "training.clip_norm": 0.0, "training.max_rollbacks": 0,
+        })  # fmt: skip
+    assert "all 2 trials failed. The first one: the loss is not finite" in str(refused.value)
+    assert "Fix: correct the cause or the space" in str(refused.value)
+
+
+def test_too_little_memory_is_healed_or_recorded(search) -> None:
+    said: list[str] = []
+    names = ["nets.small:net", "nets.hungry:some", "nets.hungry:all"]
+    study = search({"search.space": {FACTORY: {"choice": names}}, "search.trials": 3}, said=said)
+    trials = {trial.values[FACTORY]: trial for trial in study.trials}
+    assert [trials[name].state for name in names] == ["complete", "complete", "failed"]
+    assert "not enough memory for one sample" in trials["nets.hungry:all"].reason
+    assert any("not enough memory for a micro-batch of 256" in text for text in said)
+
+
+def test_settings_that_do_not_fit_fail_their_trial(search) -> None:
+    """A model that is not there, a device that is not there, a file that is not there."""
+    space = {
+        FACTORY: {"choice": ["none"]}, "model.name": {"choice": ["auto", "no[red]such<b>net"]},
+        "training.device": {"choice": ["cpu", "cuda:77"]},
+    }  # fmt: skip
+    study = search({"search.space": space, "search.trials": 9, "training.epochs": 1, "training.max_steps": 1})
+    assert len(study.trials) == 4
+    good = [trial for trial in study.trials if trial.state == "complete"]
+    assert [trial.values["model.name"] for trial in good] == ["auto"]
+    assert all(trial.reason for trial in study.trials if trial.state == "failed")
+    assert any("no[red]such<b>net" in trial.reason for trial in study.trials)
+
+
+def test_edited_settings_are_not_overwritten(search, packed) -> None:
+    study = search()
+    path = packed.workspace.params
+    settings.override(path, {"training.momentum": 0.5})
+    before, watch = path.read_bytes(), Watching()
+    assert keep_winner(study, packed.workspace, watch=watch) == {}
+    assert path.read_bytes() == before
+    (text,) = watch.texts
+    assert "params.yaml was changed since the search began (training.momentum), so the winner is not written" in text
+    best = study.trials[study.winner or 0]
+    assert f"`ratchet set {RATE}={best.values[RATE]}`" in text
+    settings.override(path, {"training.momentum": 0.9})
+    keep_winner(study, packed.workspace, watch=watch)
+    assert settings.load(path).training.learning_rate == best.values[RATE]
+    assert settings.load(path).search.winner.startswith(f"{study.name}/{study.winner}:")
+
+
+def test_a_study_is_not_continued_with_other_settings(search, packed) -> None:
+    search()
+    with pytest.raises(StudyError) as refused:
+        search({"training.weight_decay": 0.5, "search.trials": 3})
+    text = str(refused.value)
+    assert "the study was begun with other settings, data or code: training.weight_decay was 1.0e-4, is now 0.5" in text
+    assert "begin another study: `ratchet set search.study=NAME`" in text
+    settings.override(packed.workspace.params, {"training.weight_decay": 1.0e-4})
+    with pytest.raises(StudyError, match=r"search.sampler was grid, is now random"):
+        search({"search.sampler": "random"})
+    with pytest.raises(StudyError, match=r"search.space was "):
+        search({"search.sampler": "grid", "search.space": {RATE: {"choice": [0.01, 0.03]}}})
+
+
+def test_a_study_is_not_continued_with_other_code(search, packed) -> None:
+    study = search()
+    code = packed.root / "nets" / "small.py"
+    before = code.read_text()
+    try:
+        code.write_text(before + "\n# changed\n")
+        with pytest.raises(StudyError, match=r"nets/small.py changed"):
+            search({"search.trials": 3, "search.space": dict(study.search.space)})
+        with pytest.raises(StudyError, match=r"nets/small.py changed"):
+            search_trials(packed.workspace, study.name, owner="other", stop=lambda: False, say=print)
+    finally:
+        code.write_text(before)
+
+
+def test_a_study_is_not_continued_with_other_data(search, packed) -> None:
+    study = search()
+    kept = packed.root / "kept"
+    shutil.copytree(packed.workspace.packed, kept)
+    try:
+        settings.override(packed.workspace.params, {"data.validation_fraction": 0.3})
+        packed.good(*packed.stage("ingest"))
+        with pytest.raises(StudyError, match="data/packed changed"):
+            search({"search.trials": 3})
+        with pytest.raises(StudyError, match="data/packed changed"):
+            search_trials(packed.workspace, study.name, owner="other", stop=lambda: False, say=print)
+    finally:
+        settings.override(packed.workspace.params, {"data.validation_fraction": 0.15})
+        shutil.rmtree(packed.workspace.packed)
+        kept.rename(packed.workspace.packed)
+
+
+def test_data_that_change_during_a_search_fail_no_trial(search, packed) -> None:
+    """The worker ends; its trial waits, and the same command continues when the data are back."""
+    manifest = packed.workspace.packed / "manifest.json"
+    before = manifest.read_text()
+    changed = threading.Event()
+
+    def change() -> None:
+        while not list((packed.root / "data").glob(f"{name}/*/*/steps")):
+            time.sleep(0.001)
+        manifest.unlink()
+        changed.set()
+
+    name = "test_data_that_change_during_a_search_fail_no_trial"
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        with pytest.raises(Exception, match=r"manifest.json"):
+            search({"search.trials": 8, "search.space": {RATE: {"choice": [place / 100 for place in range(1, 9)]}}})
+    finally:
+        thread.join()
+        manifest.write_text(before)
+    study = search()
+    assert {trial.state for trial in study.trials} == {"complete"}
+    assert len(study.trials) == 8
+
+
+def test_folds_are_compared_by_wilcoxon(search, packed) -> None:
+    study = search({
+        "search.folds": 3, "search.pruner": "auto", "search.trials": 3, "training.epochs": 3,
+        "search.space": {RATE: {"choice": [0.01, 0.02, 1.0e-6]}},
+    })  # fmt: skip
+    assert study.pruner == "wilcoxon"
+    for trial in study.trials:
+        assert trial.state in ("complete", "pruned")
+        assert [fold for fold, _ in trial.curve] == [1, 2, 3][: trial.epochs]
+        if trial.state == "complete":
+            assert trial.objectives[0] == pytest.approx(sum(value for _, value in trial.curve) / 3)
+    folders = sorted(packed.root.glob("data/*/folds-*/*/packed/manifest.json"))
+    assert len(folders) == 3
+
+
+def test_several_objectives_are_recorded(search) -> None:
+    study = search({
+        "search.objective": ["validation/accuracy", "validation/loss", "parameters"], "search.pruner": "auto",
+        "search.sampler": "tpe",
+    })  # fmt: skip
+    assert study.maximize == (True, False, False)
+    assert all(len(trial.objectives) == 3 for trial in study.trials)
+    assert all(trial.objectives[2] == 1386 for trial in study.trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"search.space": {}}, "search.space: it is empty, so there is nothing to try"),
+        ({"search.objective": "validation/rmse"}, "search.objective: found validation/rmse"),
+        ({"search.objective": ["parameters", "parameters"]}, "with one twice"),
+        ({"model.factory": "none", "model.name": "baseline"}, "model.name: found baseline, which has no settings"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_before_a_study_begins(changes: dict[str, object], expected: str, search) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        search(changes)
+
+
+def test_no_trial_opens_the_test_split(search, packed) -> None:
+    """Its files are absent during the search, the seeds of finalists included."""
+    place, aside = packed.workspace.packed / "test", packed.root / "aside"
+    place.rename(aside)
+    try:
+        study = search({"search.seeds": 2, "search.finalists": 1, "search.pruner": "successive-halving"})
+    finally:
+        aside.rename(place)
+    assert study.winner is not None
+    assert any(trial.seed_of is not None and trial.state == "complete" for trial in study.trials)
+
+
+def table(folder: Path) -> dict[str, object]:
+    rows = [f"{place % 7},{(place * 5) % 11},{'ab'[(place % 7) > 3]}" for place in range(300)]
+    (folder / "table.csv").write_text("\n".join(["first,second,label", *rows]))
+    return {"data.kind": "table", "data.path": "data/raw/table.csv"}
+
+
+def texts(folder: Path) -> dict[str, object]:
+    for label, words in (("good", ("fine", "great", "kind")), ("bad", ("poor", "dull", "weak"))):
+        (folder / label).mkdir()
+        for place in range(60):
+            text = f"{words[place % 3]} thing number {place} {words[(place + 1) % 3]}"
+            (folder / label / f"{place}.txt").write_text(text)
+    return {"data.kind": "text", "data.path": "data/raw"}
+
+
+@pytest.mark.parametrize("kind", [table, texts])
+def test_other_kinds_are_searched(kind: Callable[[Path], dict[str, object]], project, monkeypatch) -> None:
+    folder = project.root / "data" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = kind(folder)
+    space = {RATE: {"choice": [0.01, 0.02]}, OPTIMIZER: {"choice": ["adamw", "sgd"]}}
+    settings.override(
+        project.workspace.params,
+        {**SETTINGS, **data, "training.batch_size": 32, "search.space": space, "search.trials": 4, "search.seeds": 2},
+    )
+    project.good(*project.stage("ingest"))
+    monkeypatch.chdir(project.root)
+    study = run_search(project)
+    assert len(study.searched) == 4
+    assert {trial.state for trial in study.trials} == {"complete"}
+    assert study.winner is not None

@@ -1,9 +1,10 @@
-"""Optuna's way to survive kills, `RetryFailedTrialCallback` with heartbeats, on the trainings of bench/search_kills.py.
+"""Optuna's way to survive kills, retries with heartbeats, on the trainings of bench/search_kills.py.
 
     python -m bench.search_kills_optuna PROJECT FOLDER TRIALS KILL   one worker, until it ends or kills itself
 
-Written as in Optuna's documentation: the storage gives up a trial without heartbeats, and the callback queues its
-settings again. With KILL = 1 the worker kills itself at a random step of each trial that is no retry.
+Written as in Optuna's documentation (`RetryHeartbeatStaleTrialCallback`, until 4.9 `RetryFailedTrialCallback`): the
+storage gives up a trial without heartbeats, and the callback queues its settings again. With KILL = 1 the worker kills
+itself at a random step of each trial that is no retry.
 """
 
 import os
@@ -57,10 +58,12 @@ def retried(project: Project, folder: Path, *, trials: int, kill: bool) -> Retri
 
 def _study(folder: Path) -> "optuna.Study":
     import optuna
-    from optuna.storages import RDBStorage, RetryFailedTrialCallback
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 
     storage = RDBStorage(
-        f"sqlite:///{folder}/optuna.db", heartbeat_interval=1, failed_trial_callback=RetryFailedTrialCallback()
+        f"sqlite:///{folder}/optuna.db",
+        heartbeat_interval=1,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
     )
     return optuna.create_study(
         storage=storage, study_name="digits", sampler=optuna.samplers.TPESampler(seed=0), load_if_exists=True
@@ -70,6 +73,7 @@ def _study(folder: Path) -> "optuna.Study":
 def main() -> None:
     """Run trials until enough are complete."""
     import torch
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
     from optuna.study import MaxTrialsCallback
     from optuna.trial import Trial, TrialState
 
@@ -83,7 +87,7 @@ def main() -> None:
             "training.weight_decay": trial.suggest_float("weight_decay", 1.0e-5, 0.1, log=True),
             "training.batch_size": trial.suggest_categorical("batch_size", [32, 64, 128]),
         }
-        is_first = "failed_trial" not in trial.system_attrs
+        is_first = RetryHeartbeatStaleTrialCallback.retried_trial_number(study.trials[trial.number]) is None
         done, fatal = 0, random.Random(trial.number).random() if kill and is_first else 2.0
 
         def step() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandera.polars  # noqa: F401  # sets variables of the environment as it is imported
 import pytest
 
 from ratchet import settings

@@ -286,13 +286,24 @@ def test_a_signal_writes_checkpoints_and_the_command_continues(number: int, undi
     assert_same_search(project, undisturbed)
 
 
+def test_a_search_whose_workers_are_stopped_is_not_over(twin, tmp_path) -> None:
+    project = twin("stopped")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(search.checkpoints)
+        os.kill(search.workers()[0], signal.SIGTERM)
+        assert search.process.wait(TIMEOUT) == 1
+    assert "all workers were stopped; the same command continues" in " ".join(search.log.read_text().split())
+    assert study_of(project).state == "running"
+
+
 def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> None:
     """Another worker continues it. The first notices, records nothing, and takes no files from it."""
     project = twin("hung", changes={"search.workers": 2, "search.lease": 2.0})
     with searching(project, tmp_path / "log") as search:
-        assert search.when(lambda: len(search.workers()) == 2 and search.checkpoints())
         stopped = None
         while stopped is None:
+            running = ("running", "running")
+            assert search.when(lambda: tuple(trial.state for trial in study_of(project).trials)[-2:] == running)
             worker = search.workers()[0]
             os.kill(worker, signal.SIGSTOP)
             deadline = time.monotonic() + 10.0
@@ -301,7 +312,6 @@ def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> N
                 time.sleep(0.2)
             if stopped is None:
                 os.kill(worker, signal.SIGCONT)  # it had no trial just then
-                time.sleep(0.1)
         assert search.when(lambda: study_of(project).state == "ended")
         before = study_of(project)
         os.kill(stopped, signal.SIGCONT)
@@ -384,6 +394,8 @@ def test_signs_and_changes_do_not_block_each_other(postgres) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+    with stores[0]._engine.connect() as connection:  # a worker that hangs in a transaction
+        assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "2min"
 
 
 def test_a_full_disk_loses_no_trial(undisturbed, twin, tmp_path) -> None:

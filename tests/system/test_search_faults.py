@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,31 @@ def test_folds_are_compared_by_wilcoxon(search, packed) -> None:
             assert trial.objectives[0] == pytest.approx(sum(value for _, value in trial.curve) / 3)
     folders = sorted(packed.root.glob("data/*/folds-*/*/packed/manifest.json"))
     assert len(folders) == 3
+
+
+def test_a_fold_that_was_not_reported_is_in_the_curve(search, packed) -> None:
+    """The worker is killed after it has written the result of a fold, and before it reports that."""
+    name = "test_a_fold_that_was_not_reported_is_in_the_curve"
+    first = list((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
+    assert not first
+    changes = {
+        "search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db", "search.folder": f"data/{name}",
+        "search.folds": 3, "search.trials": 1, "training.epochs": 1, "search.pruner": "auto",
+    }  # fmt: skip
+    settings.override(packed.workspace.params, changes)
+    store, _, _ = begin(settings.load(packed.workspace.params), packed.workspace, watch=Watching())
+
+    def stop() -> bool:
+        return any((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
+
+    search_trials(packed.workspace, name, owner="stopped", stop=stop, say=print)
+    with store.change() as change:
+        (trial,) = change.study.trials
+        assert (trial.state, trial.epochs) == ("waiting", 1)
+        change.put(replace(trial, curve=()))
+    (trial,) = search(changes).trials
+    assert trial.state == "complete"
+    assert [fold for fold, _ in trial.curve] == [1, 2, 3]
 
 
 def test_several_objectives_are_recorded(search) -> None:

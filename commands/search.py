@@ -129,9 +129,8 @@ def page(
     """Write the page of a study: winner, history, learning curves, importance and all trials."""
     written = out.resolve() if out else None
     with project_folder() as workspace:
-        from ratchet.reports.search_page import search_page
-
         from ratchet import files
+        from ratchet.reports.search_page import search_page
         from tasks.search import page_of
 
         result = _store(workspace, study).require()

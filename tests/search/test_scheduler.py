@@ -30,7 +30,7 @@ PRUNERS = ("none", "median", "successive-halving", "hyperband")
 
 
 def content(study: Study) -> list[Any]:
-    """What a search has found, without times and losses."""
+    """Return the results of a search, without times and losses."""
     return [
         (trial.number, trial.key, trial.values, trial.state, trial.curve, trial.objectives, trial.rung, trial.bracket)
         for trial in study.trials

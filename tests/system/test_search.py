@@ -80,7 +80,7 @@ class Searching:
 
     def workers(self) -> list[int]:
         """Processes that train."""
-        found = []
+        processes = []
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
@@ -90,8 +90,8 @@ class Searching:
             except (OSError, ValueError, IndexError):
                 continue
             if b"ratchet.scale.child" in command and parent == self.process.pid:
-                found.append(int(folder.name))
-        return found
+                processes.append(int(folder.name))
+        return processes
 
     def when(self, condition: Callable[[], object], *, pause: float = 0.005) -> bool:
         """Wait for a condition; False when the process ended before."""
@@ -136,7 +136,7 @@ def study_of(project) -> Study:
 
 
 def content(trial: Trial) -> tuple[Any, ...]:
-    """What a trial has found, without times, workers and MLflow."""
+    """Return the results of a trial, without times, workers and MLflow."""
     return (
         trial.number, trial.key, trial.values, trial.state, trial.seed_of, trial.seed, trial.rung, trial.curve,
         trial.objectives,
@@ -335,7 +335,7 @@ def assert_points_once(project) -> None:
         assert run.info.status == "FINISHED"
 
 
-def test_a_database_that_is_locked_for_a_while_is_waited_for(undisturbed, twin, tmp_path) -> None:
+def test_locked_database_is_waited_for(undisturbed, twin, tmp_path) -> None:
     project = twin("locked")
     with searching(project, tmp_path / "log") as search:
         assert search.when(search.checkpoints)

@@ -104,6 +104,8 @@ def run_workers(
     see(study)
     if study.stop:
         raise TrainingStopped(f"{store.name}: stopped. To continue: `ratchet search resume {store.name}`")
+    if study.state != "ended":
+        raise TrainingStopped(f"{store.name}: all workers were stopped; the same command continues")
 
 
 def shards_of(params: Params, name: str) -> list[Shard]:

@@ -178,6 +178,7 @@ class TrialTraining:
             self._begin(run)
             for fold, packed in enumerate(self.data, start=1):
                 if self._is_done(fold):
+                    self._add_to_curve(fold, self._objectives_of(fold)[0])
                     continue
                 objectives = self._train_fold(run, packed, fold)
                 if objectives is None:
@@ -193,15 +194,14 @@ class TrialTraining:
                         return None
             run.status("FINISHED")
         if len(self.data) > 1:
-            stored = [
-                files.read_json(self.folder / f"fold-{fold}.json")["objectives"]
-                for fold in range(1, len(self.data) + 1)
-            ]
-            values = [tuple(map(float, each)) for each in stored]
+            values = [self._objectives_of(fold) for fold in range(1, len(self.data) + 1)]
         return tuple(sum(column) / len(column) for column in zip(*values, strict=True))
 
     def _is_done(self, fold: int) -> bool:
         return len(self.data) > 1 and (self.folder / f"fold-{fold}.json").exists()
+
+    def _objectives_of(self, fold: int) -> tuple[float, ...]:
+        return tuple(map(float, files.read_json(self.folder / f"fold-{fold}.json")["objectives"]))
 
     def _train_fold(self, run: Run, packed: Path, fold: int) -> tuple[float, ...] | None:
         from ratchet import training

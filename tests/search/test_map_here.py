@@ -96,7 +96,7 @@ def test_a_killed_process_is_started_again(logs: Path, tmp_path: Path) -> None:
     assert lost == [0, 0]
 
 
-def test_a_process_that_is_killed_at_every_start_is_given_up(logs: Path) -> None:
+def test_process_that_is_killed_at_every_start_is_given_up(logs: Path) -> None:
     with pytest.raises(PlatformError, match=r"a worker ended with SIGKILL: about to be killed. Its output is in .*log"):
         map_here("acts:always_killed", [Shard({})], logs=logs)
 

@@ -80,7 +80,7 @@ class Searching:
 
     def workers(self) -> list[int]:
         """Processes that train."""
-        found = []
+        processes = []
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
@@ -90,8 +90,8 @@ class Searching:
             except (OSError, ValueError, IndexError):
                 continue
             if b"ratchet.scale.child" in command and parent == self.process.pid:
-                found.append(int(folder.name))
-        return found
+                processes.append(int(folder.name))
+        return processes
 
     def when(self, condition: Callable[[], object], *, pause: float = 0.005) -> bool:
         """Wait for a condition; False when the process ended before."""
@@ -136,7 +136,7 @@ def study_of(project) -> Study:
 
 
 def content(trial: Trial) -> tuple[Any, ...]:
-    """What a trial has found, without times, workers and MLflow."""
+    """Return the results of a trial, without times, workers and MLflow."""
     return (
         trial.number, trial.key, trial.values, trial.state, trial.seed_of, trial.seed, trial.rung, trial.curve,
         trial.objectives,
@@ -286,13 +286,23 @@ def test_a_signal_writes_checkpoints_and_the_command_continues(number: int, undi
     assert_same_search(project, undisturbed)
 
 
+def test_a_search_whose_workers_are_stopped_is_not_over(twin, tmp_path) -> None:
+    project = twin("stopped")
+    with searching(project, tmp_path / "log") as search:
+        assert search.when(search.checkpoints)
+        os.kill(search.workers()[0], signal.SIGTERM)
+        assert search.process.wait(TIMEOUT) == 1
+    assert "all workers were stopped; the same command continues" in " ".join(search.log.read_text().split())
+    assert study_of(project).state == "running"
+
+
 def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> None:
     """Another worker continues it. The first notices, records nothing, and takes no files from it."""
     project = twin("hung", changes={"search.workers": 2, "search.lease": 2.0})
     with searching(project, tmp_path / "log") as search:
-        assert search.when(lambda: len(search.workers()) == 2 and search.checkpoints())
         stopped = None
         while stopped is None:
+            assert search.when(lambda: sum(trial.state == "running" for trial in study_of(project).trials) == 2)
             worker = search.workers()[0]
             os.kill(worker, signal.SIGSTOP)
             deadline = time.monotonic() + 10.0
@@ -301,7 +311,6 @@ def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> N
                 time.sleep(0.2)
             if stopped is None:
                 os.kill(worker, signal.SIGCONT)  # it had no trial just then
-                time.sleep(0.1)
         assert search.when(lambda: study_of(project).state == "ended")
         before = study_of(project)
         os.kill(stopped, signal.SIGCONT)
@@ -326,7 +335,7 @@ def assert_points_once(project) -> None:
         assert run.info.status == "FINISHED"
 
 
-def test_a_database_that_is_locked_for_a_while_is_waited_for(undisturbed, twin, tmp_path) -> None:
+def test_locked_database_is_waited_for(undisturbed, twin, tmp_path) -> None:
     project = twin("locked")
     with searching(project, tmp_path / "log") as search:
         assert search.when(search.checkpoints)
@@ -384,6 +393,8 @@ def test_signs_and_changes_do_not_block_each_other(postgres) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+    with stores[0]._engine.connect() as connection:  # a worker that hangs in a transaction
+        assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "2min"
 
 
 def test_a_full_disk_loses_no_trial(undisturbed, twin, tmp_path) -> None:

@@ -4,9 +4,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandera.polars  # noqa: F401  # sets variables of the environment as it is imported
 import pytest
 
 from ratchet import settings
@@ -84,20 +86,20 @@ def search(packed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
     path, name = packed.workspace.params, request.node.name.replace("[", "-").replace("]", "")[:60]
     before = path.read_bytes()
 
-    def run(changes: dict[str, object] | None = None, *, said: list[str] | None = None) -> Study:
+    def run(changes: dict[str, object] | None = None, *, log: list[str] | None = None) -> Study:
         settings.override(path, {"search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db",
                                  "search.folder": f"data/{name}", **(changes or {})})  # fmt: skip
-        return run_search(packed, said=said)
+        return run_search(packed, log=log)
 
     yield run
     path.write_bytes(before)
 
 
-def run_search(project: Any, *, said: list[str] | None = None) -> Study:
+def run_search(project: Any, *, log: list[str] | None = None) -> Study:
     params, workspace = settings.load(project.workspace.params), project.workspace
     store, study, has_work = begin(params, workspace, watch=Watching())
     if has_work:
-        say = (said if said is not None else []).append
+        say = (log if log is not None else []).append
         search_trials(workspace, store.name, owner=new_owner("test"), stop=lambda: False, say=say)
         study = store.require()
     require_success(study)
@@ -128,13 +130,13 @@ def test_a_search_without_a_good_trial_ends_clearly(search) -> None:
 
 
 def test_too_little_memory_is_healed_or_recorded(search) -> None:
-    said: list[str] = []
+    log: list[str] = []
     names = ["nets.small:net", "nets.hungry:some", "nets.hungry:all"]
-    study = search({"search.space": {FACTORY: {"choice": names}}, "search.trials": 3}, said=said)
+    study = search({"search.space": {FACTORY: {"choice": names}}, "search.trials": 3}, log=log)
     trials = {trial.values[FACTORY]: trial for trial in study.trials}
     assert [trials[name].state for name in names] == ["complete", "complete", "failed"]
     assert "not enough memory for one sample" in trials["nets.hungry:all"].reason
-    assert any("not enough memory for a micro-batch of 256" in text for text in said)
+    assert any("not enough memory for a micro-batch of 256" in text for text in log)
 
 
 def test_settings_that_do_not_fit_fail_their_trial(search) -> None:
@@ -254,6 +256,31 @@ def test_folds_are_compared_by_wilcoxon(search, packed) -> None:
     assert len(folders) == 3
 
 
+def test_a_fold_that_was_not_reported_is_in_the_curve(search, packed) -> None:
+    """The worker is killed after it has written the result of a fold, and before it reports that."""
+    name = "test_a_fold_that_was_not_reported_is_in_the_curve"
+    first = list((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
+    assert not first
+    changes = {
+        "search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db", "search.folder": f"data/{name}",
+        "search.folds": 3, "search.trials": 1, "training.epochs": 1, "search.pruner": "auto",
+    }  # fmt: skip
+    settings.override(packed.workspace.params, changes)
+    store, _, _ = begin(settings.load(packed.workspace.params), packed.workspace, watch=Watching())
+
+    def stop() -> bool:
+        return any((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
+
+    search_trials(packed.workspace, name, owner="stopped", stop=stop, say=print)
+    with store.change() as change:
+        (trial,) = change.study.trials
+        assert (trial.state, trial.epochs) == ("waiting", 1)
+        change.put(replace(trial, curve=()))
+    (trial,) = search(changes).trials
+    assert trial.state == "complete"
+    assert [fold for fold, _ in trial.curve] == [1, 2, 3]
+
+
 def test_several_objectives_are_recorded(search) -> None:
     study = search({
         "search.objective": ["validation/accuracy", "validation/loss", "parameters"], "search.pruner": "auto",
@@ -297,10 +324,10 @@ def table(folder: Path) -> dict[str, object]:
 
 
 def texts(folder: Path) -> dict[str, object]:
-    for label, words in (("good", ("fine", "great", "kind")), ("bad", ("poor", "dull", "weak"))):
+    for label, parts in (("good", ("fine", "great", "kind")), ("bad", ("poor", "dull", "weak"))):
         (folder / label).mkdir()
         for place in range(60):
-            text = f"{words[place % 3]} thing number {place} {words[(place + 1) % 3]}"
+            text = f"{parts[place % 3]} thing number {place} {parts[(place + 1) % 3]}"
             (folder / label / f"{place}.txt").write_text(text)
     return {"data.kind": "text", "data.path": "data/raw"}
 

@@ -75,7 +75,8 @@ def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
             if (trial.number, first + offset) not in is_known:
                 yield trial, first + offset
     best = winner(study)
-    if best is None or best.trial.state != "complete" or any(trial.state in OPEN for trial in _repetitions(study)):
+    decide = [trial for trial in _repetitions(study) if (trial.seed or 0) < first + _FRESH]
+    if best is None or best.trial.state != "complete" or any(trial.state in OPEN for trial in decide):
         return
     for offset in range(study.search.seeds - 1):
         if (best.trial.number, first + _FRESH + offset) not in is_known:

@@ -78,15 +78,16 @@ def is_pruned(study: Study, trial: Trial, view: "View") -> bool:
         return False
     from optuna import pruners
 
-    from ratchet.search.sampling import frozen
+    from ratchet.search.sampling import frozen, quiet
 
     pruner: pruners.BasePruner
-    if study.pruner == "median":
-        pruner = pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=study.search.min_epochs - 1)
-    else:
-        pruner = pruners.WilcoxonPruner()
     others = [each for each in study.searched if each.number != trial.number]
-    return bool(pruner.prune(view.update(_only(study, others)), frozen(trial, view.space, several=False)))
+    with quiet():  # the Wilcoxon pruner is experimental in Optuna
+        if study.pruner == "median":
+            pruner = pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=study.search.min_epochs - 1)
+        else:
+            pruner = pruners.WilcoxonPruner()
+        return bool(pruner.prune(view.update(_only(study, others)), frozen(trial, view.space, several=False)))
 
 
 def finish_next(study: Study) -> Trial | None:

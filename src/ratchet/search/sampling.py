@@ -25,7 +25,7 @@ from ratchet.settings.search_space import Dimension, plain_value, plain_values, 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["View", "frozen", "grid_points"]
+__all__ = ["View", "frozen", "grid_points", "quiet"]
 
 _MAX_GRID = 100_000
 _KNOWN_PROPOSALS = 5  # of settings that are known already, before chance replaces the sampler in a space with an end
@@ -66,7 +66,7 @@ class View:
         present = present_values(self.space, self.params) if number == attempt == 0 else None
         if present is not None:
             return plain_values(present)
-        with _quiet():
+        with quiet():
             view.sampler = _sampler(study, _mixed(study.search.sampler_seed, number, attempt), view)
             trial = view.ask()
             values: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class View:
     def update(self, study: Study) -> "optuna.Study":
         """Bring the view up to date with the study."""
         view = self.study or self._begin(study)
-        with _quiet():
+        with quiet():
             for trial in study.searched:
                 place = self._places.get(trial.number)
                 state = "running" if trial.state == "waiting" else trial.state
@@ -158,7 +158,7 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optun
     curve = {} if several else dict(trial.curve)
     state = _states()["running" if trial.state == "waiting" else trial.state]
     ended = state == optuna.trial.TrialState.PRUNED and curve
-    with _quiet():
+    with quiet():
         return optuna.trial.create_trial(
             state=state,
             values=list(trial.objectives) if trial.state == "complete" else [trial.value or 0.0] if ended else None,
@@ -230,7 +230,7 @@ def _category(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | tuple) else value
 
 
-class _quiet(warnings.catch_warnings):
+class quiet(warnings.catch_warnings):
     """Hide Optuna's notes about experimental features and rounded bounds."""
 
     def __enter__(self) -> None:

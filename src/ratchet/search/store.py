@@ -242,9 +242,11 @@ class StudyStore:
             sqlite = self.uri.startswith("sqlite:")
             if not sqlite and not self.uri.startswith("postgresql"):
                 raise ArgumentError("only SQLite and PostgreSQL are supported")
-            memory = {"poolclass": StaticPool} if self.uri == "sqlite://" else {}
-            options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}, **memory} if sqlite else {}
-            engine = create_engine(self.uri, pool_pre_ping=not sqlite, **options)
+            memory: dict[str, Any] = {"poolclass": StaticPool} if self.uri == "sqlite://" else {}
+            # A worker that hangs in a transaction, or whose machine is lost, would hold the study's row.
+            limit = f"-c idle_in_transaction_session_timeout={_LONGEST_SILENCE:.0f}s"
+            arguments: dict[str, Any] = {"timeout": _BUSY_SECONDS} if sqlite else {"options": limit}
+            engine = create_engine(self.uri, pool_pre_ping=not sqlite, connect_args=arguments, **memory)
         except (ArgumentError, ImportError, NoSuchModuleError) as error:
             raise StudyError(
                 f"search.storage: found {urls.redacted(self.uri)} ({first_line(error)}). Allowed: "

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import TokensInput
+from ratchet.serving.answered import Answered, Observer
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
@@ -29,7 +30,7 @@ from ratchet.settings.model import ServingSettings
 if TYPE_CHECKING:
     from ratchet.serving.canary import Canary
 
-__all__ = ["Answered", "Answering", "Call", "Endpoint", "Observer"]
+__all__ = ["Answering", "Call", "Endpoint"]
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 10_000  # numbers of an answer that takes milliseconds to write
@@ -60,25 +61,6 @@ class Call(NamedTuple):
         """Return the request that begins now."""
         key, path = scope.get("ratchet.key", ""), scope.get("path_params", {})
         return cls(envelope, path, headers_of(scope["headers"]), key, receive, time.monotonic())
-
-
-class Answered(NamedTuple):
-    """A request that was answered. `began` is in seconds since 1970; `seconds` from the request to the answer.
-
-    `key` is the name of its API key.
-    """
-
-    envelope: str
-    question: Question
-    answer: Answer
-    loaded: LoadedVersion
-    key: str
-    began: float
-    seconds: float
-
-
-Observer = Callable[[Answered], None]
-"""It is called in the event loop after each answer is ready, so it must return at once."""
 
 
 class Answering:

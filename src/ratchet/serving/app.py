@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ratchet.serving.answering import Answered, Answering, Endpoint
+from ratchet.serving.answered import Answered
+from ratchet.serving.answering import Answering, Endpoint
 from ratchet.serving.canary import Canary
 from ratchet.serving.explaining import Explaining
 from ratchet.serving.fallback import Fallback

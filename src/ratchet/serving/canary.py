@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.serving.answering import Answered
+from ratchet.serving.answered import Answered
 from ratchet.serving.sequential import MoreErrors, Slower
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.exchange import can_replace

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 
-from ratchet.serving.answering import Answered
+from ratchet.serving.answered import Answered
 from ratchet.serving.formats.raw_inputs import Arrays, from_arrays, to_arrays
 from ratchet.serving.versions.exchange import can_replace, takes_equal
 from ratchet.serving.versions.following import Follower

@@ -302,6 +302,7 @@ def test_a_hung_worker_does_not_hold_its_trial(undisturbed, twin, tmp_path) -> N
     with searching(project, tmp_path / "log") as search:
         stopped = None
         while stopped is None:
+            assert search.when(search.checkpoints)  # so there is a study
             assert search.when(lambda: sum(trial.state == "running" for trial in study_of(project).trials) == 2)
             worker = search.workers()[0]
             os.kill(worker, signal.SIGSTOP)

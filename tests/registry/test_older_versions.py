@@ -93,10 +93,12 @@ def copy_of(stored: Path, workspace: Workspace) -> Path:
 
 
 def test_it_loads_and_predicts_as_before(project: Workspace) -> None:
+    """The stored outputs are of an AMD processor; on another kind the last bits of a convolution differ."""
     model, spec = load_model(copy_of(STORED, project))
     packed = Manifest.read(project.packed)
     assert (spec.input, spec.target) == (packed.input, packed.target)
-    np.testing.assert_array_equal(predict_outputs(model, open_split(project.packed, "test")), BEFORE.outputs)
+    outputs = predict_outputs(model, open_split(project.packed, "test"))
+    np.testing.assert_allclose(outputs, BEFORE.outputs, rtol=0, atol=1e-5)
 
 
 def test_it_serves_with_mlflow_and_onnxruntime(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from ratchet.search.records import OPEN, Study, Trial
 
 __all__ = ["Finalist", "finalists", "next_seeds", "winner"]
 
+_SHARES = ("accuracy", "balanced_accuracy", "f1")  # metrics from 0 to 1
 _FRESH = 1000  # distance of the fresh seeds from those that decide
 
 
@@ -99,9 +100,10 @@ def _finalist(study: Study, trial: Trial) -> Finalist:
     fresh = tuple(each.objectives[0] for each in complete if each not in selecting)
     mean = sum(scores) / len(scores)
     half = _half_width(scores)
+    limits = (0.0, 1.0) if study.objectives[0].rpartition("/")[2] in _SHARES else (-math.inf, math.inf)
     return Finalist(
-        trial, scores[0], tuple(scores), mean, None if half is None else mean - half,
-        None if half is None else mean + half, fresh,
+        trial, scores[0], tuple(scores), mean, None if half is None else max(mean - half, limits[0]),
+        None if half is None else min(mean + half, limits[1]), fresh,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The model server at three times its capacity, for five minutes.
 
-    python -m bench.serving_overload [--models convnet resnet18] [--seconds N]
+    python -m bench.serving_overload [--models convnet] [--seconds N]
 
 Measured: answers per second to 32 clients (the peak). Then requests at three times this rate, each sent when it is due,
 whatever became of those before: answers per second, p99 of their latency, and anonymous memory of the server.
@@ -25,7 +25,7 @@ from ratchet.settings.model import ServingSettings
 __all__ = ["measure"]
 
 _TIMES, _CLIENTS, _CONNECTIONS = 3.0, 32, 3000
-_IMAGES = {"convnet": 24_000, "resnet18": 600}  # twice what 32 MiB of remembered answers hold
+_IMAGES = {"convnet": 130_000}  # twice what 32 MiB of remembered answers hold
 _MIB = 1 << 20
 
 

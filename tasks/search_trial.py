@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from ratchet.search.store import patiently
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import apply
 from ratchet.workspace import Workspace
+from tasks.search_attempt import StepCounter, heartbeat
 from tasks.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = ["TrialTraining", "key_of"]
 T = TypeVar("T")
 Reason = Decision | Literal["lost"]
 _BUSY_SECONDS = 5.0  # until this worker asks for a trial again
-_BEAT_SECONDS = 30.0  # at most, between two signs of a worker; they also count search.hours
 
 
 def key_of(params: Params, workspace: Workspace, data: list[Path], values: Mapping[str, Any], seed: int | None) -> str:
@@ -84,7 +83,7 @@ class TrialTraining:
         self.chosen = _chosen(self.params, trial.values, trial.seed)
         self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
         self._before = self.progress
-        self._counter = _StepCounter(self.folder)
+        self._counter = StepCounter(self.folder)
         self._journal: Journal | None = None
 
     @property
@@ -100,7 +99,7 @@ class TrialTraining:
             RatchetError: no fault of the trial, such as a disk that cannot be written; another worker continues it.
         """
         objectives: tuple[float, ...] | None = None
-        with _heartbeat(self.scheduler, self.trial.number, self._lose):
+        with heartbeat(self.scheduler, self.trial.number, self._lose):
             if self._has_paused():
                 self.reason = "pause"
                 return self._record(objectives)
@@ -137,7 +136,7 @@ class TrialTraining:
             except (shutil.Error, FileNotFoundError):  # it writes just now, so it will notice soon
                 shutil.rmtree(draft, ignore_errors=True)
                 raise TrainingBusy(f"the files of trial {self.trial.number} are being written") from None
-            self.folder, self._counter = copy, _StepCounter(copy)
+            self.folder, self._counter = copy, StepCounter(copy)
             return self._train()
 
     def _has_paused(self) -> bool:
@@ -347,49 +346,3 @@ def _ran_out_of_memory(error: Exception) -> bool:
 
 def _objective(name: str, values: Mapping[str, float], parameters: int) -> float:
     return float(parameters) if name == "parameters" else float(values[name])
-
-
-class _StepCounter:
-    """Number of optimizer steps over all attempts, in a file that survives a kill of the process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "steps"
-        self.steps = 0
-        self._file = -1
-
-    def __enter__(self) -> "_StepCounter":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        self.steps = int.from_bytes(os.pread(self._file, 8, 0), "little")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-
-    def add(self) -> None:
-        """Count one more step."""
-        self.steps += 1
-        os.pwrite(self._file, self.steps.to_bytes(8, "little"), 0)
-
-
-@contextlib.contextmanager
-def _heartbeat(scheduler: Scheduler, number: int, lost: Callable[[], None]) -> Iterator[None]:
-    """Extend the lease of a trial within the context, and call `lost` when another worker has it."""
-    ends = threading.Event()
-
-    def beat() -> None:
-        while not ends.wait(min(scheduler.lease / 4, _BEAT_SECONDS)):
-            try:
-                if not scheduler.beat(number):
-                    lost()
-                    return
-            except StudyUnavailable:  # the database is away for all, or for this machine only: the next beat finds out
-                continue
-
-    thread = threading.Thread(target=beat, name="lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()

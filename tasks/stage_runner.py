@@ -14,6 +14,8 @@ __all__ = ["run"]
 
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
 
+_LEFT_SECONDS = 1.0  # in which a child of a killed run, between fork and exec, may still hold the workspace
+
 
 def run(stage: Callable[..., Any], *, unit: str) -> None:
     """Run one stage on the workspace of the working folder. Exit code 1 and a message for a user error."""
@@ -23,7 +25,7 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         params = settings.load(workspace.params)
         with (
             disk_errors(workspace.root),
-            workspace.hold(f"the stage {name}") as restored,
+            workspace.hold(f"the stage {name}", wait=_LEFT_SECONDS) as restored,
             Terminal(name, unit=unit) as watch,
         ):
             if restored:  # DVC read params.yaml before it was restored

@@ -1,5 +1,6 @@
 """A study: begin it or continue it, the data of its trials, and the check that nothing that decides them changed."""
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -222,13 +223,9 @@ def _listed(search: SearchSettings) -> dict[str, object]:
 
 
 def _plain(content: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    import json
-
     plain: dict[str, dict[str, Any]] = json.loads(json.dumps(content))  # tuples become lists, as they are read back
     return plain
 
 
 def _json(content: dict[str, Any]) -> str:
-    import json
-
     return json.dumps(content)

@@ -8,6 +8,7 @@ these, which begin at different rungs. The other pruners are Optuna's; they deci
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ratchet.search.records import Study, Trial, best_so_far
@@ -101,8 +102,6 @@ def finish_next(study: Study) -> Trial | None:
 
 
 def _only(study: Study, trials: Sequence[Trial]) -> Study:
-    from dataclasses import replace
-
     return replace(study, trials=tuple(trials))
 
 

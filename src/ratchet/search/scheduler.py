@@ -79,13 +79,13 @@ class Scheduler:
                 self._end(change, spent)
                 return None
             waiting = [trial for trial in change.study.trials if trial.state == "waiting"]
-            chosen = waiting[0] if waiting else self._promoted(change)
+            chosen = waiting[0] if waiting else _past_its_rung(promotable(change.study))
             if chosen is None and len(change.study.searched) < study.search.trials and not study.reason:
                 chosen = self._new(change)
             if chosen is None and any(trial.state == "running" for trial in change.study.searched):
                 return "wait"  # the finalists are not known yet
             if chosen is None:
-                chosen = self._completing(change) or self._seed(change)
+                chosen = _past_its_rung(finish_next(change.study)) or self._seed(change)
             if chosen is None and any(trial.state == "running" for trial in change.study.trials):
                 return "wait"
             if chosen is None:
@@ -162,14 +162,6 @@ class Scheduler:
         taken = change.put(replace(trial, state="running", owner=self.owner, expires=expires, began=began))
         return Assignment(taken, target(change.study, taken))
 
-    def _promoted(self, change: Change) -> Trial | None:
-        trial = promotable(change.study)
-        return replace(trial, rung=trial.rung + 1) if trial else None
-
-    def _completing(self, change: Change) -> Trial | None:
-        trial = finish_next(change.study)
-        return replace(trial, rung=trial.rung + 1) if trial else None
-
     def _new(self, change: Change) -> Trial | None:
         """Choose settings that no trial has; None: there are none left."""
         study = change.study
@@ -213,6 +205,10 @@ def release(store: StudyStore, owner: str) -> int:
         for trial in held:
             _lose(change, trial)
     return len(held)
+
+
+def _past_its_rung(trial: Trial | None) -> Trial | None:
+    return None if trial is None else replace(trial, rung=trial.rung + 1)
 
 
 def _release_expired(change: Change) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
-from ratchet.registry.runs import Run
+from ratchet.registry.runs import Run, end_trials
 from ratchet.scale import Shard, map_here
 from ratchet.search.finalists import winner
 from ratchet.search.records import Study
@@ -28,6 +28,8 @@ from tasks.stopping import TrainingStopped, on_request
 __all__ = ["Searched", "keep_winner", "publish", "run_workers", "search"]
 
 _LOOK = 1.0  # seconds between two looks at the study
+_STATUSES = {"waiting": "KILLED", "paused": "FINISHED", "pruned": "FINISHED", "complete": "FINISHED", "failed": "FAILED"}
+"""MLflow's status by the state of a trial."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ def publish(study: Study, params: Params, workspace: Workspace, *, watch: Watch)
             run.tags({"ratchet.winner": f"{study.name}/{best.trial.number}"})
         run.status("FINISHED" if study.state == "ended" else "KILLED")
         run_id = run.send()
+        statuses = {trial.key: _STATUSES[trial.state] for trial in study.trials if trial.state != "running"}
+        end_trials(workspace, params, run_id, statuses)
         from ratchet.registry.models import ModelRegistry
 
         ModelRegistry(workspace, params).log_files(run_id, {page: "search", table: "search"})

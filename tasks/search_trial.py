@@ -100,9 +100,8 @@ class TrialTraining:
         """
         objectives: tuple[float, ...] | None = None
         with heartbeat(self.scheduler, self.trial.number, self._lose):
-            if self._has_paused():
+            if self._has_paused():  # then training stops at once, after its epochs are recorded in MLflow
                 self.reason = "pause"
-                return self._record(objectives)
             try:
                 objectives = self._train_apart()
             except TrainingBusy:
@@ -240,16 +239,15 @@ class TrialTraining:
                     self.meter.use(event.device)
                     parameters = event.parameters
                     best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
+                    for row in event.history:  # the worker before may have been killed before it recorded the last
+                        self._record_epoch(run, row, fold)
                 case training.Epoch():
                     if event.best or best is None:
                         best = _objective(first, event.values, parameters)
                     if len(self.data) == 1:
                         self._add_to_curve(event.epoch, best)
                         self._decide()
-                    if self.reason != "lost":
-                        run.metrics(
-                            {self._metric(name, fold): value for name, value in event.values.items()}, step=event.epoch
-                        )
+                    self._record_epoch(run, {"epoch": event.epoch, **event.values}, fold)
                 case training.Trouble():
                     run.trouble(event.step, event.kind, event.text)
                     self.say(event.text)
@@ -264,8 +262,13 @@ class TrialTraining:
                     pass
         raise AssertionError("training ended without Finished or Stopped")
 
-    def _metric(self, name: str, fold: int) -> str:
-        return name if len(self.data) == 1 else f"fold-{fold}/{name}"
+    def _record_epoch(self, run: Run, row: Mapping[str, float], fold: int) -> None:
+        """Record the metrics of an epoch, unless another worker has the trial. A repetition is dropped."""
+        if self.reason == "lost":
+            return
+        prefix = "" if len(self.data) == 1 else f"fold-{fold}/"
+        values = {prefix + name: value for name, value in row.items() if name not in ("epoch", "step")}
+        run.metrics(values, step=int(row["epoch"]))
 
     def _begin(self, run: Run) -> None:
         settings: dict[str, object] = {"seed": self.chosen.seed}

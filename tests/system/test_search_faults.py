@@ -14,8 +14,10 @@ import pytest
 from ratchet import settings
 from ratchet.errors import SettingsError, StudyError
 from ratchet.search.records import Study
-from tasks.search import keep_winner, require_success
+from ratchet.search.scheduler import release
+from tasks.search import keep_winner, publish, require_success
 from tasks.search_study import begin
+from tasks.search_trial import TrialTraining
 from tasks.search_worker import new_owner, search_trials
 
 pytestmark = pytest.mark.system
@@ -117,6 +119,67 @@ def test_a_loss_that_stays_nan_fails_its_trial(search) -> None:
     assert "the loss is not finite: " in states[100.0].reason
     assert "Fix: lower training.learning_rate" in states[100.0].reason
     assert study.winner == states[0.01].number
+
+
+def test_mlflow_has_the_status_of_every_trial(search, packed) -> None:
+    study = search({
+        "search.space": {RATE: {"choice": [0.01, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
+        "training.clip_norm": 0.0, "training.max_rollbacks": 0,
+    })  # fmt: skip
+    publish(study, settings.load(packed.workspace.params), packed.workspace, watch=Watching())
+    statuses = {number: run.info.status for number, run in trial_runs(packed, study).items()}
+    assert statuses == {
+        trial.number: "FAILED" if trial.state == "failed" else "FINISHED" for trial in study.trials
+    }  # fmt: skip
+
+
+def test_a_worker_lost_at_a_rung_leaves_no_gap_in_mlflow(search, packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lost after the database has the epoch, and before MLflow has it."""
+
+    class Lost(BaseException):
+        pass
+
+    record = TrialTraining._record_epoch
+
+    def lose(self, run, row, fold) -> None:
+        if self.reason == "pause":
+            raise Lost
+        record(self, run, row, fold)
+
+    path, name, owner = packed.workspace.params, "lost-at-a-rung", new_owner("test")
+    settings.override(path, {
+        "search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db", "search.folder": f"data/{name}",
+        "search.pruner": "successive-halving", "search.reduction": 2, "training.epochs": 4,
+        "search.space": {RATE: {"choice": [0.01, 0.02, 0.03, 0.04]}}, "search.trials": 4,
+    })  # fmt: skip
+    params, workspace = settings.load(path), packed.workspace
+    store, _, _ = begin(params, workspace, watch=Watching())
+    with monkeypatch.context() as lossy, pytest.raises(Lost):
+        lossy.setattr(TrialTraining, "_record_epoch", lose)
+        search_trials(workspace, name, owner=owner, stop=lambda: False, say=print)
+    assert release(store, owner) == 1
+    study = run_search(packed)
+    assert study.trials[0].losses == 1
+    publish(study, params, workspace, watch=Watching())
+    runs = trial_runs(packed, study)
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    for trial in study.trials:
+        points = client_of(packed).get_metric_history(runs[trial.number].info.run_id, "validation/accuracy")
+        assert [point.step for point in points] == list(range(1, trial.epochs + 1))
+
+
+def client_of(project: Any) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+
+
+def trial_runs(project: Any, study: Study) -> dict[int, Any]:
+    """MLflow's runs of a study's trials, by number."""
+    client = client_of(project)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.`mlflow.parentRunId` = '{study.run_id}'")
+    return {int(run.data.tags["ratchet.trial"]): run for run in runs}
 
 
 def test_a_search_without_a_good_trial_ends_clearly(search) -> None:

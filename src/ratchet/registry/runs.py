@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["JOURNAL", "Run", "send_all", "total_cost", "trial_records"]
+__all__ = ["JOURNAL", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
 
 UID_TAG = "ratchet.uid"
 JOURNAL = "journal"
@@ -185,6 +185,32 @@ def trial_records(params: Params) -> Params:
     """Return the settings with which the trials of a search are recorded: in an experiment of their own."""
     name = f"{params.tracking.experiment}-search"
     return params.model_copy(update={"tracking": params.tracking.model_copy(update={"experiment": name})})
+
+
+def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapping[str, str]) -> None:
+    """Set the status of a search's trials that a killed or stopped worker has left RUNNING.
+
+    Args:
+        parent: id of the search's run.
+        statuses: status by the key of a trial; others keep theirs.
+
+    Raises:
+        TrackingUnavailable: MLflow does not answer.
+    """
+    records = trial_records(params)
+    client = connect(workspace, records.tracking)
+    with reachable(address(workspace, records.tracking)):
+        experiment = experiment_id(client, workspace, records.tracking)
+        wanted = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent}'"
+        left, page = [], None
+        while page != "":
+            batch = client.search_runs([experiment], wanted, page_token=page)
+            left += batch
+            page = batch.token or ""
+        for run in left:
+            status = statuses.get(run.data.tags["ratchet.key"])
+            if status:
+                client.set_terminated(run.info.run_id, status)
 
 
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:

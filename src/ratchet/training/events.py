@@ -20,6 +20,7 @@ class Started:
     total_steps: int
     steps_per_epoch: int
     resumed_from: Path | None
+    history: list[dict[str, float]] = field(default_factory=list)  # of the epochs before, as in Finished
 
 
 @dataclass(frozen=True)

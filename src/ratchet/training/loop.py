@@ -155,6 +155,7 @@ class _Training:
             total_steps=self.total_steps,
             steps_per_epoch=len(self.steps),
             resumed_from=resumed,
+            history=list(self.state.history),
         )
         self.metrics = MetricBuffer(self.plan, self.device)  # its clocks start here
         while not self.state.finished:

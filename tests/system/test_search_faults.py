@@ -154,9 +154,10 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap_in_mlflow(search, packed, monkeyp
     })  # fmt: skip
     params, workspace = settings.load(path), packed.workspace
     store, _, _ = begin(params, workspace, watch=Watching())
-    with monkeypatch.context() as lossy, pytest.raises(Lost):
-        lossy.setattr(TrialTraining, "_record_epoch", lose)
+    monkeypatch.setattr(TrialTraining, "_record_epoch", lose)
+    with pytest.raises(Lost):
         search_trials(workspace, name, owner=owner, stop=lambda: False, say=print)
+    monkeypatch.setattr(TrialTraining, "_record_epoch", record)
     assert release(store, owner) == 1
     study = run_search(packed)
     assert study.trials[0].losses == 1

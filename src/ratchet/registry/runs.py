@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from ratchet.cost import Cost, add
 from ratchet.errors import TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
 from ratchet.registry.journal import Entry, Journal
-from ratchet.registry.mlflow_store import address, connect, experiment_id, reachable
+from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, reachable
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -202,12 +203,7 @@ def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapp
     with reachable(address(workspace, records.tracking)):
         experiment = experiment_id(client, workspace, records.tracking)
         wanted = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent}'"
-        left, page = [], None
-        while page != "":
-            batch = client.search_runs([experiment], wanted, page_token=page)
-            left += batch
-            page = batch.token or ""
-        for run in left:
+        for run in all_pages(partial(client.search_runs, [experiment], wanted)):
             status = statuses.get(run.data.tags["ratchet.key"])
             if status:
                 client.set_terminated(run.info.run_id, status)

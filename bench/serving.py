@@ -14,8 +14,8 @@ on them. A request carries what suits its server best. Images: bytes of a tensor
 BentoML), lists (MLflow). Rows of a table and texts: ours gets them as they are and encodes them. The others get them
 encoded, as base64 or lists of numbers, codes and token ids.
 
-FOLDER has one virtual environment for each peer: fastapi (with uvicorn, uvloop, httptools, torch, safetensors),
-litserve, bentoml, mlflow, each with onnxruntime and NumPy. Peers without one are left out.
+FOLDER has one virtual environment for each peer: fastapi (with uvicorn, uvloop, httptools, torch, torchvision,
+safetensors), litserve, bentoml, mlflow, each with onnxruntime and NumPy. Peers without one are left out.
 """
 
 import os

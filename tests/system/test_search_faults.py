@@ -133,7 +133,7 @@ def test_mlflow_has_the_status_of_every_trial(search, packed) -> None:
     }  # fmt: skip
 
 
-def test_a_worker_lost_at_a_rung_leaves_no_gap_in_mlflow(search, packed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is lost after the database has the epoch, and before MLflow has it."""
 
     class Lost(BaseException):

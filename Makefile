@@ -6,7 +6,8 @@ TOOLS := $(VENV)/.ready-dev
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
-TESTS := OMP_NUM_THREADS=1 pytest --numprocesses=2 --dist=loadfile
+PYTEST := pytest
+TESTS := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadfile
 
 .PHONY: train test test-system test-all lint check up down bench lock setup
 

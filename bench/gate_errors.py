@@ -1,16 +1,17 @@
 """Error rates of the gate, by simulation (G1, G7).
 
-    python -m bench.gate_errors [--rounds 2000] [--only one slices nights series]
+    python -m bench.gate_errors [--rounds 2000] [--only one slices nights sets failures series]
 
 The pairs of models are those of tests/simulations/gate.py, and the gate's own `judge` decides about promotion. `one` is
 the first try on a test set. `slices` is the same with slices. `nights` are histories: each night another candidate is
-judged on the same images, and a promoted one is the champion of the next night. `series` compares the gate's series of
-levels with others from the literature.
+judged on the same images, and a promoted one is the champion of the next night. `sets` are nights on test sets that
+grow, shrink, alternate or overlap. `failures` are models whose scores have no bound, and that rarely fail. `series`
+compares the gate's series of levels with others from the literature.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,16 +19,40 @@ from bench import online_testing
 from bench.report import Row, alone, options
 from ratchet.gate.significance import FIRST_TRY, p_better, spend
 from ratchet.settings.model import GateSettings
-from tests.simulations.gate import BETTER, FIVE_PER_CENT, Answers, Pair, detectable, share_promoted, simulate_nights
+from tests.simulations.gate import (
+    BETTER,
+    FIVE_PER_CENT,
+    Answers,
+    Pair,
+    detectable,
+    share_promoted,
+    share_with_a_promotion,
+    share_won_by_a_rarely_failing_model,
+    simulate_nights,
+)
 
 __all__ = ["measure"]
 
-PARTS = ("one", "slices", "nights", "series")
+PARTS = ("one", "slices", "nights", "sets", "failures", "series")
 
 _SLICES = 10
 _NOT_WORSE = GateSettings(minimum=0.0, champion="not-worse", tolerance=0.01)
 _NIGHTS = 90
 _BETTER_NIGHT = 30
+_SETS: Mapping[str, tuple[slice, ...]] = {
+    "the same 500 rows": (slice(0, 500),) * _NIGHTS,
+    "the same 500 rows, and 20 new rows before each night": tuple(
+        rows for night in range(_NIGHTS) for rows in (slice(500 + 20 * night, 520 + 20 * night), slice(0, 500))
+    ),
+    "500 rows that grow by 20 each night": tuple(slice(0, 500 + 20 * night) for night in range(_NIGHTS)),
+    "2,280 rows that shrink by 20 each night": tuple(slice(20 * night, 2280) for night in range(_NIGHTS)),
+    "two sets of 500 rows in turn": tuple(
+        slice(600 * (night % 2), 600 * (night % 2) + 500) for night in range(_NIGHTS)
+    ),
+    "500 rows, 20 replaced each night": tuple(slice(20 * night, 20 * night + 500) for night in range(_NIGHTS)),
+    "500 rows, 250 replaced each night": tuple(slice(250 * night, 250 * night + 500) for night in range(_NIGHTS)),
+}
+"""Test sets of equal candidates, as rows of one pool."""
 
 
 def measure(rounds: int, *, quick: bool, only: Sequence[str] = PARTS) -> list[Row]:
@@ -41,6 +66,17 @@ def measure(rounds: int, *, quick: bool, only: Sequence[str] = PARTS) -> list[Ro
         rows += _slices(rounds, sizes)
     if "nights" in only:
         rows += _nights(rounds // 2, sizes)
+    if "sets" in only:
+        rows += _sets(rounds // 2)
+    if "failures" in only:
+        rows += [
+            _row(
+                f"{size:,} rows, worse by a failure on 1 % of them",
+                share_won_by_a_rarely_failing_model(size, sets=rounds),
+                at_most=0.05,
+            )
+            for size in (20, 100, 300, 1000)
+        ]
     if "series" in only:
         rows += _series(rounds, rows=sizes[-1])
     return rows
@@ -100,6 +136,15 @@ def _nights(sets: int, sizes: Sequence[int]) -> list[Row]:
         after = float(np.mean([history.levels[_BETTER_NIGHT] for history in wins]))
         before = float(np.mean([history.levels[_BETTER_NIGHT - 1] for history in wins]))
         rows.append(_figure(f"{condition}: level before and after its promotion", f"{before:.2g}, {after:.2g}"))
+    return rows
+
+
+def _sets(histories: int) -> list[Row]:
+    rows = []
+    for name, sets in _SETS.items():
+        restored = 2 if "in turn" in name else 1  # test sets without a common row
+        share = share_with_a_promotion(Pair(0.9, 0.0), sets, histories=histories)
+        rows.append(_row(f"{_NIGHTS} equal nights, {name}: a promotion", share, at_most=0.05 * restored))
     return rows
 
 

@@ -114,7 +114,7 @@ def test_comparison_with_the_champion_has_all_values() -> None:
         "The champion was measured at its own input size: 32 x 32 x 3 images resized to 16 x 16 x 3.",
         "Significantly better: p = 0.0025, limit 0.0086.",
         "Try 1 on these test images since the last promotion. It may use 0.0086 of the 0.05",
-        "0.041 is left. A promotion or new test images restore it.",
+        "0.041 is left. A promotion restores it, and a test set without any of these images.",
     ):
         assert part in text.details
 

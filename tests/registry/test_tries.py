@@ -77,13 +77,35 @@ def test_a_promotion_that_won_no_comparison_restores_nothing() -> None:
 
 
 @pytest.mark.parametrize(("first", "share"), [(3000, 1.0), (0, 0.0), (1500, 0.5), (300, 0.1)])
-def test_new_samples_restore_their_share(first: int, share: float) -> None:
+def test_only_a_wholly_new_set_restores_the_level(first: int, share: float) -> None:
     log = Log()
     for number in range(10):
         log.judge(f"run {number}", ROWS)
     tries = tries_before(log.entries, samples(first, 3000), np.ones(3000, bool))
     assert tries.new_rows == pytest.approx(share, abs=0.04)  # from a sample of the digests
-    assert tries.spent == pytest.approx(10 * (1 - tries.new_rows))
+    assert (tries.count, tries.spent) == ((0, 0.0) if first == 3000 else (10, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("sets", "spent"),
+    [
+        ([(0, 500 + 20 * turn) for turn in range(12)], list(range(12))),  # growing
+        ([(0, 500 - 20 * turn) for turn in range(12)], list(range(12))),  # shrinking
+        ([(100 * turn, 500) for turn in range(12)], list(range(12))),  # a chain of overlaps
+        ([(600 * (turn % 2), 500) for turn in range(12)], [turn // 2 for turn in range(12)]),  # two in turn
+        ([(0, 500), (600, 500), (400, 300), (0, 500), (600, 500)], [0, 0, 2, 3, 3]),  # one that touches both
+    ],
+)
+def test_tries_stay_with_rows_in_every_order(sets: list[tuple[int, int]], spent: list[int]) -> None:
+    log = Log()
+    assert [log.judge(f"run {turn}", samples(*rows)).spent for turn, rows in enumerate(sets)] == spent
+
+
+def test_small_sets_between_restore_nothing() -> None:
+    log = Log()
+    for turn in range(30):
+        log.judge(f"small {turn}", samples(3000 + 20 * turn, 20))
+        assert log.judge(f"run {turn}", samples(0, 500)).spent == turn
 
 
 def test_copies_of_images_are_not_new_samples() -> None:

@@ -15,11 +15,27 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
-from ratchet.gate.significance import FIRST_TRY, spend
-from ratchet.kinds import Classes
+from ratchet.gate.significance import FIRST_TRY, p_better, spend
+from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
+from ratchet.kinds import Classes, Numbers
+from ratchet.registry.ledger import Entry
+from ratchet.registry.samples import Samples
+from ratchet.registry.tries import Question, judgement, tries_before
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
-__all__ = ["BETTER", "FIVE_PER_CENT", "PAIRS", "History", "Pair", "detectable", "share_promoted", "simulate_nights"]
+__all__ = [
+    "BETTER",
+    "FIVE_PER_CENT",
+    "PAIRS",
+    "History",
+    "Pair",
+    "detectable",
+    "levels_on",
+    "share_promoted",
+    "share_with_a_promotion",
+    "share_won_by_a_rarely_failing_model",
+    "simulate_nights",
+]
 
 Answers = NDArray[np.bool_]
 
@@ -167,6 +183,61 @@ def simulate_nights(
             champion, truth, tries = new, pair.better if is_better else 0.0, FIRST_TRY
     accuracy = pair.accuracy + truth
     return History(tuple(promotions), tuple(wrong), float(champion.mean()) - accuracy, tuple(levels))
+
+
+def levels_on(sets: Sequence[slice], *, minimum: int = BETTER.minimum_rows) -> list[float]:
+    """Return the level of each comparison on test sets that are judged in turn, by the ledger's own count of tries.
+
+    A set is a slice of one pool of rows. The level is 0 where a set has fewer rows than `minimum`: nothing is compared.
+    """
+    digests = np.random.default_rng(7).integers(1, 2**64, max(rows.stop for rows in sets), dtype=np.uint64)
+    entries: list[Entry] = []
+    levels = []
+    for number, chosen in enumerate(sets, start=1):
+        rows = Samples(digests[chosen], digests[chosen], np.zeros(len(digests[chosen]), np.uint64))
+        before = tries_before(entries, rows, np.ones(len(rows), np.bool_))
+        level = spend(before, confidence=BETTER.confidence)
+        is_compared = len(rows) >= minimum
+        comparison = Comparison(before.count + 1, len(rows), 1.0, level.level, level.remaining, won=False)
+        verdict = Verdict(False, (ChampionResult(False, comparison=comparison if is_compared else None),))
+        question = Question(f"run {number}", "1", "", rows, {})
+        content = judgement(entries, question, before, verdict, reserved=0.0)
+        entries.append(Entry(number, "", "", "judge", "", None, "", content, "", ""))
+        levels.append(level.level if is_compared else 0.0)
+    return levels
+
+
+def share_with_a_promotion(pair: Pair, sets: Sequence[slice], *, histories: int, seed: int = 6) -> float:
+    """Return the share of histories in which any of the equal candidates, one for each set, wins."""
+    levels, generator, promoted = levels_on(sets), np.random.default_rng(seed), 0
+    for _ in range(histories):
+        _, equal = pair.chances(generator, max(rows.stop for rows in sets))
+        champion = generator.random(len(equal)) < equal
+        for rows, level in zip(sets, levels, strict=True):
+            old, new = champion[rows], generator.random(len(equal[rows])) < equal[rows]
+            if p_better(int(np.count_nonzero(new & ~old)), int(np.count_nonzero(old & ~new))) <= level:
+                promoted += 1
+                break
+    return promoted / histories
+
+
+def share_won_by_a_rarely_failing_model(rows: int, *, sets: int, rate: float = 0.01, seed: int = 5) -> float:
+    """Return how often a model wins that is a little better on most rows, and worse in truth.
+
+    On a share `rate` of all rows it fails badly. The scores are those of numbers, without a bound.
+    """
+    generator, wins = np.random.default_rng(seed), 0
+    target, unseen, unit = Numbers(("y",), (0.0,), (1.0,)), np.zeros(rows, np.bool_), ScoreUnit("MAE", -1.0, False)
+    for _ in range(sets):
+        old = -np.abs(generator.normal(size=rows))
+        new = np.where(generator.random(rows) < rate, old - 20.0, old + np.abs(generator.normal(0.1, 0.05, rows)))
+        candidate = Candidate(
+            score=new, unit=unit, metrics={}, target=target, saw=unseen, uniform=np.zeros(rows), kind="table"
+        )
+        champion = Champion(name="the champion", score=old, target=target, saw=unseen)
+        comparison = Case(candidate, champion, BETTER, EvaluationSettings()).comparison
+        wins += comparison is not None and comparison.won
+    return wins / sets
 
 
 def detectable(accuracy: float, rows: int, *, confidence: float = 0.95) -> float:

@@ -31,6 +31,7 @@ PETS = {
     "training.epochs": 3,
     "evaluation.temperature_scaling": True,
     "gate.minimum": 0.0,
+    "gate.minimum_rows": 5,
     "gate.champion": "not-worse",
     "gate.tolerance": 0.99,
     "gate.slice_tolerance": 0.99,

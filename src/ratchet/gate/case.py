@@ -24,6 +24,7 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
+_REAL_SCORES = 3  # times as many rows for scores without a bound: a rare large error must show (3 / rows, at 95 %)
 _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bounds do not depend on a few
 
 
@@ -214,7 +215,8 @@ class Case:
             return Obstacle("classes", new_classes=new, lost_classes=lost, allowed=allowed)
         if champion.saw is None:
             return Obstacle("no record")
-        compared, minimum = len(self.compared), self.gate.minimum_rows
-        if compared < min(minimum, len(self.candidate.score) / 2):  # of a small test set, half is enough
+        is_right_or_wrong = self.candidate.target.problem == "classification"
+        compared, minimum = len(self.compared), self.gate.minimum_rows * (1 if is_right_or_wrong else _REAL_SCORES)
+        if compared < minimum:
             return Obstacle("too few images", compared=compared, minimum=minimum)
         return None

@@ -5,7 +5,7 @@ or later. So the error that `gate.confidence` leaves is spread over the tries by
 and Stine 2008, "Alpha-investing"; Tian and Ramdas 2021, "Online control of the familywise error rate"). The series adds
 up to 1. By the union bound the chance of any wrong promotion is therefore at most the error, however the tries depend
 on each other. Two things restore what was used: a promotion through the gate, after which the hypotheses are about
-another champion (as in LORD, Javanmard and Montanari 2018), and test samples that no earlier candidate was judged on.
+another champion (as in LORD, Javanmard and Montanari 2018), and a test set without any sample of an earlier one.
 
 The levels are some hundred-thousandths, and a bootstrap of a few thousand resamples cannot give such p-values. So the
 distributions are computed: exactly for scores of 0 and 1, by a saddlepoint approximation for real scores.
@@ -36,9 +36,9 @@ class Tries:
     """The tries before a comparison, counted from the ledger.
 
     Attributes:
-        count: comparisons since the last promotion through the gate.
-        spent: number of tries whose level is used up. New test samples restore a share, so it may be a fraction.
-        new_rows: share of the test samples that no earlier candidate was judged on; already subtracted from `spent`.
+        count: comparisons on these test samples since the last promotion through the gate.
+        spent: number of tries whose level is used up.
+        new_rows: share of the test samples that no earlier candidate was judged on.
         reserved: the smallest gate.reserved_fraction of any earlier comparison; 1 if there was none.
     """
 
@@ -67,10 +67,7 @@ def spend(tries: Tries, *, confidence: float) -> Level:
 
 
 def _spent(tries: float) -> float:
-    """Return the share of the error that so many tries use up: concave, from 0 to 1.
-
-    Because it is concave, removing the share f of the tries restores at most the share f of the error.
-    """
+    """Return the share of the error that so many tries use up: concave, from 0 to 1."""
     return _FIRST_SHARE * tries / (tries + 1) + (1 - _FIRST_SHARE) * tries / (tries + _LATER_TRIES)
 
 

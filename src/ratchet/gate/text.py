@@ -206,9 +206,10 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
                 "`ratchet rollback` to a version with a record, or set registry.model to another name",
             )
         case "too few images":
+            why = f" ({_left_out(rule)})" if _left_out(rule) else ""
             return (
-                f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared "
-                f"({_left_out(rule)}), and gate.minimum_rows is {obstacle.minimum:,}",
+                f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared{why}, and "
+                f"gate.minimum_rows asks for {obstacle.minimum:,}",
                 f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
                 "(data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
@@ -285,7 +286,8 @@ def _level(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
     return (
         f"Try {comparison.number:,} on these test {noun[1]}{new} since the last promotion. It may use "
         f"{_probability(comparison.level)} of the {_probability(1 - rule.confidence)} that gate.confidence allows for "
-        f"all tries; {_probability(comparison.remaining)} is left. A promotion or new test {noun[1]} restore it."
+        f"all tries; {_probability(comparison.remaining)} is left. A promotion restores it, and a test set without "
+        f"any of these {noun[1]}."
     )
 
 

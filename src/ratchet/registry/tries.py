@@ -1,12 +1,15 @@
 """The number of earlier comparisons with this champion on the same test samples, from the ledger's `judge` entries.
 
+A try belongs to the samples it was made on. A test set that shares a sample with an earlier one inherits its tries, and
+those that it inherited. So no order of growing, shrinking, alternating or overlapping sets restores what is used.
+
 An entry has a fingerprint of the test samples. Where no earlier entry has this fingerprint it also has a subset of
 their digests: those that a power of two divides. Two sets that share samples therefore share them in these subsets too,
 and an entry takes at most about 40 KiB.
 """
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,26 +65,28 @@ def tries_before(
     """Return the tries that were used up before these test samples are compared.
 
     A promotion of a version that won its comparison restores all tries. A rollback reverts that, and the tries since
-    then stay used. Samples that no earlier candidate was judged on restore their share.
+    then stay used. A test set without any sample of an earlier one starts at the first try.
 
     Args:
         entries: the valid entries of `model` and each recovery, in order.
         rows: the test samples.
         compared: bool (samples,), which of them are compared.
         model: its name, because a recovery concerns all models.
-        aside: the model's entries that a recovery set aside. Their tries were made, so they stay used.
+        aside: the model's entries that a recovery set aside. Their tries were made, so they stay used, on all samples.
     """
-    now, reserved = _used(entries, aside, model), 1.0
     judged = _judged([*aside, *entries])
-    for content in judged:
-        if content["p"] is not None:
-            reserved = min(reserved, content["reserved"])
-    unknown = (
-        any(entry.what == "judge" for entry in aside) and not judged
-    )  # tries on samples that cannot be read any more
-    new = 0.0 if unknown else _share_new(judged, rows, compared)
-    count = now.count if new < 1.0 else 0
-    return replace(now, count=count, spent=now.spent * (1.0 - new), new_rows=new, reserved=reserved)
+    known = _KnownRows(judged, rows, compared)
+    now = Tries(reserved=min((content["reserved"] for content in judged if content["p"] is not None), default=1.0))
+    untrusted = {entry.number for entry in aside}
+    for entry in _since_promotion([*entries, *aside], untrusted, model):
+        if entry.number in untrusted:
+            now = replace(now, count=now.count + 1, spent=now.spent + 1)
+        elif known.include(entry.content["rows"]):
+            before = entry.content["before"]  # with what that set inherited
+            count, spent = max(now.count, before["count"]), max(now.spent, before["spent"])
+            now = replace(now, count=count + 1, spent=spent + 1)
+    unreadable = any(entry.what == "judge" for entry in aside) and not judged
+    return replace(now, new_rows=0.0 if unreadable else known.share_new)
 
 
 def judgement(
@@ -113,54 +118,52 @@ def _judged(entries: Iterable[Entry]) -> list[Mapping[str, Any]]:
     return [entry.content for entry in entries if entry.what == "judge" and "question" in entry.content]
 
 
-def _used(entries: Iterable[Entry], aside: Sequence[Entry], model: str) -> Tries:
-    now = Tries(new_rows=0.0)
+def _since_promotion(entries: Sequence[Entry], untrusted: Container[int], model: str) -> list[Entry]:
+    """Return the comparisons since the last promotion that restored the tries and that no rollback reverted."""
+    now: list[Entry] = []
     won: set[str] = set()  # runs that won their comparison and were not promoted yet
-    champions: list[tuple[str | None, Tries | None]] = []  # and the tries that their promotion restored
-    untrusted = {entry.number for entry in aside}
-    for entry in sorted((*entries, *aside), key=lambda entry: entry.number):
+    champions: list[tuple[str | None, list[Entry]]] = []  # and the comparisons that their promotion closed
+    for entry in sorted(entries, key=lambda entry: entry.number):
         run, to = str(entry.content.get("run")), entry.version
-        if entry.what == "judge" and entry.number in untrusted:
-            now = Tries(count=now.count + 1, spent=now.spent + 1)  # its content is not trusted
+        if entry.what == "judge" and (entry.number in untrusted or entry.content.get("p") is not None):
+            now.append(entry)
             if entry.content.get("won") is True:
                 won.add(run)
-        elif entry.what == "judge" and entry.content.get("p") is not None:
-            before = entry.content["before"]
-            now = Tries(count=before["count"] + 1, spent=before["spent"] + 1)
-            if entry.content["won"]:
-                won.add(run)
         elif entry.what == "promote":
-            champions.append((entry.version, now if run in won else None))
+            champions.append((entry.version, now if run in won else []))
             if run in won:
                 won.discard(run)
-                now = Tries()
+                now = []
         elif entry.what in ("rollback", "recover"):
             if entry.what == "recover":
                 to = entry.state_of(model).get("champion")
             while champions and champions[-1][0] != to:
-                undone = champions.pop()[1] or Tries()
-                now = Tries(count=now.count + undone.count, spent=now.spent + undone.spent)
+                now = [*champions.pop()[1], *now]
     return now
 
 
-def _share_new(judged: Sequence[Mapping[str, Any]], rows: Samples, compared: NDArray[np.bool_]) -> float:
-    """Return the share of compared samples that no earlier candidate was judged on, by content or by pixels.
+class _KnownRows:
+    """Which of the compared samples earlier candidates were judged on, by content or by pixels."""
 
-    The smaller of the two counts.
-    """
-    if not judged:
-        return 1.0
-    fingerprint = rows.fingerprint
-    if any(content["rows"] == fingerprint for content in judged):
-        return 0.0
-    samples = [content["sample"] for content in judged if "sample" in content]
-    shares = []
-    for name in ("content", "pixels"):
-        digests, one_in = getattr(rows, name)[compared], max(sample["one_in"] for sample in samples)
-        subset = digests[digests % np.uint64(one_in) == 0]
-        known = np.concatenate([_unpacked(sample[name]) for sample in samples])
-        shares.append(float(np.mean(~np.isin(subset, known))) if len(subset) else 0.0)
-    return min(shares)
+    def __init__(self, judged: Sequence[Mapping[str, Any]], rows: Samples, compared: NDArray[np.bool_]) -> None:
+        self._digests = {name: getattr(rows, name)[compared] for name in ("content", "pixels")}
+        samples = {content["rows"]: content["sample"] for content in judged if "sample" in content}
+        self._overlaps = {fingerprint: self._share_in([sample]) > 0.0 for fingerprint, sample in samples.items()}
+        is_known = any(content["rows"] == rows.fingerprint for content in judged)
+        self.share_new = 0.0 if is_known else 1.0 - self._share_in(list(samples.values())) if judged else 1.0
+
+    def include(self, fingerprint: str) -> bool:
+        """Return whether any compared sample is in an earlier test set. A set without a record may have all of them."""
+        return self._overlaps.get(fingerprint, True)
+
+    def _share_in(self, samples: Sequence[Mapping[str, Any]]) -> float:
+        """Return the share of the samples, by content or by pixels: the larger. 1 where the subsets cannot tell."""
+        shares, one_in = [1.0] if not samples else [], max((sample["one_in"] for sample in samples), default=1)
+        for name, digests in self._digests.items() if samples else ():
+            subset = digests[digests % np.uint64(one_in) == 0]
+            known = np.concatenate([_unpacked(sample[name]) for sample in samples])
+            shares.append(float(np.mean(np.isin(subset, known))) if len(subset) else 1.0)
+        return max(shares)
 
 
 def _sample(rows: Samples) -> dict[str, Any]:

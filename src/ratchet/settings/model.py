@@ -375,7 +375,7 @@ class GateSettings(Section):
         "same", "classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)"
     )
     minimum_rows: Positive = setting(
-        100, "fewest unseen test samples for a comparison, or half of the test samples if less"
+        100, "fewest unseen test samples for a comparison; three times as many for scores other than right or wrong"
     )
     reserved_fraction: Fraction = setting(
         0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"

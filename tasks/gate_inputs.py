@@ -192,6 +192,7 @@ class _TestSet:
                 return None
             model, spec = load_model(champion.folder)
             seen = promotions.training_samples(champion.version, Path(folder))
+            same_weights = self._is_candidate(model, spec)
         target, adapter = self.predictions.target, InputAdapter(self.model_input, spec.input)
         score, costs = np.zeros(len(self.rows)), None
         if comparable(target, spec.target) and not adapter.mismatch:
@@ -207,6 +208,22 @@ class _TestSet:
             costs=costs,
             saw=None if seen is None else self.rows.are_in(seen),
             mismatch=adapter.mismatch,
+            same_weights=same_weights,
+        )
+
+    def _is_candidate(self, model: "Model", spec: "ModelSpec") -> bool:
+        """Return whether a stored model is the candidate, bit for bit. Its temperature changes no answer."""
+        import torch
+
+        from ratchet.training import code_digests, load_model
+
+        ours, our_spec = load_model(self.workspace.model)
+        flips = bool(files.read_json(self.workspace.reports / "metrics.json")["flip_average"])
+        if replace(our_spec, flip_average=flips).to_json() != spec.to_json():
+            return False
+        weights, others = ours.state_dict(), model.state_dict()
+        return code_digests(our_spec) == code_digests(spec) and all(
+            name == "temperature" or (name in others and torch.equal(weights[name], others[name])) for name in weights
         )
 
     def _with_thresholds(self, outputs: "Callable[[Split], NDArray[np.float32]]", spec: "ModelSpec") -> "Predictions":

@@ -1,6 +1,7 @@
 """register: judge the evaluated model, and register it if it passes the gate. A refusal is a result, not an error."""
 
 import json
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,12 +72,12 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     from ratchet.provenance.record import finish_record
     from ratchet.registry.access import require, user
     from ratchet.registry.promotion import Promotions
-    from ratchet.registry.runs import Run
 
     trained, name = TrainedModel.load(workspace), params.registry.model
     name = Manifest.read(workspace.packed).name if name == "auto" else name
     require(params.access, "runners", user(), f"register {name}")
-    run = Run(workspace, params, trained.key)
+    weights = files.digest_file(workspace.model / "model.safetensors")
+    run = _open_run(workspace, params, trained.key, weights)
     _complete_run(run, params, workspace, flow_run=flow_run)
     run_id = run.send()
     watch.progress(1, _STEPS, "the training is in MLflow")
@@ -88,6 +89,8 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     record = promotions.registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
     record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
     result = _Candidate(params, workspace, watch, promotions, run, run_id, model_uri, record).decide()
+    if result.version:
+        run.journal.seal(weights)
     run.journal.close()
     if head := promotions.ledger.head:
         result = replace(result, ledger=head.to_json())
@@ -227,6 +230,19 @@ class _Candidate:
         if verdict.passed and params.registry.promotion == "automatic":
             promotions.promote_automatically(version, over=over)
         return registry.version_of(promotions.name, self.run_id)
+
+
+def _open_run(workspace: Workspace, params: Params, key: str, weights: str) -> "Run":
+    """Open the run of a training. Other weights than those registered from it, of equal settings, get a new run."""
+    from ratchet.registry.runs import Run
+
+    run = Run(workspace, params, key, renew=True)
+    journal = run.journal
+    if journal.sealed in (None, weights):
+        return run
+    journal.close()
+    os.replace(journal.folder, journal.folder.with_name(f"{key}-{journal.uid[:6]}"))
+    return Run(workspace, params, key, renew=True)
 
 
 def _complete_run(run: "Run", params: Params, workspace: Workspace, *, flow_run: str | None) -> None:

@@ -59,7 +59,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         Run(workspace, params, job.key) as run,
         on_request() as stop_requested,
     ):
-        budget = Budget(params.budget, total_cost(run.journal), meter)
+        budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, watch, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
         store.before_write = run.journal.sync  # in the thread that writes checkpoints: training does not wait for it
@@ -133,7 +133,10 @@ class _Recorder:
         for message in unfinished(self.workspace, job):
             self.watch.say(message)
         note(store.folder, job, total=total)
-        record_training(self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity)
+        if self.run.is_closed:
+            self.watch.say("a version was registered from this training: its record in MLflow stays as it is")
+        else:
+            record_training(self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity)
 
     def record(self, events: "Iterator[training.Event]") -> "training.Finished":
         """Train to the end, and record status and cost in every case."""

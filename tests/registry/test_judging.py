@@ -203,6 +203,27 @@ def test_every_candidate_is_one_try(pets: Pets) -> None:
     assert pets.promotions.fault() is None
 
 
+def test_the_champion_s_weights_are_nothing_new(pets: Pets) -> None:
+    pets.pack(by_position)
+    pets.champion()
+    verdict = pets.judge(pets.train(seed=1))
+    result = champion_rule(verdict)
+    assert result.obstacle is not None
+    assert (result.passed, result.obstacle.kind, verdict.comparison) == (False, "same weights", None)
+    assert rule_text(result).short == "nothing new: the weights of pets version 1"
+    other = pets.judge(pets.train(seed=2)).comparison
+    assert other is not None
+    assert other.number == 1
+
+
+def test_the_same_answers_of_another_run_are_the_same_try(pets: Pets) -> None:
+    pets.pack(by_position)
+    pets.champion()
+    verdicts = [pets.judge(pets.train(seed=2)) for _ in range(2)]
+    assert verdicts[0] == verdicts[1]
+    assert [entry["try"] for entry in pets.judgements()] == [1]
+
+
 def test_champion_without_a_valid_record_is_refused(pets: Pets) -> None:
     pets.pack(by_position)
     version = pets.champion(with_record=False)

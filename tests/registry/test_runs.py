@@ -290,3 +290,20 @@ def test_total_cost_adds_the_last_record_of_each_attempt(place: Any, key: str) -
     assert total_cost(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
     assert run.journal.is_sent
     assert place.client.get_run(run_id).data.metrics == {}
+
+
+def test_a_later_attempt_writes_nothing_to_a_registered_run(tmp_path: Path) -> None:
+    workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
+    first = Run(workspace, params, "k")
+    first.tags({"a": "b"})
+    first.cost("1", Cost(1.0, 1.0, 0.0))
+    first.journal.seal("weights")
+    before = closed(first).journal.entries(0)
+    again = Run(workspace, params, "k")
+    log_training(again)
+    again.cost("2", Cost(5.0, 5.0, 0.0))
+    assert again.is_closed
+    assert closed(again).journal.entries(0) == before
+    renewed = Run(workspace, params, "k", renew=True)
+    renewed.tags({"c": "d"})
+    assert len(closed(renewed).journal.entries(0)) == len(before) + 1

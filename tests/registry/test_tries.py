@@ -35,7 +35,7 @@ class Log:
 
     def judge(self, run: str, rows: Samples, *, over: str | None = "1", won: bool = False) -> Tries:
         """Add one candidate's try; return the tries before it."""
-        question = Question(run, over, "answers", rows, {"confidence": 0.95})
+        question = Question(run, over, f"answers of {run}", rows, {"confidence": 0.95})
         before = tries_before(self.entries, rows, np.ones(len(rows), np.bool_))
         level = spend(before, confidence=0.95)
         p = level.level if won else 0.5
@@ -127,9 +127,10 @@ def test_samples_of_a_far_larger_set_are_recognized() -> None:
 def test_only_the_same_question_is_the_same_try() -> None:
     log = Log()
     log.judge("run", ROWS)
-    first = Question("run", "1", "answers", ROWS, {"confidence": 0.95})
+    first = Question("run", "1", "answers of run", ROWS, {"confidence": 0.95})
     assert known_try(log.entries, first) == Tries()
-    for changed in ({"answers": "others"}, {"over": "2"}, {"settings": {"confidence": 0.9}}, {"run": "another"}):
+    assert known_try(log.entries, replace(first, run="another")) == Tries()
+    for changed in ({"answers": "others"}, {"over": "2"}, {"settings": {"confidence": 0.9}}):
         assert known_try(log.entries, Question(**{**vars(first), **changed})) is None
 
 

@@ -63,6 +63,7 @@ class Champion:
     costs: Costs | None = None  # of both models, measured side by side; None: not measured
     saw: Mask | None  # (rows,), used to train or select it; None: that was not recorded
     mismatch: str = ""  # why it cannot take these samples at all
+    same_weights: bool = False  # as the candidate's
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -213,6 +214,8 @@ class Case:
             return Obstacle("no shared class", lost_classes=lost)
         elif (new and allowed == "same") or (lost and allowed != "may-change"):
             return Obstacle("classes", new_classes=new, lost_classes=lost, allowed=allowed)
+        if champion.same_weights:
+            return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record")
         is_right_or_wrong = self.candidate.target.problem == "classification"

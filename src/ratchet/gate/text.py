@@ -154,6 +154,9 @@ def _champion(rule: ChampionResult, noun: Noun) -> RuleText:
         return RuleText("none yet", "no comparison", details, short="none yet")
     if rule.obstacle is not None:
         reason, fix = _obstacle(rule, rule.obstacle, noun)
+        if rule.obstacle.kind == "same weights":
+            measured = f"nothing new: the weights of {rule.champion}"
+            return RuleText(measured, "other weights", f"{reason}. Fix: {fix}.", fix=fix, short=measured)
         details = f"The champion ({rule.champion}) cannot be compared: {reason}. Fix: {fix}."
         measured = f"not comparable with {rule.champion}: {reason}"
         return RuleText(measured, "a champion of the same task", details, fix=fix, short=measured)
@@ -199,6 +202,12 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
                 f"{' and '.join(parts)}, and gate.classes is {obstacle.allowed}",
                 f"`ratchet set gate.classes={value}` compares them on the {noun[1]} of the classes that both know; or "
                 "set registry.model to another name if it is another task",
+            )
+        case "same weights":
+            return (
+                f"This training has given exactly the weights of the champion ({rule.champion}): nothing new, so "
+                "nothing was compared and no try was used",
+                "train with other data or settings",
             )
         case "no record":
             return (

@@ -115,7 +115,9 @@ class LeftOut:
 class Obstacle:
     """Reason why candidate and champion cannot be compared."""
 
-    kind: Literal["input", "problem", "targets", "no shared class", "classes", "no record", "too few images"]
+    kind: Literal[
+        "input", "problem", "targets", "no shared class", "classes", "same weights", "no record", "too few images"
+    ]
     mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"; of a problem: both
     new_classes: tuple[str, ...] = ()  # that the champion does not know
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know

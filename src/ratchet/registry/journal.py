@@ -78,6 +78,16 @@ class Journal:
         return int(self._state.get("sent", 0)) if self._known else 0
 
     @property
+    def sealed(self) -> str | None:
+        """SHA-256 (hex) of the weights that were registered from this run; None: it is no version."""
+        return self._state.get("sealed")
+
+    def seal(self, weights: str) -> None:
+        """Record that the run is a version with these weights."""
+        if self.sealed != weights:
+            self._remember(sealed=weights)
+
+    @property
     def _known(self) -> bool:
         """Whether the stored state is about this store."""
         return self._store is None or bool(self._state.get("store", self._store) == self._store)

@@ -42,13 +42,19 @@ class Run:
     time. If MLflow does not have everything by then, `away` says why.
     """
 
-    def __init__(self, workspace: Workspace, params: Params, key: str, *, folder: Path | None = None) -> None:
-        """Open the journal in `folder`, or in mlruns/journal/KEY."""
+    def __init__(
+        self, workspace: Workspace, params: Params, key: str, *, folder: Path | None = None, renew: bool = False
+    ) -> None:
+        """Open the journal in `folder`, or in mlruns/journal/KEY.
+
+        What is logged is dropped if the run is a registered version, unless `renew` is true. The ledger has its values.
+        """
         self.workspace, self.params, self.key = workspace, params, key
         folder = folder or workspace.mlruns / "journal" / key
         for draft in folder.glob(".draft-*"):
             draft.unlink(missing_ok=True)  # of a killed process
         self.journal = Journal(folder, store=params.tracking.uri)
+        self.is_closed = self.journal.sealed is not None and not renew
         self.away: str | None = None
         self._pending = threading.Event()
         self._leaving = threading.Event()
@@ -132,6 +138,8 @@ class Run:
         return _send(self.journal, self.workspace, self.params)
 
     def _write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
+        if self.is_closed:
+            return
         self.journal.write(kind, content, again=again)
         self._pending.set()
 

@@ -29,7 +29,7 @@ _KEPT = 1024  # digests in a subset, at most twice as many
 
 @dataclass(frozen=True)
 class Question:
-    """One comparison of a candidate with the champion. A repeated one is the same try.
+    """One comparison of a candidate with the champion. A repeated one is the same try, also of another run.
 
     `settings` are those that decide the comparison.
     """
@@ -42,8 +42,8 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) over all fields."""
-        return files.digest_json([self.run, self.over, self.answers, self.rows.fingerprint, dict(self.settings)])
+        """SHA-256 (hex) over all that decides the result."""
+        return files.digest_json([self.over, self.answers, self.rows.fingerprint, dict(self.settings)])
 
 
 def known_try(entries: Iterable[Entry], question: Question) -> Tries | None:
@@ -157,7 +157,7 @@ class _KnownRows:
         return self._overlaps.get(fingerprint, True)
 
     def _share_in(self, samples: Sequence[Mapping[str, Any]]) -> float:
-        """Return the share of the samples, by content or by pixels: the larger. 1 where the subsets cannot tell."""
+        """Return the share of the samples, by content or by pixels: the larger. 1 where the subsets are empty."""
         shares, one_in = [1.0] if not samples else [], max((sample["one_in"] for sample in samples), default=1)
         for name, digests in self._digests.items() if samples else ():
             subset = digests[digests % np.uint64(one_in) == 0]

@@ -38,7 +38,21 @@ def list_keys() -> None:
 def remove_key(name: _Name) -> None:
     """Remove a key. Running servers refuse it within a second."""
     with project_folder() as workspace:
-        _store(workspace).remove(name)
+        store = _store(workspace)
+        store.remove(name)
+        if not store.read():
+            typer.echo(
+                "No key is left: the model server refuses all requests. To answer without keys on this machine: "
+                "`ratchet keys off`",
+                err=True,
+            )
+
+
+@keys.command("off")
+def switch_off() -> None:
+    """Remove all keys, and answer requests of this machine without one."""
+    with project_folder() as workspace:
+        _store(workspace).off()
 
 
 def _store(workspace: Workspace) -> "KeyStore":

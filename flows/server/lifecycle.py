@@ -178,12 +178,13 @@ class _Startup:
 
     def _may_serve(self) -> bool:
         """Return whether the model server is to be started; say why not."""
-        from ratchet.serving.keys import require_key
+        from ratchet.serving.keys import KeyStore, require_key
 
         if not self.params.serving.enabled:
             return False
         try:
-            require_key(self.workspace, self.platform.host)
+            store, always = KeyStore.of(self.workspace), self.params.serving.keys == "required"
+            require_key(store, self.platform.host, always=always)
         except PlatformError as error:
             self.say(f"{TITLES['serving']}: not started. {error}")
             return False

@@ -1,12 +1,18 @@
-"""The file of API keys: what it refuses, and that no key is lost."""
+"""The file of API keys: what it refuses, that no key is lost, and that a lost file opens nothing."""
 
+import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from ratchet.errors import PlatformError
-from ratchet.serving.keys import KeyStore
+from ratchet.serving.keys import KeyFilter, KeyStore, require_key
+
+LOOPBACK = "127.0.0.1"
 
 
 def test_keys_that_are_added_at_once_are_all_stored(tmp_path: Path) -> None:
@@ -25,3 +31,94 @@ def test_a_rate_that_is_no_number_is_refused(tmp_path: Path, rate: float) -> Non
     with pytest.raises(PlatformError, match=r"--rate: found .*; allowed: a number of 0 or more"):
         store.add("anna", rate=rate)
     assert not store.path.exists()
+
+
+class Gate:
+    """A filter in front of an application that answers 200, and its clock."""
+
+    def __init__(self, store: KeyStore, *, required: bool = False) -> None:
+        self.now = 0.0
+        self._filter = KeyFilter(PlainTextResponse("ok"), store, required=required, clock=lambda: self.now)
+
+    def status(self, key: str = "") -> int:
+        """Return the status of a request two seconds later, when changed files are read."""
+        self.now += 2.0
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+        asyncio.run(self._filter(scope, None, send))  # type: ignore[arg-type]  # reads no body
+        return int(sent[0]["status"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> KeyStore:
+    return KeyStore(tmp_path / "state" / "keys.json")
+
+
+def test_lost_keys_refuse_all_requests(store: KeyStore, caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(store)
+    assert gate.status() == 200
+    key = store.add("anna")
+    assert (gate.status(), gate.status(key)) == (401, 200)
+    store.path.unlink()
+    assert (gate.status(), gate.status(key)) == (401, 401)
+    assert "keys.json: is missing, so the model server refuses all requests" in caplog.text
+    with pytest.raises(PlatformError, match=r"keys\.json: is missing.* `ratchet keys add NAME`.* `ratchet keys off`"):
+        require_key(store, LOOPBACK, always=False)
+    assert Gate(store).status() == 401  # also of a server that starts without the file
+    other = store.add("bob")
+    assert (gate.status(), gate.status(other)) == (401, 200)
+    require_key(store, LOOPBACK, always=False)
+
+
+def test_a_lost_folder_opens_no_running_server(store: KeyStore) -> None:
+    key = store.add("anna")
+    gate = Gate(store)
+    for path in store.path.parent.iterdir():
+        path.unlink()
+    assert (gate.status(), gate.status(key)) == (401, 401)
+
+
+def test_damaged_keys_stay_valid_while_the_server_runs(store: KeyStore) -> None:
+    key = store.add("anna")
+    gate, content = Gate(store), store.path.read_text()
+    for damage in ("", "[]", "{}", content[:40], '{"keys": [1]}', '{"keys": null}'):
+        store.path.write_text(damage)
+        assert (gate.status(), gate.status(key)) == (401, 200)
+        with pytest.raises(PlatformError, match=r"keys\.json: damaged .* Fix: restore it; or delete it"):
+            require_key(store, LOOPBACK, always=False)
+    store.path.unlink()  # what the error proposes
+    assert gate.status() == 401
+    assert gate.status(store.add("anna")) == 200
+
+
+def test_removal_of_the_last_key_opens_nothing(store: KeyStore) -> None:
+    key = store.add("anna")
+    gate = Gate(store)
+    store.remove("anna")
+    assert (gate.status(), gate.status(key)) == (401, 401)
+    store.off()
+    assert gate.status() == 200
+    require_key(store, LOOPBACK, always=False)
+    store.add("bob")
+    assert gate.status() == 401
+
+
+def test_required_keys_are_asked_for_before_there_is_one(store: KeyStore) -> None:
+    assert Gate(store, required=True).status() == 401
+    with pytest.raises(PlatformError, match=r"serving\.keys: found required, and there is no API key"):
+        require_key(store, LOOPBACK, always=True)
+    with pytest.raises(PlatformError, match=r"--host: 0\.0\.0\.0 lets other machines ask the model server"):
+        require_key(store, "0.0.0.0", always=False, named="--host")
+
+
+def test_keys_of_an_earlier_version_are_asked_for(store: KeyStore) -> None:
+    key = store.add("anna")
+    content = json.loads(store.path.read_text())
+    store.path.write_text(json.dumps({"keys": content["keys"]}))
+    store.path.with_suffix(".required").unlink()
+    assert (Gate(store).status(), Gate(store).status(key)) == (401, 200)

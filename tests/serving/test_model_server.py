@@ -497,7 +497,7 @@ def test_pages_of_other_origins_are_refused(images: Served) -> None:
 def key(images: Served) -> Iterator[str]:
     key = images.project.good("ratchet", "keys", "add", "anna", "--rate", "3").strip()
     yield key
-    (images.workspace.state / "keys.json").unlink(missing_ok=True)
+    images.project.good("ratchet", "keys", "off")
 
 
 def test_a_key_is_asked_for_once_there_is_one(images: Served, key: str) -> None:
@@ -522,6 +522,10 @@ def test_a_key_is_asked_for_once_there_is_one(images: Served, key: str) -> None:
     assert (path.stat().st_mode & 0o777, key in path.read_text()) == (0o600, False)
     assert images.project.good("ratchet", "keys", "list").startswith("anna: made ")
     images.project.good("ratchet", "keys", "remove", "anna")
+    given = {"Authorization": f"Bearer {key}"}
+    until(lambda: images.ask("/invocations", question, **given)[0] == 401)
+    assert images.ask("/invocations", question)[0] == 401
+    images.project.good("ratchet", "keys", "off")
     until(lambda: images.ask("/invocations", question)[0] == 200)
 
 

@@ -164,12 +164,14 @@ def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: 
     try:
         project.good("ratchet", "serve", "--model", "image/1", "--offline-bundle", str(bundle))
     finally:
-        project.good("ratchet", "keys", "remove", "edge")
+        project.good("ratchet", "keys", "off")
     assert (bundle / "keys.json").stat().st_mode & 0o777 == 0o600
     offline, content = Served(project, free_port(HOST)), {"input": ROWS["image"][:1]}
     with running(bundle, python, offline.port, "--host", "0.0.0.0", "--allow", "edge.local"):
         assert offline.ask("/v1/predict", content)[0] == 401
         assert offline.ask("/v1/predict", content, Authorization=f"Bearer {key}", Host="edge.local")[0] == 200
+    (bundle / "keys.json").unlink()
+    assert "serving.keys: found required, and there is no API key" in refused(bundle, python)
     assert "--port: found 0; allowed: 1 to 65535" in refused(bundle, python, "--port", "0")
     assert refused(bundle, python, "--host", "192.0.2.1").startswith("--host: cannot listen on '192.0.2.1'")
     (bundle / "bundle.json").write_text('{"serving": {"rows": 0}}')

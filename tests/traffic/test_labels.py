@@ -67,3 +67,22 @@ def test_errors_of_numbers_are_averaged(requests: Path) -> None:
 
 def test_empty_log_has_no_hours(tmp_path: Path) -> None:
     assert summary(tmp_path / "requests") == []
+
+
+def test_a_damaged_file_of_labels_is_set_aside(requests: Path) -> None:
+    store = LabelStore(requests, clock=lambda: NOON)
+    store.add({(ANSWERS[0], 0): [0.0]}, problem="classification", days=30.0)
+    (path,) = store.folder.glob("*.parquet")
+    path.write_bytes(path.read_bytes()[:100])
+    assert store.add({(ANSWERS[1], 0): [1.0]}, problem="classification", days=30.0) == Stored(1, 0, 0)
+    assert store.newest()["answer"].to_list() == [ANSWERS[1]]
+    assert summary(requests)[0].labels == 1
+
+
+def test_old_labels_are_deleted_after_two_readings(requests: Path) -> None:
+    days = {"now": NOON}
+    store = LabelStore(requests, clock=lambda: days["now"])
+    for number, later in enumerate((0.0, 40.0, 40.5, 41.5)):
+        days["now"] = NOON + later * 86_400.0
+        store.add({(ANSWERS[number], 0): [0.0]}, problem="classification", days=30.0)
+        assert (ANSWERS[0] in store.newest()["answer"].to_list()) == (later < 41)

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.traffic.reading import find, read
+from ratchet.traffic.reading import DAMAGED, find, read
 from ratchet.traffic.schema import Logged, is_sampled
 from ratchet.traffic.writing import RequestLog
 
-NOW = time.time()
+NOW, HOUR, DAY = time.time(), 3_600.0, 86_400.0
 
 
 def logged(number: int = 0, *, at: float = NOW, rows: int = 1, **changed: Any) -> Logged:
@@ -61,25 +61,104 @@ def test_parts_of_past_hours_become_one_file(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*.parquet"))
     (whole,) = tmp_path.glob("*.parquet")
     assert len(pl.read_parquet(whole)) == 2
-    late = whole.with_suffix("") / "late.parquet"  # of a server that was killed before it merged its parts
+    late = (
+        whole.with_suffix("").with_suffix("") / "late.parquet"
+    )  # of a server that was killed before it merged its parts
     late.parent.mkdir()
     pl.read_parquet(whole).head(1).with_columns(answer=pl.lit("f" * 32)).write_parquet(late)
-    (late.parent / "cut-off.draft").write_bytes(b"PAR1")
+    (late.parent / ".draft-cut-off.parquet").write_bytes(b"PAR1")
     log(tmp_path, [])
     assert len(read(tmp_path)) == 3
-    assert not whole.with_suffix("").exists()
+    assert not late.parent.exists()
+    assert list(tmp_path.glob("*.parquet")) == [whole]
 
 
-def test_old_and_large_logs_are_deleted(tmp_path: Path) -> None:
-    for hours in (2, 3, 4):
-        log(tmp_path, [logged(hours, at=NOW - 3600 * hours)])
-    oldest, *_ = files = sorted(tmp_path.glob("*.parquet"))
-    assert len(files) == 3
-    os.utime(oldest, (NOW - 3 * 86_400,) * 2)
+def stored(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.parquet*"))
+
+
+def test_old_files_are_deleted_after_two_readings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for hours in (2, 30, 60):
+        log(tmp_path, [logged(hours, at=NOW - HOUR * hours)])
+    oldest, *others = stored(tmp_path)
     log(tmp_path, [], days=2.0)
-    assert sorted(tmp_path.glob("*.parquet")) == files[1:]
-    log(tmp_path, [], mib=files[-1].stat().st_size * 1.5 / 2**20)
-    assert sorted(tmp_path.glob("*.parquet")) == files[2:]
+    assert stored(tmp_path) == [oldest, *others]
+    assert "1 files are older than 2 days" in caplog.text
+    log(tmp_path, [], days=2.0, clock=lambda: NOW + DAY * 1.1)
+    assert stored(tmp_path) == others
+    assert f"{oldest} deleted: 3.6 days old, limit 2 days" in caplog.text
+
+
+def test_a_clock_that_runs_ahead_deletes_nothing(tmp_path: Path) -> None:
+    log(tmp_path, [logged(1, at=NOW - HOUR * 2)])
+    for clock in (NOW + 90 * DAY, NOW, NOW + 90 * DAY, NOW + 90.9 * DAY):
+        log(tmp_path, [], days=30.0, clock=lambda clock=clock: clock)
+    assert len(read(tmp_path)) == 1
+
+
+def test_oldest_files_are_deleted_above_the_limit_of_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for hours in (2, 3, 4):
+        log(tmp_path, [logged(hours, at=NOW - HOUR * hours)])
+    files = stored(tmp_path)
+    log(tmp_path, [], mib=files[-1].stat().st_size * 2.5 / 2**20)
+    assert stored(tmp_path) == files[1:]
+    assert f"{files[0]} deleted: the log is larger than" in caplog.text
+    log(tmp_path, [], mib=1e-6)
+    assert stored(tmp_path) == files[2:]
+
+
+@pytest.mark.parametrize("age", [0.0, HOUR * 2])
+def test_a_limit_smaller_than_an_hour_keeps_newest_rows(tmp_path: Path, age: float) -> None:
+    rng, mib = np.random.default_rng(0), 0.2
+    for number in range(40):
+        noise = rng.integers(0, 256, (1, 100, 100, 1), dtype=np.uint8)
+        log(tmp_path, [logged(number, at=NOW - age, inputs={"pixels": noise})], inputs="keep", mib=mib)
+    kept = {int(answer, 16) for answer in read(tmp_path)["answer"]}
+    assert kept == set(range(min(kept), 40))
+    size = sum(path.stat().st_size for path in stored(tmp_path))
+    assert mib / 2 < size / 2**20 <= mib
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "page", "columns", "text"])
+def test_a_damaged_file_is_set_aside_and_named_once(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(tmp_path, [logged(1, at=NOW - HOUR * 2), logged(2, at=NOW - HOUR * 3), logged(3)])
+    broken = next(tmp_path.glob("*/*.parquet"))
+    content = broken.read_bytes()
+    if damage == "columns":
+        pl.DataFrame({"answer": ["a"], "row": ["one"]}).write_parquet(broken)
+    else:
+        broken.write_bytes(
+            {
+                "empty": b"",
+                "cut": content[: len(content) // 2],
+                "page": content[:4] + bytes(byte ^ 255 for byte in content[4:200]) + content[200:],
+                "text": b"hello\n",
+            }[damage]
+        )
+    (tmp_path / "folder.parquet").mkdir()
+    assert set(read(tmp_path)["answer"]) == {f"{number:032x}" for number in (1, 2)}
+    assert find(tmp_path, f"{1:032x}")["row"].to_list() == [0]
+    assert broken.with_name(broken.name + DAMAGED).exists()
+    written = log(tmp_path, [logged(4)], clock=lambda: NOW + HOUR)  # merges the hour of the damaged file
+    assert (written.problem, written.lost) == ("", 0)
+    assert sorted(int(answer, 16) for answer in read(tmp_path)["answer"]) == [1, 2, 4]
+    assert caplog.text.count("is damaged") == 1
+    log(tmp_path, [], clock=lambda: NOW + 31 * DAY)
+    log(tmp_path, [], clock=lambda: NOW + 33 * DAY)
+    assert stored(tmp_path) == [tmp_path / "folder.parquet"]
+
+
+def test_a_damaged_file_is_found_by_the_merge(tmp_path: Path) -> None:
+    log(tmp_path, [logged(1)])
+    log(tmp_path, [logged(2)])
+    broken, _ = sorted(tmp_path.glob("*/*.parquet"))
+    broken.write_bytes(b"PAR1")
+    written = log(tmp_path, [], clock=lambda: NOW + 2 * HOUR)
+    assert written.problem == ""
+    assert read(tmp_path)["answer"].to_list() == [f"{2:032x}"]
+    assert find(tmp_path, f"{2:032x}")["row"].to_list() == [0]
 
 
 def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> None:

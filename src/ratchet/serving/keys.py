@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PREFIX = "rk_"  # so that scanners for secrets can find a key that was published
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the file
+_MISSING = (0, 0)  # stamp of a missing file
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,14 @@ class Key:
 
 
 class KeyStore:
-    """The file of the keys' digests. Only its owner can read it; the keys themselves are not stored."""
+    """The file of the keys' digests. Only its owner can read it; the keys themselves are not stored.
+
+    A second file, `keys.required`, is made with the first key. While it is there, no keys means that all requests are
+    refused: a lost file of keys opens nothing.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._mark = path, path.with_suffix(".required")
 
     @classmethod
     def of(cls, workspace: Workspace) -> "KeyStore":
@@ -57,15 +62,35 @@ class KeyStore:
         """Return all keys.
 
         Raises:
-            PlatformError: the file is damaged.
+            PlatformError: the file is damaged or cannot be read.
         """
+        return self._read()[0]
+
+    @property
+    def required(self) -> bool:
+        """Return whether there is a key, or was one and `off` was not called since."""
+        is_off = self._read()[1]
+        return self._mark.exists() if is_off is None else not is_off
+
+    def off(self) -> None:
+        """Remove all keys, and let the server answer without one on loopback."""
+        with self._locked():
+            self._write((), off=True)
+            self._mark.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[tuple[Key, ...], bool | None]:
+        """Return the keys, and whether they were switched off; None: there is no file."""
         try:
-            return tuple(Key(**entry) for entry in files.read_json(self.path)["keys"])
+            content = files.read_json(self.path)
+            return tuple(Key(**entry) for entry in content["keys"]), content.get("off", False) is True
         except FileNotFoundError:
-            return ()
-        except (ValueError, KeyError, TypeError) as error:
+            return (), None
+        except OSError as error:
+            raise PlatformError(f"{self.path}: cannot be read ({error.strerror}). Fix: correct its owner") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlatformError(
-                f"{self.path}: damaged ({error}). Fix: delete it, and add the keys again (`ratchet keys add NAME`)"
+                f"{self.path}: damaged ({error}). Fix: restore it; or delete it, and add the keys again "
+                "(`ratchet keys add NAME`)"
             ) from error
 
     def add(self, name: str, *, rate: float = 0.0) -> str:
@@ -107,27 +132,32 @@ class KeyStore:
         self.path.parent.mkdir(exist_ok=True)
         return FileLock(self.path.with_suffix(".lock"))
 
-    def _write(self, keys: Iterable[Key]) -> None:
-        content = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2)
+    def _write(self, keys: Iterable[Key], *, off: bool = False) -> None:
+        files.write_text(self._mark, "")  # first: a lost file of keys must open nothing
+        content = json.dumps({"keys": [asdict(key) for key in keys], "off": off}, indent=2)
         files.write_bytes(self.path, content.encode(), private=True)
 
 
 class KeyFilter:
-    """ASGI middleware: once there is a key, requests without one are refused with 401, too many of one with 429.
+    """ASGI middleware: once there was a key, requests without one are refused with 401, too many of one with 429.
 
     The name of the key is scope["ratchet.key"].
     """
 
-    def __init__(self, app: ASGIApp, store: KeyStore, *, required: bool) -> None:
-        """Wrap `app`. `required`: refuse also if there is no key, as beyond loopback."""
-        self.app, self._store, self._required = app, store, required
+    def __init__(
+        self, app: ASGIApp, store: KeyStore, *, required: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Wrap `app`. `required`: refuse also if there never was a key, as beyond loopback. `clock`: seconds."""
+        self.app, self._store, self._always, self._clock = app, store, required, clock
         self._keys: tuple[Key, ...] = store.read()
-        self._looked, self._stamp = time.monotonic(), _stamp(store.path)
+        self._required = required or store.required
+        self._looked, self._stamp = self._clock(), _stamp(store.path)
         self._allowances: dict[str, tuple[float, float]] = {}  # of a key: requests that it may send now, and when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""
-        if scope["type"] == "http" and (self._current() or self._required):
+        self._refresh()
+        if scope["type"] == "http" and self._required:
             try:
                 self._check(scope)
             except Refused as refused:
@@ -157,7 +187,7 @@ class KeyFilter:
         """Take one request of the key's allowance, which grows by `rate` per second up to that of one second."""
         if not key.rate:
             return
-        now, most = time.monotonic(), max(1.0, key.rate)
+        now, most = self._clock(), max(1.0, key.rate)
         left, since = self._allowances.get(key.name, (most, now))
         left = min(most, left + (now - since) * key.rate)
         if left < 1.0:
@@ -165,31 +195,55 @@ class KeyFilter:
             raise Refused(429, f"the key {key.name} may send {key.rate:g} requests per second", {"Retry-After": wait})
         self._allowances[key.name] = (left - 1.0, now)
 
-    def _current(self) -> tuple[Key, ...]:
-        """Return the keys; a changed file is read again. One that cannot be read leaves the keys of before."""
-        if time.monotonic() - self._looked > _LOOK:
-            self._looked = time.monotonic()
-            if (stamp := _stamp(self._store.path)) != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._keys = self._store.read()
-                except PlatformError as error:
-                    _LOG.error("%s. The keys of before stay valid", error)
-        return self._keys
+    def _refresh(self) -> None:
+        """Read the file again if it changed. One that cannot be read leaves the keys of before."""
+        if self._clock() - self._looked <= _LOOK:
+            return
+        self._looked = self._clock()
+        if (stamp := _stamp(self._store.path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = self._store.read()
+            except PlatformError as error:
+                _LOG.error("%s. The keys of before stay valid", error)
+                return
+            if self._stamp != _MISSING:  # keys that are lost open nothing
+                self._required = self._always or self._store.required
+            if self._required and not self._keys:
+                _LOG.error("%s", _no_keys(self._store.path))
 
 
-def require_key(workspace: Workspace, host: str) -> None:
-    """Refuse to listen where other machines reach the server while it has no API key.
+def require_key(store: KeyStore, host: str, *, always: bool, named: str = "platform.host") -> None:
+    """Refuse to listen without an API key where one is needed.
+
+    Args:
+        store: the keys.
+        host: address to listen on.
+        always: serving.keys is required.
+        named: setting or option of the address.
 
     Raises:
-        PlatformError: naming the address and the fix.
+        PlatformError: naming the address, the setting or the file, and the fix.
     """
-    if not is_loopback(host) and not KeyStore.of(workspace).read():
+    if store.read():
+        return
+    if not is_loopback(host):
         raise PlatformError(
-            f"platform.host: {host} lets other machines ask the model server. Allowed beyond loopback: only with an "
-            "API key. Fix: `ratchet keys add NAME`, then the same command again; or `ratchet set "
-            "platform.host=127.0.0.1` and connect by SSH"
+            f"{named}: {host} lets other machines ask the model server. Allowed beyond loopback: only with an API "
+            f"key. Fix: `ratchet keys add NAME`, then the same command again; or {named} 127.0.0.1, and connect by SSH"
         )
+    if always:
+        raise PlatformError("serving.keys: found required, and there is no API key. Fix: `ratchet keys add NAME`")
+    if store.required:
+        raise PlatformError(_no_keys(store.path))
+
+
+def _no_keys(path: Path) -> str:
+    state = "has no key" if path.exists() else "is missing"
+    return (
+        f"{path}: {state}, so the model server refuses all requests. Fix: restore the file, or `ratchet keys add "
+        "NAME`. To answer without keys on this machine: `ratchet keys off`"
+    )
 
 
 def _digest(text: str) -> str:
@@ -201,5 +255,5 @@ def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except FileNotFoundError:
-        return 0, 0
+        return _MISSING
     return status.st_mtime_ns, status.st_ino

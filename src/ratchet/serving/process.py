@@ -43,7 +43,7 @@ def serve(
         say: gets the line for the user.
 
     Raises:
-        PlatformError: the address is taken, or is not loopback and there is no API key.
+        PlatformError: the address is taken, or there is no API key where one is needed.
         RegistryError: there is no model of this name, unless `wait`.
     """
     from ratchet.serving.app import ModelServer
@@ -53,7 +53,8 @@ def serve(
 
     params = settings.load(workspace.params)
     host, port = host or params.platform.host, port or params.serving.port
-    require_key(workspace, host)
+    store = KeyStore.of(workspace)
+    require_key(store, host, always=params.serving.keys == "required")
     check_free(host, port, named=("platform.host", "serving.port"))
     registry = ModelRegistry(workspace, params)
 
@@ -78,7 +79,7 @@ def serve(
     server = ModelServer(
         follower, given, log=log, fallback=beside(given.fallback), shadow=beside(given.shadow), canary=canary
     )
-    run(server, KeyStore.of(workspace), host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
+    run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
 
 
 def check_free(host: str, port: int, *, named: tuple[str, str]) -> None:
@@ -118,7 +119,7 @@ def run(
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
     say(f"{served} at {place}; Ctrl-C ends it")
     origins = own_origins(host, port, public=place, allowed=allowed)
-    keyed = KeyFilter(server, store, required=not is_loopback(host))
+    keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
     sys.setswitchinterval(_SWITCH)
     gc.collect()

@@ -494,6 +494,9 @@ class ServingSettings(Section):
     rows: Positive = setting(1024, "rows of one request")
     body_mib: PositiveAmount = setting(16.0, "size of a request, MiB")
     tokens: Positive = setting(512, "tokens that a language model writes for one prompt")
+    keys: Literal["auto", "required"] = setting(
+        "auto", "API keys; auto: asked for once there was a key, and beyond loopback; required: always"
+    )
     log: bool = setting(True, "whether requests and answers are logged in .ratchet/requests")
     shadow: Text = setting(
         "none", "version that answers requests beside the served one, for the log only: NAME@challenger; none"
@@ -509,8 +512,12 @@ class ServingSettings(Section):
     log_share: Share = setting(1.0, "share of the requests that are logged")
     log_inputs: Literal["hash", "keep", "none"] = setting("hash", "inputs in the log: hash (SHA-256), keep, or none")
     log_columns: Names = setting((), "columns of a table that are logged as they are, for slices")
-    log_days: PositiveAmount = setting(30.0, "days after which logged requests are deleted")
-    log_mib: PositiveAmount = setting(1024.0, "size of the log, MiB; the oldest hours are deleted first")
+    log_days: PositiveAmount = setting(
+        30.0, "days after which logged requests are deleted, if the clock says so twice, a day apart"
+    )
+    log_mib: PositiveAmount = setting(
+        1024.0, "size of the log, MiB; the oldest files are deleted first, the newest stays"
+    )
 
 
 class AlertSettings(Section):

@@ -1,15 +1,23 @@
-"""Read the request log."""
+"""Read the request log. A damaged file is set aside and named once; the other files are read."""
 
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.traffic.schema import SHADOW
+from ratchet.files import DRAFT
+from ratchet.traffic.schema import SHADOW, row_schema
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["KEY", "find", "log_files", "log_folder", "read", "read_shadow"]
+__all__ = ["DAMAGED", "KEY", "find", "log_files", "log_folder", "read", "read_file", "read_shadow", "stored_files"]
+
+DAMAGED = ".damaged"
+"""Ends the names of files that could not be read."""
+_LOG = logging.getLogger(__name__)
 
 KEY = ("answer", "row", "envelope", "model", "version")
 """Columns that name a row of the log: several versions may have answered it in shadow."""
@@ -36,7 +44,7 @@ def read_shadow(folder: Path) -> "polars.DataFrame":
 def _read(folder: Path, *, shadow: bool) -> "polars.DataFrame":
     import polars
 
-    frames = [polars.read_parquet(path) for path in log_files(folder)]
+    frames = [rows for path in log_files(folder) if not (rows := read_file(path, row_schema())).is_empty()]
     if not frames:
         return polars.DataFrame()
     rows = polars.concat(frames, how="diagonal_relaxed")
@@ -51,7 +59,7 @@ def find(folder: Path, answer: str) -> "polars.DataFrame":
     columns = ["answer", "row", "time", "seconds", "envelope", "model", "version", "provenance", "key"]
     wanted = (polars.col("answer") == answer) & (polars.col("envelope") != SHADOW)
     for path in log_files(folder):
-        rows = polars.scan_parquet(path).filter(wanted).select(columns).collect()
+        rows = read_file(path, row_schema(), columns=columns).filter(wanted)
         if len(rows):
             return rows.unique("row").sort("row")
     return polars.DataFrame()
@@ -59,4 +67,57 @@ def find(folder: Path, answer: str) -> "polars.DataFrame":
 
 def log_files(folder: Path) -> list[Path]:
     """Return the files of the log: those of whole hours, then the parts."""
-    return [*sorted(folder.glob("*.parquet")), *sorted(folder.glob("*/*.parquet"))]
+    return stored_files(folder, "*.parquet", "*/*.parquet")
+
+
+def stored_files(folder: Path, *patterns: str) -> list[Path]:
+    """Return the complete files below a folder whose names match, in the order of the patterns and names."""
+    found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return [path for path in found if path.is_file() and not path.name.startswith(DRAFT)]
+
+
+def read_file(
+    path: Path, schema: "Mapping[str, polars.DataType]", *, columns: Sequence[str] | None = None
+) -> "polars.DataFrame":
+    """Return the rows of a Parquet file. A damaged file has none: it is renamed to NAME.damaged, and a warning says so.
+
+    Args:
+        path: a file that Ratchet wrote.
+        schema: columns that it must have, with their types.
+        columns: only these; None: all.
+
+    Raises:
+        FileNotFoundError: it was merged or deleted meanwhile.
+        PermissionError: this user cannot read it.
+    """
+    import polars
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # pyarrow raises errors for damage where Polars can panic.
+        with pq.ParquetFile(path) as file:
+            frame = polars.from_arrow(file.read(columns))
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        _set_aside(path, str(error))
+    else:
+        assert isinstance(frame, polars.DataFrame)
+        expected = {name: kind for name, kind in schema.items() if columns is None or name in columns}
+        wrong = [name for name, kind in expected.items() if frame.schema.get(name) != kind]
+        if not wrong:
+            return frame
+        _set_aside(path, f"column {wrong[0]!r} is missing or has another type")
+    return polars.DataFrame(schema={name: schema[name] for name in columns or schema})
+
+
+def _set_aside(path: Path, reason: str) -> None:
+    aside = path.with_name(path.name + DAMAGED)
+    with contextlib.suppress(FileNotFoundError):  # another process did it
+        path.rename(aside)
+    lines = reason.splitlines()
+    _LOG.warning(
+        "%s is damaged (%s): its rows are left out, and it is kept as %s", path, lines[0] if lines else "no reason",
+        aside.name,
+    )  # fmt: skip

@@ -12,9 +12,21 @@ from numpy.typing import NDArray
 from ratchet.kinds import Target
 
 if TYPE_CHECKING:
+    import polars
     import pyarrow
 
-__all__ = ["INPUT", "REPEATED", "SHADOW", "SLICE", "Logged", "is_sampled", "size_of", "table_of", "target_id"]
+__all__ = [
+    "INPUT",
+    "REPEATED",
+    "SHADOW",
+    "SLICE",
+    "Logged",
+    "is_sampled",
+    "row_schema",
+    "size_of",
+    "table_of",
+    "target_id",
+]
 
 SHADOW = "shadow"
 """Envelope of rows that a shadow version has answered."""
@@ -56,6 +68,15 @@ def target_id(target: Target) -> str:
     """Return the problem of a version, and a digest of its classes, labels or numbers in their order."""
     names = "\0".join(getattr(target, "names", ()))
     return f"{target.problem} {hashlib.sha256(names.encode()).hexdigest()[:16]}"
+
+
+def row_schema() -> "polars.Schema":
+    """Return the columns that each file of the log has, with their types."""
+    import polars as pl
+
+    texts = dict.fromkeys(("answer", *REPEATED, "input_sha256", "text"), pl.String())
+    times = {"time": pl.Datetime("us", "UTC"), "seconds": pl.Float32()}
+    return pl.Schema({**texts, "row": pl.Int32(), **times, "prediction": pl.List(pl.Float32)})
 
 
 def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from ratchet.traffic.reading import KEY
-from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, size_of, table_of
+from ratchet import files
+from ratchet.traffic.reading import KEY, read_file, stored_files
+from ratchet.traffic.retention import delete_excess, delete_old
+from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, row_schema, size_of, table_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,7 +33,8 @@ _EVERY = 5.0  # seconds between two parts
 _AT_ONCE = 100  # requests that become rows without a rest: about 1 ms
 _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
-_DAY, _MIB = 86_400.0, 1 << 20
+_MIB = 1 << 20
+_PARTS_OF_LIMIT = 8  # a file of the log takes at most one eighth of log_mib, so that deletion of a file leaves the rest
 
 
 @dataclass
@@ -48,19 +51,22 @@ class RequestLog:
     Attributes:
         share: of the requests that are logged.
         lost: requests that were not written, because the disk is full or slow.
-        problem: why the latest could not be written; empty: they could.
+        problem: why the latest could not be written, or old ones not deleted; empty: they could.
     """
 
-    def __init__(self, folder: Path, *, share: float, inputs: str, days: float, mib: float) -> None:
-        """Start the thread. `inputs`: hash, keep or none."""
+    def __init__(
+        self, folder: Path, *, share: float, inputs: str, days: float, mib: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """Start the thread. `inputs`: hash, keep or none. `clock`: seconds since 1970."""
         import polars  # noqa: F401  # now: later the import would hold up requests
         import pyarrow.parquet  # noqa: F401
 
         self.folder, self.lost, self.problem = folder, 0, ""
-        self.share, self._inputs, self._days, self._mib = share, inputs, days, mib
+        self.share, self._inputs, self._days, self._mib, self._clock = share, inputs, days, mib, clock
         self._waiting: deque[Logged] = deque()
         self._parts: dict[tuple[str, str, str], _Part] = {}  # by hour, model and version
-        self._bytes, self._files, self._tidied = 0, 0, ""
+        self._bytes, self._files = 0, 0
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
@@ -94,17 +100,19 @@ class RequestLog:
                     self._changed.wait(_PAUSE if len(self._waiting) < _AT_ONCE else _REST)
                 requests = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
                 is_last = self._closed and not self._waiting
+            work = "written"
             try:
                 self._take(requests)
                 if is_last or time.monotonic() >= due:
                     due = time.monotonic() + _EVERY
                     self._write()
-                    self._tidy(_hour(time.time()))
+                    work = "merged, and nothing of it deleted"
+                    self._tidy(self._clock())
                     self.problem = ""
             except Exception as error:  # of the disk or of pyarrow: answers go on, and the next part may succeed
                 if not self.problem:
-                    _LOG.error("the request log in %s cannot be written: %s", self.folder, error)
-                self.problem = f"the request log cannot be written: {error}"
+                    _LOG.error("the request log in %s cannot be %s: %s", self.folder, work, error)
+                self.problem = f"the request log cannot be {work}: {error}"
 
     def _take(self, requests: list[Logged]) -> None:
         """Make rows of requests: one table for each hour and version."""
@@ -145,57 +153,57 @@ class RequestLog:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".draft")
-        try:
-            whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
-            # A dictionary of the other columns would double the time and the file: their values differ in each row.
-            repeated = [name for name in whole.column_names if name in REPEATED or name.startswith(SLICE)]
+        whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
+        # A dictionary of the other columns would double the time and the file: their values differ in each row.
+        repeated = [name for name in whole.column_names if name in REPEATED or name.startswith(SLICE)]
+        with files.draft_file(path, private=True) as draft:  # inputs may be personal
             pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
-            os.chmod(draft, 0o600)  # inputs may be personal
-            os.replace(draft, path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
 
-    def _tidy(self, current: str) -> None:
-        """Make one file of each past hour, and delete what is too old or too much. One process at a time."""
-        if self._tidied == current:
-            return
+    def _tidy(self, now: float) -> None:
+        """Merge the parts of past hours, and delete what is too old or too much. One process at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
-                for hour in sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < current):
+                for hour in sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now)):
                     self._merge(hour)
-                self._rotate()
+                names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
+                delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
+                delete_excess(stored_files(self.folder, *names), mib=self._mib)
         except Timeout:  # another server of this folder does it
             pass
-        self._tidied = current
 
     def _merge(self, hour: Path) -> None:
-        import polars
-
-        parts = sorted(hour.glob("*.parquet"))
-        if parts:
-            draft, whole = hour.with_suffix(".draft"), hour.with_suffix(".parquet")
-            earlier = [whole] if whole.exists() else []  # a part that came late, of a server that was killed
-            frames = [polars.read_parquet(path) for path in (*earlier, *parts)]
-            merged = polars.concat(frames, how="diagonal_relaxed").unique(KEY, maintain_order=True)
-            merged.write_parquet(draft)
-            os.chmod(draft, 0o600)
-            os.replace(draft, whole)
-        for path in (*parts, *hour.glob("*.draft")):
+        """Make one file of the parts of an hour; several, if it is large beside log_mib."""
+        wholes = stored_files(self.folder, f"{hour.name}.*.parquet")
+        last = wholes[-1:]  # a part can come late, of a server that was killed
+        number = int(wholes[-1].suffixes[0][1:]) if wholes else 0
+        group, size = last, sum(path.stat().st_size for path in last)
+        for path in stored_files(hour, "*.parquet"):
+            length = path.stat().st_size
+            if group and size + length > self._mib * _MIB / _PARTS_OF_LIMIT:
+                self._merge_files(group, self.folder / f"{hour.name}.{number:05}.parquet")
+                number, group, size = number + 1, [], 0
+            group, size = [*group, path], size + length
+        if group != last:
+            self._merge_files(group, self.folder / f"{hour.name}.{number:05}.parquet")
+        for path in hour.glob(f"{files.DRAFT}*"):
             path.unlink()
-        with contextlib.suppress(OSError):  # another server has just written a part
+        with contextlib.suppress(OSError):  # a damaged part is kept here, or another server has just written one
             hour.rmdir()
 
-    def _rotate(self) -> None:
-        total = 0.0
-        for path in sorted(self.folder.glob("*.parquet"), reverse=True):
-            status = path.stat()
-            total += status.st_size
-            if time.time() - status.st_mtime > self._days * _DAY or total > self._mib * _MIB:
-                path.unlink()
+    def _merge_files(self, paths: list[Path], whole: Path) -> None:
+        import polars
+
+        if paths == [whole]:
+            return
+        frames = [rows for path in paths if not (rows := read_file(path, row_schema())).is_empty()]
+        if frames:
+            merged = polars.concat(frames, how="diagonal_relaxed").unique(KEY, maintain_order=True)
+            with files.draft_file(whole, private=True) as draft:
+                merged.write_parquet(draft)
+        for path in paths:
+            if path != whole:
+                path.unlink(missing_ok=True)
 
 
 def _hour(seconds: float) -> str:

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from ratchet import files
 from ratchet.checksums import verify
-from ratchet.errors import PlatformError, RatchetError, RegistryError
+from ratchet.errors import RatchetError, RegistryError
 from ratchet.exports.variants import FULL
-from ratchet.servers.addresses import is_loopback
 from ratchet.serving.app import ModelServer
-from ratchet.serving.keys import KeyStore
+from ratchet.serving.keys import KeyStore, require_key
 from ratchet.serving.process import check_free, run
 from ratchet.serving.versions.following import Fixed
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -56,11 +55,7 @@ def main(bundle: Path) -> int:
         about = _read(bundle)
         given = _arguments(about.settings)
         store = KeyStore(bundle / KEYS)
-        if not is_loopback(given.host) and not store.read():
-            raise PlatformError(
-                f"--host: {given.host} lets other machines ask the model server. Allowed beyond loopback: only with an "
-                "API key. Fix: `ratchet keys add NAME` in the project, and write the bundle again"
-            )
+        require_key(store, given.host, always=about.settings.keys == "required", named="--host")
         check_free(given.host, given.port, named=("--host", "--port"))
         server = ModelServer(Fixed(load(bundle, about, threads=given.threads)), about.settings)
         run(

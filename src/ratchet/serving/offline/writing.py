@@ -31,7 +31,7 @@ _PACKAGES = [
     "filelock", "httptools", "numpy", "onnxruntime", "orjson", "pillow", "prometheus-client", "psutil", "pydantic",
     "starlette", "uvicorn", "uvloop",
 ]  # fmt: skip
-_SETTINGS = {"port", "threads", "deadline", "queue", "rows", "body_mib"}  # of serving
+_SETTINGS = {"port", "threads", "deadline", "queue", "rows", "body_mib", "keys"}  # of serving
 _SCRIPT = '''"""Serve the model of this folder: python serve.py [--host HOST] [--port PORT]."""
 
 import sys
@@ -72,15 +72,18 @@ def write_bundle(workspace: Workspace, reference: str | None, to: Path) -> str:
         shutil.copytree(source, draft / "app" / "ratchet", ignore=shutil.ignore_patterns("__pycache__"))
         (draft / "serve.py").write_text(_SCRIPT, encoding="utf-8")
         (draft / "requirements.txt").write_text(_requirements(spec.input, source.parents[1]), encoding="utf-8")
-        if (keys := KeyStore.of(workspace).path).exists():
-            shutil.copy2(keys, draft / KEYS)
+        serving, store = params.serving, KeyStore.of(workspace)
+        if store.read():
+            shutil.copy2(store.path, draft / KEYS)
+        if store.required:  # also where the bundle's file of keys is lost
+            serving = serving.model_copy(update={"keys": "required"})
         identity = {
             "model": version.name, "version": version.number, "run_id": version.run_id,
             "provenance": version.tags.get(PROVENANCE_TAG), "variant": variant,
         }  # fmt: skip
         files.write_json(draft / ABOUT, {
             "format": 1, "identity": identity, "checksums": files.digest_json(seal(draft / MODEL)),
-            "serving": params.serving.model_dump(mode="json", include=_SETTINGS),
+            "serving": serving.model_dump(mode="json", include=_SETTINGS),
         })  # fmt: skip
     return (
         f"{version.name} version {version.number} ({variant}) is in {to}. To start it: `python {to / 'serve.py'}`, in "

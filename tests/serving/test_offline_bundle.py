@@ -170,10 +170,10 @@ def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: 
     with running(bundle, python, offline.port, "--host", "0.0.0.0", "--allow", "edge.local"):
         assert offline.ask("/v1/predict", content)[0] == 401
         assert offline.ask("/v1/predict", content, Authorization=f"Bearer {key}", Host="edge.local")[0] == 200
-    (bundle / "keys.json").unlink()
-    assert "serving.keys: found required, and there is no API key" in refused(bundle, python)
     assert "--port: found 0; allowed: 1 to 65535" in refused(bundle, python, "--port", "0")
     assert refused(bundle, python, "--host", "192.0.2.1").startswith("--host: cannot listen on '192.0.2.1'")
+    (bundle / "keys.json").unlink()
+    assert "serving.keys: found required, and there is no API key" in refused(bundle, python)
     (bundle / "bundle.json").write_text('{"serving": {"rows": 0}}')
     assert "bundle.json: serving: rows: found 0" in refused(bundle, python)
     (bundle / "bundle.json").write_text('{"serving": {}}')

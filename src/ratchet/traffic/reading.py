@@ -72,8 +72,8 @@ def log_files(folder: Path) -> list[Path]:
 
 def stored_files(folder: Path, *patterns: str) -> list[Path]:
     """Return the complete files below a folder whose names match, in the order of the patterns and names."""
-    found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-    return [path for path in found if path.is_file() and not path.name.startswith(DRAFT)]
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return [path for path in paths if path.is_file() and not path.name.startswith(DRAFT)]
 
 
 def read_file(

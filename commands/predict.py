@@ -45,6 +45,8 @@ def predict(
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
             if not rows:
                 raise DataError(f"{', '.join(map(str, paths))}: has no rows")
+        for note in reader.notes:
+            print(f"warning: {note}", file=sys.stderr)
         print(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", file=sys.stderr)
     return refused < rows
 

@@ -130,6 +130,8 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
             else:
                 manifest.require_same(output, before, job, listing)
             summary, earlier = score_shards(loaded, reader, listing, output, before or job, watch)
+            for note in reader.notes:
+                watch.say(f"warning: {note}")
     return Scored(
         output.where, summary.model, summary.version, summary.provenance, summary.rows, summary.refused,
         summary.shards, earlier, time.monotonic() - began,

@@ -159,7 +159,7 @@ def test_two_date_formats_of_a_real_table_are_distinguished(place, shared) -> No
         ("path,label\na.png,cat,7\n", "has no labels"),
         (
             'path,label\na.png,cat\n"b.png,cat\nc.png,dog\n',
-            "not a readable table: line 3 or a line after it is not CSV",
+            "not a readable table: a quotation mark in the row of line 3 is not closed",
         ),
         ("path,label,width\na.png,cat,7\n", "column 'width' has a reserved name"),
         ("path,label\na.png,cat\n", "has only one class"),

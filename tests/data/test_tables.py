@@ -695,7 +695,7 @@ def test_settings_that_do_not_fit_are_refused_with_a_fix(table, case: str) -> No
         (b"size,label\n", "has a header and no rows"),
         (b"\x89PNG\r\n\x1a\n" + b"0" * 50, "is a PNG image, not a table"),
         (b"size,label\n1,caf\xe9\n", "line 2 is not UTF-8"),
-        (b'size,label\n1,"a\n2,b\n', "not CSV|no column|only one class|bad"),
+        (b'size,label\n1,"a\n2,b\n', "line 2 is not closed"),
         (b"PAR1" + b"0" * 40, "damaged Parquet"),
     ],
 )

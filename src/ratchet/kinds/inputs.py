@@ -1,6 +1,7 @@
 """Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,6 +72,11 @@ class TableInput:
     columns: tuple[Column, ...]  # in the order of the file
     missing: tuple[str, ...] = ()  # further texts that mean a missing value
     kind: Literal["table"] = "table"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the columns have numbers for names, because the file has no header."""
+        return all(re.fullmatch(r"column_[1-9][0-9]*", column.name) for column in self.columns)
 
     @property
     def numeric(self) -> tuple[Column, ...]:

@@ -20,7 +20,7 @@ from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, read_whole
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.sources.table_file import MISSING, TableFile, read_table
+from ratchet.data.sources.table_file import MISSING, TableFile, column_names, read_table
 from ratchet.data.split import SplitName
 from ratchet.data.tables.targets import Labelling, read_labels
 from ratchet.errors import DataError, SettingsError
@@ -59,11 +59,12 @@ class ImageManifest:
         self.name = storage.name
         self._where = f"{storage.where}/{settings.manifest}"
         self._file = self._table(storage)
-        table = self._named(self._file.table)
+        cells = self._file.named(column_names(self._file.header, f"data.manifest: {self._where}"))
+        table = self._named(cells)
         ragged = self._file.ragged
         table = table.join(ragged.select("row"), on="row", how="anti", maintain_order="left")
         header = self._is_header(table)
-        frame = self._file.table[(table.filter(~header)["row"] - 1).to_numpy()]
+        frame = cells[(table.filter(~header)["row"] - 1).to_numpy()]
         self.classes: tuple[str, ...] = ()
         meant: dict[str, str] = {}
         targets: Labelling | None = None
@@ -167,11 +168,6 @@ class ImageManifest:
 
     def _columns(self, table: pl.DataFrame) -> dict[str, str]:
         """Return the table's columns for path, label, split and group."""
-        doubled = [name.removesuffix("_duplicated_0") for name in table.columns if name.endswith("_duplicated_0")]
-        if doubled:
-            raise DataError(
-                f"data.manifest: {self._where}: column {doubled[0]!r} is in the header twice. Fix: rename one"
-            )
         settings, labels = self._settings, self._settings.label_columns
         if not labels or len(set(labels)) < len(labels):
             raise SettingsError(

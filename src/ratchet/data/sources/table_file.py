@@ -1,21 +1,22 @@
 """Reading the file that lists samples: CSV with any common separator and encoding, Parquet, JSON or JSON Lines."""
 
 import codecs
-import contextlib
-import csv
-import functools
-import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from ratchet.data.reading.identify import HEAD, identify
-from ratchet.errors import DataError, first_line
+from ratchet.data.sources.csv_records import Examples, cells_of, layout_of
+from ratchet.data.sources.typed_files import read_json, read_json_lines, read_parquet
+from ratchet.errors import DataError
 
 __all__ = [
-    "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "cells_of", "encoding_of", "read_table", "require_text",
+    "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "column_names", "encoding_of", "read_table", "require_text",
     "separator_of",
 ]  # fmt: skip
 
@@ -29,7 +30,6 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
-_LONG_CELLS = 1000  # cells of several lines in a column that are checked
 _SNIFFED = 4096  # bytes
 _LINES = 50  # that show how the columns are separated
 HEADER_BYTES = 1 << 20
@@ -40,59 +40,69 @@ HEADER_BYTES = 1 << 20
 class TableFile:
     """A table and the places of its rows in the file.
 
-    `ragged` has one row per record whose number of cells differs from the header: `row`, from 1, and `value`, a text.
+    Attributes:
+        table: the rows. Columns of CSV are numbered from 0.
+        header: the names of the columns; without header, the cells of the first row.
+        ragged: one row per record whose number of cells differs from the header: `row`, from 1, and `value`, a text.
+        head: the start of a CSV file.
+        notes: warnings.
+        lines: line from 1 of each row; None: the file has no lines.
     """
 
     table: pl.DataFrame
+    header: tuple[str, ...]
     ragged: pl.DataFrame
-    _content: bytes | None = None  # of a CSV file, as UTF-8
-    _separator: str = ","
-    _has_header: bool = True
-    _lines: list[int] = field(default_factory=list)
+    head: str = ""
+    notes: tuple[str, ...] = ()
+    lines: NDArray[np.int64] | None = None
 
     def places(self, rows: Sequence[int]) -> list[str]:
-        """Return the places of rows, counted from 1, for messages: "line 7" of a CSV file, else "row 6"."""
-        if not rows:
-            return []
-        shift = 0 if self._has_header else 1  # the line of the names that were given
-        if self._content is not None and not self._lines:
-            if b'"' not in self._content and self._content.rstrip(b"\n").count(b"\n") == self.table.height:
-                return [f"line {row + 1 - shift}" for row in rows]  # every line is a record
-            with contextlib.suppress(csv.Error):  # polars accepts some quotation marks that csv refuses
-                self._lines.extend(line for line, _ in _records(self._content.decode(), self._separator))
-        if len(self._lines) != self.table.height + 1:  # one line per record, and one for the header
+        """Return the places of rows, counted from 1, for messages: "line 7" of a text file, else "row 6"."""
+        if self.lines is None:
             return [f"row {row}" for row in rows]
-        return [f"line {self._lines[row] - shift}" for row in rows]
+        return [f"line {self.lines[row - 1]}" for row in rows]
 
     @property
     def first_lines(self) -> list[str]:
         """The first lines of a CSV file that are not empty."""
-        lines = (self._content or b"")[:HEADER_BYTES].decode(errors="replace").split("\n")
-        return [line for line in lines[:_LINES] if line.strip()]
+        return [line for line in self.head.split("\n")[:_LINES] if line.strip()]
 
-    @property
-    def header(self) -> tuple[str, ...]:
-        """The cells of the header as they are in the file."""
-        if self._content is None:
-            return tuple(self.table.columns)
-        head = self._content[:HEADER_BYTES].decode(errors="replace")
-        return tuple(next(_records(head, self._separator), (1, list(self.table.columns)))[1])
+    def named(self, names: Sequence[str]) -> pl.DataFrame:
+        """Return the rows with these names of their columns."""
+        return self.table.rename(dict(zip(self.table.columns, names, strict=True)))
+
+    def without_rows(self) -> "TableFile":
+        """Return what gives places, without the cells, which are most of the memory of an ingest."""
+        return replace(self, table=self.table.clear(), head="")
 
 
-def read_table(content: bytes, *, where: str, needed: Sequence[str], names: Sequence[str] | None = None) -> TableFile:
+def column_names(header: Sequence[str], where: str) -> list[str]:
+    """Return the names of the columns without surrounding spaces; those without one are numbered.
+
+    Raises:
+        DataError: a name is there twice.
+    """
+    names = [name.strip() or f"column_{place}" for place, name in enumerate(header, start=1)]
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if doubled:
+        raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
+    return names
+
+
+def read_table(content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True) -> TableFile:
     """Read a table; the cells of CSV become texts.
 
     Args:
         content: the bytes of the file.
         where: beginning of messages: setting and name of the file.
         needed: columns that it should have; they decide between several possible separators.
-        names: columns of a CSV file without header; None: the first line is the header.
+        has_header: whether the first line of a CSV file is the header.
 
     Raises:
         DataError: the file has another format, or is damaged.
     """
     if content[:4] == b"PAR1":
-        return _whole(_parsed(pl.read_parquet, content, where, "Parquet"))
+        return _whole(read_parquet(content, where))
     require_text(content, where=where)
     content = _utf8(content, where)
     # Excel's separator line becomes an empty line, which keeps the line numbers.
@@ -100,10 +110,7 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], names: Sequ
     head = content[:HEADER_BYTES].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)
-    separator = separator_of(head, needed)
-    if names is not None:
-        content = separator.join(names).encode() + b"\n" + content
-    return _csv(content, separator, where, has_header=names is None)
+    return _csv(content, separator_of(head, needed), where, has_header=has_header)
 
 
 def require_text(content: bytes, *, where: str) -> None:
@@ -119,36 +126,23 @@ def require_text(content: bytes, *, where: str) -> None:
         raise DataError(f"{where} is {kind.description}, not a table. Fix: {fix}")
 
 
-def _whole(table: pl.DataFrame) -> TableFile:
-    return TableFile(table, _ragged([]))
+def _whole(table: pl.DataFrame, lines: NDArray[np.int64] | None = None) -> TableFile:
+    return TableFile(table, tuple(table.columns), _ragged([]), lines=lines)
 
 
 def _ragged(rows: Sequence[tuple[int, str]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema={"row": pl.Int64, "value": pl.String}, orient="row")
 
 
-def _parsed(read: Callable[[io.BytesIO], pl.DataFrame], content: bytes, where: str, kind: str) -> pl.DataFrame:
-    try:
-        return read(io.BytesIO(content))
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise DataError(f"{where} is damaged {kind} ({first_line(error)}). Fix: save it again") from None
-
-
 def _json(text: str, where: str) -> TableFile:
     if text.lstrip()[0] == "[":
-        return _whole(_parsed(_from_json, text.encode(), where, "JSON"))
-    lines = [line for line in text.split("\n") if line.strip()]  # other line separators may be part of a text
-    if not all(line.lstrip().startswith("{") and line.rstrip().endswith("}") for line in lines):
-        raise DataError(
-            f"{where} is one JSON object, not a table. Fix: save a list of objects, one for each row, "
-            "or JSON Lines, CSV or Parquet"
-        )
-    return _whole(_parsed(_from_json_lines, "\n".join(lines).encode(), where, "JSON Lines"))
-
-
-# Columns and types are inferred from all objects, so that a key of late objects only is not lost.
-_from_json = functools.partial(pl.read_json, infer_schema_length=None)
-_from_json_lines = functools.partial(pl.read_ndjson, infer_schema_length=None)
+        return _whole(read_json(text, where))
+    lines = text.split("\n")  # other line separators may be part of a text
+    kept = [line for line in lines if line.strip()]
+    numbers = np.arange(1, len(lines) + 1)
+    if len(kept) < len(lines):
+        numbers = numbers[[bool(line.strip()) for line in lines]]
+    return _whole(read_json_lines(kept, numbers, where), numbers)
 
 
 def _utf8(content: bytes, where: str) -> bytes:
@@ -187,123 +181,49 @@ def encoding_of(content: bytes) -> tuple[bytes, str]:
 
 def separator_of(text: str, needed: Sequence[str]) -> str:
     """Return the separator that gives the header the needed columns, else the most columns."""
-    header = next((line for line in text.splitlines()[:_LINES] if line.strip()), "")
-    cells = {mark: [cell.strip() for cell in cells_of(header, mark)] for mark in SEPARATORS}
+    cells = {mark: [cell.strip() for cell in cells_of(text, mark)] for mark in SEPARATORS}
     for mark, names in cells.items():
-        if set(needed) <= set(names):
+        if needed and set(needed) <= set(names):
             return mark
     return max(cells, key=lambda mark: len(cells[mark]))  # the first of equals; the comma is the first of all
 
 
-def cells_of(line: str, separator: str) -> list[str]:
-    """Return the cells of one line of a CSV file; none if it is no CSV."""
-    try:
-        return next(csv.reader([line], delimiter=separator), [])
-    except csv.Error:
-        return []
-
-
 def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> TableFile:
-    table = problem = None
-    try:
-        table = pl.read_csv(content, infer_schema=False, separator=separator)
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        problem = error
-    # polars fills a short record with nulls. Without a null in the last column no record is short.
-    is_quoted = b'"' in content
-    inner = is_quoted and re.search(rb'[^%b\n"]"[^%b\n"]' % ((re.escape(separator).encode(),) * 2), content)
-    if table is not None and table.width > 1 and not inner and not table[table.columns[-1]].null_count():
-        if is_quoted:
-            _check_closed(table, separator, where)
-        return TableFile(table, _ragged([]), content, separator, has_header)
-    plain = _without_quotes(content, separator, has_header=has_header)
-    return _by_records(content, separator, where, table, problem, has_header=has_header) if plain is None else plain
-
-
-def _check_closed(table: pl.DataFrame, separator: str, where: str) -> None:
-    """Check that no cell holds whole lines of the table, because a quotation mark was never closed."""
-    for name in table.columns:
-        long = table[name].filter(table[name].str.contains("\n", literal=True).fill_null(False))
-        for cell in long.head(_LONG_CELLS):
-            inner = cell.split("\n")[1:-1]
-            if inner and all(line.count(separator) == table.width - 1 for line in inner):
-                raise DataError(
-                    f"{where}: one cell of column {name!r} holds {len(inner)} whole lines of the table, from "
-                    f"{cell[:40]!r} on: a quotation mark is not closed. Fix: close it, or write it twice where it is "
-                    "part of a text"
-                )
-
-
-def _without_quotes(content: bytes, separator: str, *, has_header: bool) -> TableFile | None:
-    """Read a file in which every line is a record, because nothing is quoted; None if it is another file."""
-    if b'"' in content:
-        return None
-    try:
-        table = pl.read_csv(content, infer_schema=False, separator=separator, truncate_ragged_lines=True)
-        listed = pl.read_csv(content, infer_schema=False, separator="\x01", has_header=False, quote_char=None)
-    except (pl.exceptions.PolarsError, OSError, ValueError):
-        return None
-    lines = listed.to_series().drop_nulls() if listed.width == 1 else pl.Series([], dtype=pl.String)
-    if table.width < 2 or len(lines) != table.height + 1 or any("_duplicated_" in name for name in table.columns):
-        return None
-    cells = lines.str.count_matches(separator, literal=True) + 1
-    wrong = (cells != cells[0]).arg_true()
-    if len(wrong) and b"\n\n" in content:  # then a row is not its line
-        return None
-    first = 1 if has_header else 0
+    layout = layout_of(content, separator, where)
+    content, head = layout.content, layout.content[:HEADER_BYTES].decode(errors="replace")
+    filled = np.flatnonzero(layout.cells)
+    if not len(filled):
+        raise DataError(
+            f"{where} is not a readable table (it is empty). Fix: save it as UTF-8 CSV with one header line, or as "
+            "Parquet"
+        )
+    first = int(filled[0])
+    header = cells_of(layout.record(first), separator)
+    examples, warnings = Examples(head, separator), list[str]()
+    for line, text in layout.long():
+        warnings += filter(None, [examples.check(line, text, where)])
+    shown = tuple(warnings[:1]) + ((f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ())
+    start = first + has_header
+    body = content[layout.ends[start - 1] + 1 :] if start else content
+    lines, cells = layout.lines[start:], layout.cells[start:]
+    wrong = np.flatnonzero((cells != len(header)) & (cells > 0))
     ragged = [
-        (row, f"line {row + first} has {_fields(count)}, the header has {cells[0]}")
-        for row, count in zip(wrong, cells.gather(wrong), strict=True)
+        (int(row) + 1, f"line {lines[row]} has {_fields(int(cells[row]))}, the header has {len(header)}")
+        for row in wrong
     ]
-    return TableFile(table, _ragged(ragged), content, separator, has_header)
+    table = _cells(body, separator, len(header), rows=len(lines))
+    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines)
 
 
-def _by_records(
-    content: bytes, separator: str, where: str, table: pl.DataFrame | None, problem: Exception | None, *,
-    has_header: bool,
-) -> TableFile:  # fmt: skip
-    """Read a file record by record. `table` is the result of polars; None: it has the `problem`."""
-    damaged = f"{where} is not a readable table"
-    fix = "save it as UTF-8 CSV with one header line, or as Parquet"
-    shift = 0 if has_header else 1
-    lines: list[int] = []
-    try:
-        records = []
-        for line, cells in _records(content.decode(), separator):
-            lines.append(line)
-            records.append(cells)
-    except csv.Error as error:
-        line = (lines[-1] + 1 if lines else 1) - shift
-        raise DataError(f"{damaged}: line {line} or a line after it is not CSV ({error}). Fix: {fix}") from None
-    if not records:
-        raise DataError(f"{damaged} ({first_line(problem) if problem else 'it is empty'}). Fix: {fix}")
-    header = records.pop(0)
-    ragged = [
-        (row, f"line {lines[row] - shift} has {_fields(len(cells))}, the header has {len(header)}")
-        for row, cells in enumerate(records, start=1)
-        if cells and len(cells) != len(header)
-    ]
-    if table is None:
-        doubled = [name for at, name in enumerate(header) if name in header[:at]]
-        if doubled:
-            raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
-        rows = [[cell or None for cell in (*cells, *[""] * len(header))[: len(header)]] for cells in records]
-        table = pl.DataFrame(rows, schema=dict.fromkeys(header, pl.String), orient="row")
-    elif table.height != len(records):  # the two readers interpret a quotation mark differently
-        ragged = []
-    return TableFile(table, _ragged(ragged), content, separator, has_header, lines)
-
-
-def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the line that it begins in. Empty lines before the header are skipped."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the default is 128 KiB; polars has no limit
-    reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
-    started, before = False, 0
-    for cells in reader:
-        started = started or bool(cells)
-        if started:
-            yield before + 1, cells
-        before = reader.line_num
+def _cells(body: bytes, separator: str, width: int, *, rows: int) -> pl.DataFrame:
+    """Return the cells of the rows as texts; cells that a row lacks are null, further cells are dropped."""
+    names = [str(place) for place in range(width)]
+    if not rows:
+        return pl.DataFrame(schema=dict.fromkeys(names, pl.String))
+    content = separator.join(names).encode() + b"\n" + body  # so that an empty first line does not decide the width
+    table = pl.read_csv(content, infer_schema=False, separator=separator, truncate_ragged_lines=True)
+    assert table.height == rows, f"polars found {table.height} rows, RFC 4180 has {rows}"
+    return table
 
 
 def _fields(count: int) -> str:

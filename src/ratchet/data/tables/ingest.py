@@ -90,6 +90,7 @@ class _Ingest:
         """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
+        labels = replace(labels, notes=labels.notes + self.source.file.notes)
         roles, faults = self._roles(frame)
         taken = {*self.settings.label_columns, *(column.name for column in roles.columns)}
         features = each(self._typed, [frame[name] for name in frame.columns if name not in taken])

@@ -3,14 +3,14 @@
 import difflib
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
-from ratchet.data.sources.table_file import SEPARATORS, TableFile, cells_of, read_table
+from ratchet.data.sources.csv_records import cells_of
+from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -47,7 +47,7 @@ class RawTable:
 
     def without_rows(self) -> "RawTable":
         """Return the table without its content, which is most of the memory of an ingest."""
-        return replace(self, frame=self.frame.clear(), file=TableFile(self.frame.clear(), self.ragged))
+        return replace(self, frame=self.frame.clear(), file=self.file.without_rows())
 
 
 def open_table(settings: DataSettings, *, root: Path) -> RawTable:
@@ -61,19 +61,13 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     shown = path if is_url(path) else str(root / expanded(path))
     where, needed = f"data.path: {shown}", settings.label_columns
     file = read_table(content, where=where, needed=needed)
-    header = [name.strip() for name in file.header]
     _check_layout(file.first_lines, where)
-    has_header = not _looks_like_data(header, file.table, wanted=needed)
+    names = list(file.header)
+    has_header = not _looks_like_data([name.strip() for name in names], file.table, wanted=needed)
     if not has_header:
-        names = [f"column_{place}" for place in range(1, len(header) + 1)]
-        file = read_table(content, where=where, needed=(), names=names)
-        header = names
-    names = _names(header, where)
-    if len(names) != file.table.width:
-        raise DataError(
-            f"{where}: the header has {len(names)} names for {file.table.width} columns. Fix: write one name for each"
-        )
-    frame = file.table.rename(dict(zip(file.table.columns, names, strict=True)))
+        file = read_table(content, where=where, needed=(), has_header=False)
+        names = [""] * len(names)
+    frame = file.named(column_names(names, where))
     if frame.is_empty():
         raise DataError(f"{where} has a header and no rows. Fix: add rows")
     name = re.sub(r"(\.\w+)+$", "", path.rpartition("/")[2]) or "table"
@@ -163,15 +157,6 @@ def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[st
         elif len(values) and values.n_unique() < len(values) / 2:  # the name is none of few values
             return False
     return fits > 0
-
-
-def _names(header: list[str], where: str) -> list[str]:
-    """Return the names of the columns; those without one are numbered."""
-    names = [name or f"column_{place}" for place, name in enumerate(header, start=1)]
-    doubled = [name for name, count in Counter(names).items() if count > 1]
-    if doubled:
-        raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
-    return names
 
 
 def require(table: RawTable, column: str, setting: str) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     if frame.is_empty():
         raise DataError(f"{source.where} has no rows. Fix: add rows")
     labels = read_labels(frame, settings, source.where)
+    labels = replace(labels, notes=labels.notes + source.file.notes)
     cells = {
         name: frame[columns[name]].cast(pl.String) if name in columns else pl.Series([None] * len(row), dtype=pl.String)
         for name in ("text", "split", "group")

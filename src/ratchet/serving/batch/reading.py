@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ratchet.data.sources.table_records import Record, RecordFile, text_lines
+from ratchet.data.sources.csv_records import Record
+from ratchet.data.sources.table_records import RecordFile, text_lines
+from ratchet.data.sources.typed_files import damaged_parquet, json_object
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import ImageInput, Input, TableInput, TextInput
 from ratchet.serving.batch.storage import InputFile, Storages
@@ -64,7 +66,11 @@ class _Skip:
 
 
 class Reader:
-    """Reads rows for a model."""
+    """Reads rows for a model.
+
+    Attributes:
+        notes: warnings about the files that were read.
+    """
 
     def __init__(self, storages: Storages, described: Input, *, column: str | None) -> None:
         """Take the model's input, and the column with the texts of a text model (None: `text`, or the only column).
@@ -77,10 +83,12 @@ class Reader:
                 f"files cannot be scored by a model of kind {described.kind}; allowed: image, table, text. "
                 "Fix: `ratchet serve`, or `ratchet generate` for a language model"
             )
-        self._storages, self._input, self._column = storages, described, column
+        self._storages, self._input, self._column, self.notes = storages, described, column, list[str]()
         if isinstance(described, TableInput):
             self._rows, self._needed = _TABLE_ROWS, [known.name for known in described.columns]
+            self._numbered = described.numbered
         else:
+            self._numbered = False
             self._rows, self._needed = _FEW_ROWS, [column] if column else []
 
     def files(self, paths: Sequence[str]) -> list[InputFile]:
@@ -190,11 +198,15 @@ class Reader:
                             yield numbers, self._values(frame), [""] * frame.height, position
                 else:
                     row += rows
-        except (pyarrow.ArrowException, polars.exceptions.PolarsError, ValueError) as error:
-            raise DataError(f"{file.path} is damaged Parquet ({first_line(error)}). Fix: save it again") from None
+        except (
+            pyarrow.ArrowException, polars.exceptions.PolarsError, polars.exceptions.PanicException, ValueError, OSError
+        ) as error:  # fmt: skip
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the storage
+            raise damaged_parquet(error, file.path) from None
 
     def _csv(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
-        table = RecordFile(opened, where=file.path, needed=self._needed)
+        table = RecordFile(opened, where=file.path, needed=self._needed, numbered=self._numbered)
         names = self._columns(file, table.header)
         part, first = list[Record](), 1
         for number, record in enumerate(table.records(), start=1):
@@ -207,6 +219,7 @@ class Reader:
                 part, first = [], number + 1
         if part:
             yield self._of_records(part, first, table.header, names, file.size)
+        self.notes += [f"{file.path}: {note}" for note in table.notes[:1]]
 
     def _of_records(
         self, records: list[Record], first: int, header: list[str], names: Sequence[str], position: int
@@ -232,28 +245,36 @@ class Reader:
     def _json_lines(
         self, file: InputFile, opened: BinaryIO, skip: _Skip
     ) -> Iterator[tuple[list[int], Any, list[str], int]]:
-        part, first, number, name = list[str](), 1, 0, None
-        for line in text_lines(opened, where=file.path):
-            if line.isspace():
+        part, first, number, name = list[tuple[int, str]](), 1, 0, None
+        for line, text in enumerate(text_lines(opened, where=file.path), start=1):
+            if text.isspace():
                 continue
             number += 1
             if number == 1:
-                example = _parsed(line)
-                if not isinstance(example, dict):
+                example = json_object(text)
+                if example is None:
                     raise DataError(
-                        f"{file.path} is neither a table nor JSON Lines. Fix: save a list of objects, one for each "
-                        "row, or JSON Lines, CSV or Parquet"
+                        f"{file.path} is neither a table nor JSON Lines: line {line} is no JSON object "
+                        f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
+                        "or Parquet"
                     )
                 name = self._text_name(file, list(example))
             if skip.of(1):
                 first = number + 1
                 continue
-            part.append(line)
+            part.append((line, text))
             if len(part) == self._rows:
-                yield (*self._of_objects(list(map(_parsed, part)), first, name), opened.tell())
+                yield (*self._of_lines(part, first, name), opened.tell())
                 part, first = [], number + 1
         if part:
-            yield (*self._of_objects(list(map(_parsed, part)), first, name), file.size)
+            yield (*self._of_lines(part, first, name), file.size)
+
+    def _of_lines(
+        self, part: Sequence[tuple[int, str]], first: int, name: str | None
+    ) -> tuple[list[int], Any, list[str]]:
+        rows, values, faults = self._of_objects([json_object(text) for _, text in part], first, name)
+        places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
+        return rows, values, [place + fault for place, fault in zip(places, faults, strict=True)]
 
     def _json(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
         if file.size > _LARGEST:
@@ -317,10 +338,3 @@ class Reader:
 def _ragged(record: Record, width: int) -> str:
     cells = len(record.cells)
     return f"line {record.line} has {cells or 'no'} cell{'' if cells == 1 else 's'}, the header has {width}"
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

@@ -1,0 +1,267 @@
+"""The records of a CSV file by RFC 4180, the one grammar of ingest and of batch scoring.
+
+A cell that begins with a quotation mark ends at the next single one, and a separator or a line end follows it. Inside
+other cells quotation marks are ordinary characters. A file that breaks this is refused: no reader can know its rows.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import DataError
+
+__all__ = ["Examples", "Layout", "Record", "cells_of", "layout_of", "strict_records"]
+
+_QUOTE, _NEWLINE = b'"\n'
+_BLOCK = 1 << 22  # bytes that are scanned at a time
+_FEWEST = 10  # rows that show how the values of a column look
+_ROWS = 1000  # at most
+_MOST = 0.8  # share of the lines of a record that look like rows
+_DISTINCT = 0.2  # largest share of distinct values in a column of classes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: the line from 1 in which it begins, its cells, and its text. An empty line has no cells."""
+
+    line: int
+    cells: list[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The records of a CSV file, also of its header.
+
+    Attributes:
+        content: the file, in which every quotation mark follows RFC 4180.
+        ends: place after the last byte of each record, without its line end.
+        lines: line from 1 in which each record begins.
+        cells: number of cells of each record; 0: an empty line.
+    """
+
+    content: bytes
+    ends: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    cells: NDArray[np.int64]
+
+    def record(self, number: int) -> str:
+        """Return the text of a record."""
+        start = self.ends[number - 1] + 1 if number else 0
+        return self.content[start : self.ends[number]].decode()
+
+    def long(self) -> Iterator[tuple[int, str]]:
+        """Yield line and text of the records that have several lines."""
+        last = len(self.lines) - 1
+        end = self.lines[-1:] + 1 + (self.record(last).count("\n") if last >= 0 else 0)
+        for number in np.flatnonzero(np.diff(self.lines, append=end) > 1):
+            yield int(self.lines[number]), self.record(int(number))
+
+
+_UNQUOTED = (
+    "If quotation marks are ordinary characters in this file, save it with pandas: "
+    "read_csv(FILE, quoting=3).to_csv('table.csv', index=False)"
+)
+_FIX = f"Fix: close it, or write it twice where it is part of a text. {_UNQUOTED}"
+
+
+class Examples:
+    """Values of the columns, from rows at the start of the file that have no quotation mark."""
+
+    def __init__(self, head: str, separator: str) -> None:
+        """Take the start of the file."""
+        header = cells_of(head, separator)
+        self._separator, self._width = separator, len(header)
+        plain = (line for line in head.split("\n")[1:-1] if line and '"' not in line)
+        rows = [row for line in plain if len(row := line.split(separator)) == self._width][:_ROWS]
+        self._columns = list(zip(*rows, strict=True)) if len(rows) >= _FEWEST else []
+
+    @cached_property
+    def _checks(self) -> dict[int, frozenset[str] | None]:
+        """Known values by place of a column of few values; None: of a column of numbers."""
+        checks: dict[int, frozenset[str] | None] = {}
+        for place, column in enumerate(self._columns):
+            values = [cell.strip() for cell in column if cell.strip()]
+            distinct = frozenset(values)
+            if values and sum(map(_is_number, values)) >= _MOST * len(values):
+                checks[place] = None
+            elif values and len(distinct) <= _DISTINCT * len(values):
+                checks[place] = distinct
+        return checks
+
+    def check(self, line: int, text: str, where: str) -> str | None:
+        """Check that a record of several lines is one row. Return a warning if nothing decides.
+
+        Raises:
+            DataError: its lines look like rows, so that a quotation mark was never closed.
+        """
+        is_several = self._is_several(text)
+        if is_several is False:
+            return None
+        lines = text.split("\n")
+        place = f"the row of line {line} holds {len(lines)} whole lines of the table, from {lines[0][:40]!r} on"
+        if is_several:
+            raise DataError(f"{where}: {place}: a quotation mark is not closed. {_FIX}")
+        return f"{place}. It is one row if its quotation marks are right"
+
+    def _is_several(self, text: str) -> bool | None:
+        """Return whether the lines of a record are rows. None: they can be, and nothing decides.
+
+        Each line of a broken record was a row, so that it has as many cells as the header, with values such as others.
+        """
+        lines = [line for line in text.split("\n") if line.strip()]
+        if self._width < 2 or len(lines) < 2 or lines[0].count(self._separator) != self._width - 1:
+            return False
+        rows = [line.split(self._separator) for line in lines]
+        rows = [row for row in rows if len(row) == self._width]
+        if len(rows) < _MOST * len(lines):
+            return False
+        if not self._checks:
+            return None
+        return sum(map(self._fits, rows)) >= _MOST * len(lines)
+
+    def _fits(self, row: Sequence[str]) -> bool:
+        for place, known in self._checks.items():
+            cell = row[place].strip(' "')
+            if cell and not (_is_number(cell) if known is None else cell in known):
+                return False
+        return True
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*[-+]?[\d.,]*\d[\d.,]*(?:[eE][-+]?\d+)?\s*", text) is not None
+
+
+def cells_of(text: str, separator: str) -> list[str]:
+    """Return the cells of the first record that is not empty; none if there is none."""
+    _raise_limit()
+    try:
+        return next((cells for cells in csv.reader(io.StringIO(text), delimiter=separator) if cells), [])
+    except csv.Error:
+        return []
+
+
+def _raise_limit() -> None:
+    """Let cells be longer than the 128 KiB of Python's parser."""
+    csv.field_size_limit(max(csv.field_size_limit(), 1 << 40))
+
+
+def strict_records(lines: Iterable[str], separator: str, where: str) -> Iterator[Record]:
+    """Yield the records of a CSV file.
+
+    Raises:
+        DataError: a quotation mark breaks the grammar.
+    """
+    _raise_limit()
+    pulled = list[str]()
+    reader = csv.reader(_noted(lines, pulled), delimiter=separator, strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            yield Record(line, cells, "".join(pulled).removesuffix("\n"))
+            pulled.clear()
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise _broken(where, line, pulled, str(error)) from None
+
+
+def _noted(lines: Iterable[str], pulled: list[str]) -> Iterator[str]:
+    """Pass lines on, and remember those of the current record."""
+    for line in lines:
+        pulled.append(line)
+        yield line
+
+
+def _broken(where: str, first: int, pulled: list[str], problem: str) -> DataError:
+    damaged, last = f"{where} is not a readable table", first + len(pulled) - 1
+    if "unexpected end of data" in problem:
+        return DataError(f"{damaged}: a quotation mark in the row of line {first} is not closed. {_FIX}")
+    row = f", in the row that begins in line {first}" if first != last else ""
+    fix = _FIX
+    if '\\"' in pulled[-1]:
+        fix = (
+            "Fix: write a quotation mark inside a cell twice, not with a backslash, such as with pandas: "
+            "read_csv(FILE, escapechar='\\\\').to_csv('table.csv', index=False)"
+        )
+    return DataError(
+        f"{damaged}: line {last}{row}: a text follows a closing quotation mark ({pulled[-1].strip()[:60]!r}). {fix}"
+    )
+
+
+def layout_of(content: bytes, separator: str, where: str) -> Layout:
+    """Return the records of a file in UTF-8 whose lines end in a newline.
+
+    Raises:
+        DataError: a quotation mark breaks the grammar.
+    """
+    layout = _scan(content, separator)
+    if layout is None:
+        layout = _scan(_requoted(content, separator, where), separator)
+        assert layout is not None, "it was written by Python's csv"
+    return layout
+
+
+def _requoted(content: bytes, separator: str, where: str) -> bytes:
+    """Return the file with each quotation mark inside an unquoted cell quoted, and its lines as they were."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    writer.writerows(record.cells for record in strict_records(io.StringIO(content.decode()), separator, where))
+    return text.getvalue().encode()
+
+
+def _scan(content: bytes, separator: str) -> Layout | None:
+    """Return the records; None if a quotation mark is not where RFC 4180 has it."""
+    data, mark = np.frombuffer(content, np.uint8), ord(separator)
+    ends, lines, cells = [], [], []
+    quoted, line, before = False, 1, 0  # whether the block begins inside quotation marks; cells of an open record
+    start, open_line = 0, 1
+    for first in range(0, len(data), _BLOCK):
+        part = data[first : first + _BLOCK]
+        outer: NDArray[np.bool_] | bool = True
+        quotes = part == _QUOTE
+        if quoted or quotes.any():
+            places = np.flatnonzero(quotes) + first
+            if not _is_strict(data, places, mark, quoted=quoted):
+                return None
+            inside = np.bitwise_xor.accumulate(quotes) ^ quoted
+            quoted, outer = bool(inside[-1]), ~inside
+        newline = part == _NEWLINE
+        marks = np.flatnonzero((part == mark) & outer)
+        closed = np.flatnonzero(newline & outer)
+        upto = np.searchsorted(marks, closed)
+        count = np.diff(upto, prepend=0)
+        if len(closed):
+            count[0] += before
+            before = len(marks) - int(upto[-1])
+            new_lines = line + 1 + np.searchsorted(np.flatnonzero(newline), closed)
+            ends.append(closed + first)
+            lines.append(np.concatenate([[open_line], new_lines[:-1]]))
+            cells.append(count)
+            open_line = int(new_lines[-1])
+            start = int(closed[-1]) + first + 1
+        else:
+            before += len(marks)
+        line += int(np.count_nonzero(newline))
+    if quoted:
+        return None
+    if start < len(data):  # the last line has no end
+        ends.append(np.array([len(data)]))
+        lines.append(np.array([open_line]))
+        cells.append(np.array([before]))
+    joined = [np.concatenate(each) if each else np.zeros(0, np.int64) for each in (ends, lines, cells)]
+    is_empty = np.diff(joined[0], prepend=-1) == 1
+    return Layout(content, joined[0], joined[1], np.where(is_empty, 0, joined[2] + 1))
+
+
+def _is_strict(data: NDArray[np.uint8], quotes: NDArray[np.int64], mark: int, *, quoted: bool) -> bool:
+    """Return whether each quotation mark of a block opens, closes or escapes as RFC 4180 has it."""
+    opening, closing = (quotes[1::2], quotes[::2]) if quoted else (quotes[::2], quotes[1::2])
+    before = np.where(opening > 0, data[opening - 1], _NEWLINE)
+    after = np.where(closing + 1 < len(data), data[np.minimum(closing + 1, len(data) - 1)], _NEWLINE)
+    return all(bool(((beside == _QUOTE) | (beside == _NEWLINE) | (beside == mark)).all()) for beside in (before, after))

@@ -1,0 +1,160 @@
+"""Tables whose cells have types: Parquet, JSON and JSON Lines."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["damaged_parquet", "json_object", "read_json", "read_json_lines", "read_parquet"]
+
+_SHOWN = 5  # numbers of damaged lines
+_PLAIN = "save the table as CSV, or convert the column to text, number or date"
+
+
+def read_parquet(content: bytes, where: str) -> pl.DataFrame:
+    """Return the rows of a Parquet file.
+
+    Raises:
+        DataError: it is damaged, or a column has a type that is not read.
+    """
+    import pyarrow as pa  # slow to import, and a served model never reads a file
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        table = file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged_parquet(error, where) from None
+    geometries = _geometries(file.schema_arrow.metadata or {})
+    doubled = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
+    if doubled is not None:
+        raise DataError(f"{where}: column {doubled!r} is in the file twice. Fix: rename one")
+    return pl.DataFrame([_series(name, table[name], geometries, where) for name in table.column_names])
+
+
+def damaged_parquet(error: BaseException, where: str) -> DataError:
+    """Return the error of a Parquet file that cannot be read: what it is, if Arrow knows it, else damaged."""
+    import pyarrow as pa
+
+    problem = first_line(error)
+    if isinstance(error, pa.ArrowNotImplementedError) or "encrypt" in problem.lower():
+        return DataError(f"{where} is Parquet of a kind that is not read ({problem}). Fix: {_PLAIN}")
+    return DataError(f"{where} is damaged Parquet ({problem}). Fix: save it again")
+
+
+def _geometries(metadata: Mapping[bytes, bytes]) -> frozenset[str]:
+    """Return the columns of a GeoParquet file that are geometries."""
+    try:
+        return frozenset(json.loads(metadata.get(b"geo", b"{}")).get("columns", {}))
+    except (ValueError, AttributeError):
+        return frozenset()
+
+
+def _series(name: str, values: "pa.ChunkedArray", geometries: frozenset[str], where: str) -> pl.Series:
+    """Return a column. polars panics at some types of Arrow, and a panic is no `Exception`."""
+    import pyarrow as pa
+
+    kind = values.type
+    if name in geometries or "geoarrow" in str(kind):
+        raise DataError(
+            f"{where} is GeoParquet: column {name!r} has geometries, not single values. Fix: save it without this "
+            f"column, such as with pandas: read_parquet(FILE).drop(columns={name!r}).to_parquet('table.parquet')"
+        )
+    try:
+        return pl.Series(name, pl.from_arrow(_plain(values)))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"{where}: column {name!r} has the type {kind}, which is not read ({first_line(error)}). Fix: {_PLAIN}"
+        ) from None
+
+
+def _plain(values: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Return the values in a type that polars has, if there is one."""
+    import pyarrow as pa
+
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
+    if pa.types.is_map(values.type):
+        pair = pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])
+        return values.cast(pa.list_(pair))
+    if pa.types.is_decimal256(values.type):
+        return values.cast(pa.float64())
+    if pa.types.is_timestamp(values.type) and (values.type.tz or "").startswith(("+", "-")):
+        return values.cast(pa.timestamp(values.type.unit, "UTC"))
+    return values
+
+
+def read_json(text: str, where: str) -> pl.DataFrame:
+    """Return the rows of a JSON list of objects.
+
+    Raises:
+        DataError: it is no list of objects.
+    """
+    try:
+        objects = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is damaged JSON ({first_line(error)}). Fix: save it again") from None
+    wrong = next((place for place, value in enumerate(objects, start=1) if not isinstance(value, dict)), None)
+    if wrong is not None:
+        raise DataError(
+            f"{where}: element {wrong} of the JSON list is not an object. Fix: save a list of objects, one for each "
+            "row, or JSON Lines, CSV or Parquet"
+        )
+    # Columns and types are inferred from all objects, so that a key of late objects only is not lost.
+    try:
+        return pl.read_json(io.BytesIO(text.encode()), infer_schema_length=None)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+        raise DataError(f"{where}: the JSON is no table ({first_line(error)}). Fix: {_PLAIN}") from None
+
+
+def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> pl.DataFrame:
+    """Return the rows of JSON Lines, one for each line. `numbers`: of the lines in the file, for messages.
+
+    Raises:
+        DataError: a line is no object.
+    """
+    try:
+        table = pl.read_ndjson("\n".join(lines).encode(), infer_schema_length=None)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+        _check_lines(lines, numbers, where)
+        raise DataError(f"{where}: the JSON Lines are no table ({first_line(error)}). Fix: {_PLAIN}") from None
+    assert table.height == len(lines), f"polars found {table.height} rows in {len(lines)} lines"
+    return table
+
+
+def _check_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> None:
+    """Check that each line is an object; name those that are none."""
+    wrong = [place for place, line in enumerate(lines) if json_object(line) is None]
+    if not wrong:
+        return
+    if wrong[0] == 0 and json_object("\n".join(lines)) is not None:
+        raise DataError(
+            f"{where} is one JSON object, not a table. Fix: save a list of objects, one for each row, or JSON Lines, "
+            "CSV or Parquet"
+        )
+    shown = ", ".join(str(numbers[place]) for place in wrong[:_SHOWN]) + (", ..." if wrong[_SHOWN:] else "")
+    text = lines[wrong[0]]
+    cut = ", it is cut off" if wrong == [len(lines) - 1] and text.lstrip().startswith("{") else ""
+    which = f"line {shown} is no JSON object" if len(wrong) == 1 else f"lines {shown} are no JSON objects"
+    raise DataError(f"{where}: {which} ({text[:60]!r}{cut}). Fix: correct or delete; null is a missing value")
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is something else. NaN and Infinity are no JSON."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON; write null for a missing value")

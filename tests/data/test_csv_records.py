@@ -1,0 +1,221 @@
+"""Rows of CSV files: none vanishes, none becomes text inside a cell, and no valid file is refused.
+
+Python's csv in strict mode is the reference for the grammar; the files are made here from known rows.
+"""
+
+import contextlib
+import csv
+import datetime
+import io
+import random
+from collections.abc import Callable
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratchet.data.sources import csv_records
+from ratchet.data.sources.table_file import read_table
+from ratchet.data.sources.table_records import RecordFile
+from ratchet.errors import DataError
+
+WORDS = (
+    "good",
+    "bad, they say",
+    'a "fine" one',
+    "two\nlines",
+    "three\n\nlines, here",
+    "مطعم جيد، طعام",
+    "",
+    "5 inch",
+    "x;y",
+)
+
+
+def table_of(draw: random.Random, rows: int = 60) -> list[list[str]]:
+    body = [[str(draw.randrange(90)), draw.choice(WORDS), draw.choice(("pos", "neg"))] for _ in range(rows)]
+    return [["number", "text", "label"], *body]
+
+
+def written(rows: list[list[str]], separator: str = ",", *, quoting: int = csv.QUOTE_MINIMAL) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator, lineterminator="\n", quoting=quoting).writerows(rows)
+    return text.getvalue()
+
+
+FORMS: dict[str, Callable[[list[list[str]]], bytes]] = {
+    "plain": lambda rows: written(rows).encode(),
+    "all-quoted": lambda rows: written(rows, quoting=csv.QUOTE_ALL).encode(),
+    "crlf": lambda rows: written(rows).replace("\n", "\r\n").encode(),
+    "cr": lambda rows: written(rows).replace("\n", "\r").encode(),
+    "mixed-ends": lambda rows: written(rows).replace("pos\n", "pos\r\n").encode(),
+    "bom": lambda rows: written(rows).encode("utf-8-sig"),
+    "utf-16": lambda rows: written(rows).encode("utf-16"),
+    "semicolons": lambda rows: written(rows, ";").encode(),
+    "tabs": lambda rows: written(rows, "\t").encode(),
+    "no-last-end": lambda rows: written(rows).rstrip("\n").encode(),
+    "blank-lines": lambda rows: written(rows).replace("pos\n", "pos\n\n").encode(),
+    "excel": lambda rows: ("sep=;\n" + written(rows, ";")).encode(),
+}
+
+
+def streamed(content: bytes) -> list[list[str]]:
+    file = RecordFile(io.BytesIO(content), where="FILE", needed=())
+    return [file.header, *(record.cells for record in file.records() if record.cells)]
+
+
+def whole(content: bytes) -> list[list[str]]:
+    file = read_table(content, where="FILE", needed=())
+    cells = [[cell or "" for cell in row] for row in file.table.rows() if any(cell is not None for cell in row)]
+    return [list(file.header), *cells]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_valid_files_give_every_row_on_both_paths(form: str) -> None:
+    for seed in range(5):
+        rows = table_of(random.Random(seed))
+        content = FORMS[form](rows)
+        assert whole(content) == rows
+        assert streamed(content) == rows
+
+
+def faults(draw: random.Random, text: str) -> str:
+    """Return a file with one to three characters changed, where a quotation mark is often one of them."""
+    for _ in range(draw.randrange(1, 4)):
+        at = draw.randrange(len(text))
+        text = text[:at] + draw.choice(('"', '"', '\\"', ",", "\n", "", "\0", '" ')) + text[at + draw.randrange(2) :]
+    return text
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_both_paths_find_the_same_rows_or_refuse(seed: int) -> None:
+    draw = random.Random(seed)
+    text = faults(draw, written(table_of(draw), quoting=draw.choice((csv.QUOTE_MINIMAL, csv.QUOTE_ALL))))
+    try:
+        file = read_table(text.encode(), where="FILE", needed=("label",))
+    except DataError:
+        with pytest.raises(DataError, match="Fix: "):
+            streamed(text.encode())
+        return
+    reference = list(csv.reader(io.StringIO(text), strict=True))
+    while not reference[0]:
+        reference.pop(0)
+    width = len(reference[0])
+    assert file.table.height == len(reference) - 1
+    wrong = [place for place, cells in enumerate(reference[1:], start=1) if cells and len(cells) != width]
+    assert file.ragged["row"].to_list() == wrong
+    assert streamed(text.encode())[1:] == [cells for cells in reference[1:] if cells]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(text=st.text(alphabet='",\nab ', max_size=40), block=st.sampled_from([1, 2, 3, 7, 1 << 22]))
+def test_the_scan_agrees_with_the_strict_parser(text: str, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_records, "_BLOCK", block)
+        try:
+            layout = csv_records.layout_of(text.encode(), ",", "FILE")
+        except DataError:
+            with pytest.raises(csv.Error):
+                list(csv.reader(io.StringIO(text), strict=True))
+            return
+    records = list(csv_records.strict_records(io.StringIO(text), ",", "FILE"))
+    assert layout.cells.tolist() == [len(record.cells) for record in records]
+    assert layout.lines.tolist() == [record.line for record in records]
+
+
+def broken_rows() -> str:
+    names = {20: '"5 inch', 30: '7"'}
+    rows = (f"{row % 4},{names.get(row, f'n{row % 7}')},{'' if row == 5 else row * 1.5}" for row in range(100))
+    return "x,name,z\n" + "\n".join(rows) + "\n"
+
+
+REFUSED = {
+    "rows-in-a-cell": (broken_rows(), r"the row of line 22 holds 11 whole lines.*not closed.*quoting=3"),
+    "header": ('"id","y\n' + "1,2\n" * 50, r"quotation mark in the row of line 1 is not closed.*quoting=3"),
+    "last-row": ("a,b\n" + "1,x\n" * 50 + '2,"y\n', r"quotation mark in the row of line 52 is not closed"),
+    "text-after": ('a,b\n1,"x" y\n', r"line 2: a text follows a closing quotation mark \('1,\"x\" y'\)"),
+    "backslash": ('a,b\n1,"say \\"hi\\", you"\n', r"line 2.*twice, not with a backslash.*escapechar"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_broken_quotation_mark_stops_with_its_line(name: str) -> None:
+    content, message = REFUSED[name]
+    for read in (whole, streamed):
+        with pytest.raises(DataError, match=message):
+            read(content.encode())
+
+
+def test_quotation_marks_inside_plain_cells_are_text() -> None:
+    content = "size,label\n" + '7",a\n5" wide,b\n' * 3
+    assert whole(content.encode())[1:3] == [['7"', "a"], ['5" wide', "b"]]
+    assert streamed(content.encode()) == whole(content.encode())
+
+
+def test_a_review_with_as_many_commas_as_a_row_is_one_row() -> None:
+    review = '"Good, food.\nNice, friendly staff.\nWill, return.",pos\n'
+    content = "text,label\n" + review + "".join(f"film {row},{'neg' if row % 2 else 'pos'}\n" for row in range(60))
+    assert len(whole(content.encode())) == len(streamed(content.encode())) == 62
+    assert read_table(content.encode(), where="FILE", needed=()).notes == ()
+
+
+def test_lines_that_nothing_decides_get_a_warning() -> None:
+    content = 'a,b\n"one, two\nthree four",x\n' + "".join(f"w{row},v{row}\n" for row in range(60))
+    file = read_table(content.encode(), where="FILE", needed=())
+    assert file.table.height == 61
+    assert file.notes[0].startswith("the row of line 2 holds 2 whole lines of the table, from '\"one, two' on.")
+
+
+JSON_LINES = '{"a": 1}\n\n{"a": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (JSON_LINES + '{"a": 3, "lab', r"line 4 is no JSON object \('\{\"a\": 3, \"lab', it is cut off\)"),
+        (JSON_LINES + "{a}\n[1]\n" + JSON_LINES, "lines 4, 5 are no JSON objects"),
+        (JSON_LINES + '{"a": NaN}\n', "line 4 is no JSON object"),
+        ('{"images": [\n1]}', "is one JSON object, not a table"),
+        ('[{"a": 1}, 2]', "element 2 of the JSON list is not an object"),
+        ('[{"a": 1}', "damaged JSON .*line 1 column 10"),
+    ],
+)
+def test_damaged_json_names_its_lines(content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_table(content.encode(), where="FILE", needed=())
+
+
+def parquet(table: pa.Table) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(table, content)
+    return content.getvalue()
+
+
+def test_damaged_parquet_is_refused_at_every_byte() -> None:
+    content = parquet(pa.table({"a": list(range(200)), "b": [f"t{row % 9}" for row in range(200)]}))
+    draw = random.Random(1)
+    for _ in range(150):
+        changed = bytearray(content)
+        changed[draw.randrange(4, len(changed))] = draw.randrange(256)
+        with contextlib.suppress(DataError):
+            assert read_table(bytes(changed), where="FILE", needed=()).table.height <= 200
+
+
+def test_geometries_are_named_as_what_they_are() -> None:
+    geo = '{"version": "1.0.0", "primary_column": "shape", "columns": {"shape": {"encoding": "WKB"}}}'
+    table = pa.table({"a": [1, 2], "shape": [b"\x01", b"\x02"]}).replace_schema_metadata({"geo": geo})
+    with pytest.raises(DataError, match=r"is GeoParquet: column 'shape' has geometries.*drop\(columns='shape'\)"):
+        read_table(parquet(table), where="FILE", needed=())
+
+
+def test_types_that_polars_lacks_are_converted() -> None:
+    day = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
+    table = pa.table({
+        "offset": pa.array([day], pa.timestamp("us", "+05:30")),
+        "wide": pa.array([Decimal("2.5")], pa.decimal256(60, 2)),
+        "json": pa.array(["{}"], pa.json_(pa.string())),
+    })  # fmt: skip
+    assert read_table(parquet(table), where="FILE", needed=()).table.row(0) == (day, 2.5, "{}")

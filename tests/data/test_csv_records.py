@@ -155,7 +155,7 @@ def test_quotation_marks_inside_plain_cells_are_text() -> None:
     assert streamed(content.encode()) == whole(content.encode())
 
 
-def test_a_review_with_as_many_commas_as_a_row_is_one_row() -> None:
+def test_a_review_with_commas_like_rows_is_one_row() -> None:
     review = '"Good, food.\nNice, friendly staff.\nWill, return.",pos\n'
     content = "text,label\n" + review + "".join(f"film {row},{'neg' if row % 2 else 'pos'}\n" for row in range(60))
     assert len(whole(content.encode())) == len(streamed(content.encode())) == 62

@@ -3,6 +3,7 @@
 import pickle
 import sqlite3
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,28 @@ def test_rollback_goes_to_a_time(line: Line) -> None:
         line.promotions.rollback("2020-01-02", why="as it was")
     with pytest.raises(RegistryError, match="monday: neither a version nor a time"):
         line.promotions.rollback("monday", why="as it was")
+
+
+class _Clock(datetime):
+    """A clock that tests set."""
+
+    hour = 10
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        return datetime(2026, 11, 25, cls.hour, tzinfo=tz)
+
+
+def test_rollback_to_a_time_follows_the_chain(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.registry.ledger.datetime", _Clock)
+    for hour in (10, 12, 11):  # before the third the clock is set back
+        monkeypatch.setattr(_Clock, "hour", hour)
+        line.champion()
+    assert line.promotions.rollback("2026-11-25T11:30+00:00", why="as it was").champion == "1"
+    noted = [text for text in auditing.notes(line.place.workspace, line.params) if "a clock was changed" in text]
+    assert len(noted) == 1
+    assert "has the time 2026-11-25T11:00:00Z, before that of entry 4, 2026-11-25T12:00:00Z" in noted[0]
+    assert line.faults() == []
 
 
 def test_only_a_user_promotes_a_rolled_back_version(line: Line) -> None:

@@ -218,8 +218,8 @@ class Case:
             return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record")
-        is_right_or_wrong = self.candidate.target.problem == "classification"
-        compared, minimum = len(self.compared), self.gate.minimum_rows * (1 if is_right_or_wrong else _REAL_SCORES)
+        is_real = self.candidate.labels is None
+        compared, minimum = len(self.compared), self.gate.minimum_rows * (_REAL_SCORES if is_real else 1)
         if compared < minimum:
             return Obstacle("too few images", compared=compared, minimum=minimum)
         return None

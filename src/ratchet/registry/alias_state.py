@@ -47,9 +47,10 @@ def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
     if entry.what in ("adopt", "recover"):
         content = entry.state_of(model)
         champion, challenger = content.get("champion"), content.get("challenger")
-        champions: tuple[str, ...] = (champion,) if champion else ()
+        champions = _up_to(state.champions, champion) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
-        return AliasState(champion, challenger, champions, state.ever_champion | frozenset(champions), held)
+        ever = state.ever_champion | frozenset(champions) | frozenset(content.get("former", ()))
+        return AliasState(champion, challenger, champions, ever, held)
     if entry.what == "repair":
         return _without(state, frozenset(entry.content.get("deleted", ())))
     if version is None or entry.what not in ("register", "promote", "rollback", "withdraw"):
@@ -60,8 +61,8 @@ def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
     challenger = None if state.challenger == version else state.challenger
     if entry.what == "withdraw":
         return replace(state, challenger=challenger, registered=state.registered - {version})
-    if entry.what == "rollback" and version in state.champions:
-        champions = state.champions[: state.champions.index(version) + 1]
+    if entry.what == "rollback":
+        champions = _up_to(state.champions, version)
     else:
         champions = (*(champion for champion in state.champions if champion != version), version)
     return replace(
@@ -71,6 +72,11 @@ def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
         champions=champions,
         ever_champion=state.ever_champion | {version},
     )
+
+
+def _up_to(champions: tuple[str, ...], version: str) -> tuple[str, ...]:
+    """Return the champions up to this one, which is added if it is none of them."""
+    return champions[: champions.index(version) + 1] if version in champions else (*champions, version)
 
 
 def _without(state: AliasState, deleted: frozenset[str]) -> AliasState:

@@ -35,15 +35,12 @@ CREATE TABLE IF NOT EXISTS ledger (
     version TEXT, why TEXT NOT NULL, content TEXT NOT NULL, before TEXT NOT NULL, seal TEXT NOT NULL
 )
 """
+_GUARDS = {
+    f"ledger_no_{act}": f"BEFORE {act} ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    for act in ("update", "delete")
+}
 _CREATE = {
-    "sqlite": [
-        _TABLE,
-        *(
-            f"CREATE TRIGGER IF NOT EXISTS ledger_no_{act} BEFORE {act} ON ledger "
-            "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
-            for act in ("update", "delete")
-        ),
-    ],
+    "sqlite": [_TABLE, *(f"CREATE TRIGGER {name} {action}" for name, action in _GUARDS.items())],
     "postgresql": [
         "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # two processes can create it at once
         _TABLE,
@@ -167,6 +164,46 @@ class Ledger:
                 f"backup; without one, {RECOVER}"
             )
 
+    def dropped_guards(self) -> list[str]:
+        """Return the names of the triggers against changes that the database lacks, or has in another form."""
+        from sqlalchemy import text
+        from sqlalchemy.exc import DBAPIError
+
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        query = (
+            "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'ledger'"
+            if is_sqlite
+            else "SELECT tgname, tgname FROM pg_trigger WHERE tgrelid = 'ledger'::regclass AND tgenabled = 'O'"
+        )
+        try:
+            with self._engine.connect() as connection:
+                present = {str(name): str(sql) for name, sql in connection.execute(text(query))}
+        except DBAPIError as error:
+            raise self._database_error(error) from error
+        wanted = _GUARDS if is_sqlite else {"ledger_guard": "ledger_guard"}
+        return [name for name, action in wanted.items() if not present.get(name, "").endswith(action)]
+
+    def restore_guards(self) -> list[str]:
+        """Create the triggers that the database lacks; return their names."""
+        from sqlalchemy import text
+        from sqlalchemy.exc import DBAPIError
+
+        dropped, is_sqlite = self.dropped_guards(), self._engine.dialect.name == "sqlite"
+        statements = [
+            statement
+            for name in dropped
+            for statement in (f"DROP TRIGGER IF EXISTS {name}", f"CREATE TRIGGER {name} {_GUARDS.get(name, '')}")
+        ]
+        if dropped and not is_sqlite:
+            statements = [*_CREATE["postgresql"], "ALTER TABLE ledger ENABLE TRIGGER ledger_guard"]
+        try:
+            with self._engine.begin() as connection:
+                for statement in statements:
+                    connection.execute(text(statement))
+        except DBAPIError as error:
+            raise self._database_error(error) from error
+        return dropped
+
     def lost(self) -> str | None:
         """Return a message if the ledger is empty although this project has written to it; None otherwise."""
         logged = self.heads.logged()
@@ -267,7 +304,8 @@ class Ledger:
         if engine.dialect.name == "sqlite" and engine.url.database:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         try:
-            if engine.dialect.name == "sqlite" or not inspect(engine).has_table("ledger"):
+            # Not again for a table that exists: an audit must see that its triggers were dropped.
+            if not inspect(engine).has_table("ledger"):
                 with engine.begin() as connection:
                     for statement in _CREATE[engine.dialect.name]:
                         connection.execute(text(statement))

@@ -6,6 +6,7 @@ Each act is written to the ledger first, then MLflow follows (`alias_sync`). Act
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
@@ -228,7 +229,8 @@ class Promotions(AliasSync):
                 )
             return to
         at = _parse_time(to)
-        before = (entry for entry in self.entries() if datetime.fromisoformat(entry.at) <= at)
+        # In the order of the chain: a clock that was set back gives later entries earlier times.
+        before = takewhile(lambda entry: datetime.fromisoformat(entry.at) <= at, self.entries())
         champion = replay(before, self.name).champion
         if champion is None:
             raise RegistryError(
@@ -243,6 +245,11 @@ class Promotions(AliasSync):
             return stored[-1]
         if state.champion is None:
             raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
+        if untrusted := sorted(state.ever_champion & versions - {state.champion}, key=int):
+            raise RegistryError(
+                f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
+                f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
+            )
         raise RegistryError(f"{self.name}: no champion before version {state.champion}: nothing to go back to")
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:

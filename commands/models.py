@@ -45,6 +45,14 @@ def approve(
 
 
 @models.command()
+def reject(version: Version, why: Why) -> None:
+    """Reject a version, also one that was approved. It is no longer challenger."""
+    promotions, registered = _find(version)
+    promotions.reject(registered, why=why)
+    typer.echo(f"{promotions.name} version {registered.number}: rejected")
+
+
+@models.command()
 def promote(version: Version, why: Why) -> None:
     """Make a version champion. With registry.promotion=manual, approve it first."""
     promotions, registered = _find(version)

@@ -1,6 +1,6 @@
-"""approve-flow: approve a model version through the form of this deployment on Prefect's page.
+"""approve-flow: approve or reject a model version through the form of this deployment on Prefect's page.
 
-The approval is an entry in the ledger. No flow run waits for it, so no pause times out and no restart loses it.
+The decision is an entry in the ledger. No flow run waits for it, so no pause times out and no restart loses it.
 """
 
 from typing import Annotated
@@ -28,14 +28,16 @@ def approve_flow(
     who: Annotated[str, Field(min_length=1)],
     why: Annotated[str, Field(min_length=1)],
     promote: bool = True,
+    reject: bool = False,
 ) -> "State[str]":
-    """Approve a version as it is now, and make it champion.
+    """Approve a version as it is now, and make it champion; or reject it.
 
     Args:
         version: NAME/VERSION or NAME@ALIAS, digits@challenger for example.
         who: Your name, as in access.approvers. Prefect's server knows no users, and does not check it.
         why: The reason, for the ledger.
         promote: Also make it champion.
+        reject: Reject it instead; takes an approval back.
     """
     log_errors_without_traceback()
     try:
@@ -43,6 +45,10 @@ def approve_flow(
         params = settings.load(workspace.params)
         model = ModelRegistry(workspace, params).find(version)
         promotions, via = Promotions(workspace, params, model.name), f"Prefect, by a worker of {user()}"
+        if reject:
+            promotions.reject(model, who=who, why=why, via=via)
+            message = f"{model.name} version {model.number}: rejected by {who}"
+            return Completed(message=message, data=message)
         promotions.approve(model, who=who, why=why, via=via)
         message = f"{model.name} version {model.number}: approved by {who}"
         if promote:

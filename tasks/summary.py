@@ -80,6 +80,8 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
         return f"{version} (its aliases are unknown: {error})"
     aliases = sorted(alias for alias, holder in state.aliases.items() if holder == number)
     line = f"{version} ({', '.join(aliases) or 'no alias'})"
+    if number in state.rejected:
+        line += f"; rejected (see `ratchet ledger {name}`)"
     if "challenger" in aliases:
         line += f"; to approve: `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
     if state.champion and state.champion != number:

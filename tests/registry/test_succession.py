@@ -58,6 +58,31 @@ def test_without_an_approval_a_user_cannot_promote(line: Line) -> None:
     assert line.aliases() == {"challenger": "1"}
 
 
+def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
+    line.champion()
+    second = line.challenger()
+    line.promotions.approve(second, why="looked at")
+    line.promotions.reject(second, why="confuses 1 and 7")
+    assert line.aliases() == {"champion": "1"}
+    with pytest.raises(
+        RegistryError, match=r"version 2 was rejected by .*: confuses 1 and 7\. Fix: first `ratchet app"
+    ):
+        line.promotions.promote(second, why="better")
+    assert line.promotions.promote_automatically(second, over="1").champion == "1"
+    line.place.client.set_model_version_tag(line.name, "2", "ratchet.verdict", '{"other": 1}')
+    assert line.promotions.register(second, why="judged again", over="1").challenger is None
+    assert line.faults() == []
+    line.promotions.approve(second, why="1 and 7 are fine")
+    assert line.promotions.promote(second, why="better").champion == "2"
+
+
+def test_a_champion_cannot_be_rejected(line: Line) -> None:
+    version = line.champion()
+    with pytest.raises(RegistryError, match=r"version 1 is champion and cannot be rejected\. Fix: `ratchet rollback"):
+        line.promotions.reject(version, why="no")
+    assert acts(line)[-1] == ("promote", "1")
+
+
 def test_a_shadow_rule_holds_back_a_promotion(line: Line) -> None:
     line.champion()
     second = line.challenger()
@@ -108,6 +133,7 @@ def test_registering_again_adds_no_entry(line: Line) -> None:
         (lambda line, version: line.register(version, why="x", over=None), "runners", "ann"),
         (lambda line, version: line.promote_automatically(version, over=None), "runners", "ann"),
         (lambda line, version: line.approve(version, why="x"), "approvers", "bob"),
+        (lambda line, version: line.reject(version, why="x"), "approvers", "bob"),
         (lambda line, version: line.promote(version, why="x"), "admins", "cem"),
         (lambda line, version: line.rollback(None, why="x"), "admins", "cem"),
         (lambda line, version: line.repair(why="x"), "admins", "cem"),

@@ -18,6 +18,7 @@ class AliasState:
         champions: the current champion and those before it, oldest first. A rollback removes entries from the end.
         ever_champion: every version that has been champion.
         registered: versions that passed the gate and were not withdrawn.
+        rejected: versions that a user rejected and did not approve since.
         seal: of the last entry.
     """
 
@@ -26,6 +27,7 @@ class AliasState:
     champions: tuple[str, ...] = ()
     ever_champion: frozenset[str] = frozenset()
     registered: frozenset[str] = frozenset()
+    rejected: frozenset[str] = frozenset()
     seal: str | None = None
 
     @property
@@ -50,15 +52,19 @@ def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
         champions = _up_to(state.champions, champion) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
         ever = state.ever_champion | frozenset(champions) | frozenset(content.get("former", ()))
-        return AliasState(champion, challenger, champions, ever, held)
+        return AliasState(champion, challenger, champions, ever, held, state.rejected)
     if entry.what == "repair":
         return _without(state, frozenset(entry.content.get("deleted", ())))
-    if version is None or entry.what not in ("register", "promote", "rollback", "withdraw"):
+    if version is None or entry.what not in ("register", "approve", "reject", "promote", "rollback", "withdraw"):
         return state
+    if entry.what == "approve":
+        return replace(state, rejected=state.rejected - {version})
     if entry.what == "register":
-        challenger = state.challenger if version in state.ever_champion else version
+        challenger = state.challenger if version in state.ever_champion | state.rejected else version
         return replace(state, challenger=challenger, registered=state.registered | {version})
     challenger = None if state.challenger == version else state.challenger
+    if entry.what == "reject":
+        return replace(state, challenger=challenger, rejected=state.rejected | {version})
     if entry.what == "withdraw":
         return replace(state, challenger=challenger, registered=state.registered - {version})
     if entry.what == "rollback":
@@ -82,4 +88,11 @@ def _up_to(champions: tuple[str, ...], version: str) -> tuple[str, ...]:
 def _without(state: AliasState, deleted: frozenset[str]) -> AliasState:
     champion, challenger = (None if version in deleted else version for version in (state.champion, state.challenger))
     champions = tuple(version for version in state.champions if version not in deleted)
-    return AliasState(champion, challenger, champions, state.ever_champion - deleted, state.registered - deleted)
+    return AliasState(
+        champion,
+        challenger,
+        champions,
+        ever_champion=state.ever_champion - deleted,
+        registered=state.registered - deleted,
+        rejected=state.rejected - deleted,
+    )

@@ -111,8 +111,8 @@ class Promotions(AliasSync):
         require(self.params.access, "runners", who, f"register {self.name}")
         with self._exclusive():
             state = self.state()
-            if version.number in state.ever_champion:
-                return self._update_mlflow()  # after a rollback only a user may promote it again
+            if version.number in state.ever_champion | state.rejected:
+                return self._update_mlflow()  # after a rollback or a rejection only a user may promote it
             if state.champion != over:
                 raise ChampionMoved(f"{self.name}: version {state.champion} became champion meanwhile")
             self._append("promote", version, who=who, why="passed the gate", over=over)
@@ -134,6 +134,25 @@ class Promotions(AliasSync):
             self._update_mlflow()
             return entry
 
+    def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> Entry:
+        """Record that a user rejects the version, which takes back an approval. It is no longer challenger.
+
+        Raises:
+            RegistryError: it is champion.
+        """
+        who = who or user()
+        require(self.params.access, "approvers", who, f"reject {self.name}")
+        with self._exclusive():
+            if version.number == self.state().champion:
+                raise RegistryError(
+                    f"{self._label(version)} is champion and cannot be rejected. Fix: `ratchet rollback {self.name} "
+                    "--why ...`"
+                )
+            entry = self._append("reject", version, who=who, why=why, via=via)
+            self.ledger.publish()
+            self._update_mlflow()
+            return entry
+
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
         """Make a version champion. With manual promotion it must be approved in its current state."""
         who = who or user()
@@ -142,6 +161,8 @@ class Promotions(AliasSync):
             if approval is None:
                 require(self.params.access, "admins", who, f"promote {self.name}")
             evidence = self._promotable_evidence(version)
+            if version.number in self.state().rejected:
+                raise RegistryError(f"{self._rejection(version)}. Fix: first {self._approval(version)}")
             is_valid = (
                 approval is not None
                 and approval.content["evidence"] == evidence
@@ -153,8 +174,8 @@ class Promotions(AliasSync):
             if self.params.registry.promotion == "manual" and not is_valid:
                 void = " any more: it changed, or was promoted, since it was approved" if approval else ""
                 raise RegistryError(
-                    f"{self._label(version)} is not approved{void}. registry.promotion is manual. Fix: first `ratchet "
-                    f"approve {self.name}/{version.number} --why ...`"
+                    f"{self._label(version)} is not approved{void}. registry.promotion is manual. Fix: first "
+                    f"{self._approval(version)}"
                 )
             state = self.state()
             over, content = state.champion, dict[str, Any]()
@@ -204,6 +225,14 @@ class Promotions(AliasSync):
 
     def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
+
+    def _approval(self, version: Version) -> str:
+        return f"`ratchet approve {self.name}/{version.number} --why ...`"
+
+    def _rejection(self, version: Version) -> str:
+        entry = self._last(version, "reject")
+        by = f" by {entry.who} at {entry.at[:19]}Z: {entry.why}" if entry else ""
+        return f"{self._label(version)} was rejected{by}"
 
     def _makers(self, version: Version) -> set[str]:
         """Return the users who made the version: those who registered it, and its run's user in MLflow."""

@@ -38,6 +38,8 @@ def predict(
     with loaded_version(registry, version, params, variant=params.serving.variant) as loaded:
         reader = new_reader(loaded, column)
         listing = reader.files(paths)
+        if reader.ignored.files:
+            print(reader.ignored.text, file=sys.stderr)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(listing):
                 frame = score(loaded, batch)

@@ -1,7 +1,8 @@
 """Stage ingest: read the source, write data/packed and data/quarantine.parquet."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.depth import largest
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "ingest"]
 
 _SHOWN = 5  # quarantined samples that are listed on the terminal
+_CLASSES_SHOWN = 3  # classes with other shares, of a split
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         releases=workspace.releases,
         sample=sample,
         sample_timeout=params.training.sample_timeout,
+        say_ignored=lambda ignored: watch.say(ignored.text) if ignored.files else None,
     )
     if not sample:
         _write_card(workspace, before)
@@ -91,7 +94,7 @@ def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None
 
 
 def _report_problems(workspace: Workspace, watch: Watch) -> None:
-    """Report the first quarantined samples, contradicting labels and 16-bit images."""
+    """Report the first quarantined samples, contradicting labels, problems of the splits and 16-bit images."""
     import polars
 
     table = polars.read_parquet(workspace.quarantine)
@@ -103,6 +106,7 @@ def _report_problems(workspace: Workspace, watch: Watch) -> None:
     conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
         watch.say(f"{conflicts:,} samples have several labels each: see label_conflicts in data/packed/profile.json")
+    _report_splits(profile, workspace, watch)
     if "problem" in profile:
         problem = profile["problem"]
         watch.say(f"problem: {problem['chosen']} ({problem['why']}); to change it: ratchet set data.problem=...")
@@ -120,6 +124,31 @@ def _report_problems(workspace: Workspace, watch: Watch) -> None:
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
         watch.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
+
+
+def _report_splits(profile: Mapping[str, Any], workspace: Workspace, watch: Watch) -> None:
+    """Report classes with other shares in validation or test, and near-duplicates in different splits."""
+    from ratchet.data.checks.class_shares import other_shares
+
+    different = other_shares(profile["classes"])
+    for name in dict.fromkeys(share.split for share in different):
+        of_split = [share for share in different if share.split == name]
+        shown = ", ".join(
+            f"{s.name} {100 * s.share:.1f} % (train {100 * s.train:.1f} %)" for s in of_split[:_CLASSES_SHOWN]
+        )
+        more = f" and {len(of_split) - _CLASSES_SHOWN} more classes" if len(of_split) > _CLASSES_SHOWN else ""
+        watch.say(
+            f"{name} has other shares per class than train: {shown}{more}. Given splits, groups, equal samples or the "
+            "order of time force this; compare models by macro recall"
+        )
+    near = profile["near_duplicates"]
+    if near and near["across_splits"]:
+        (left, right), (first, second) = near["first"][0]["ids"], near["first"][0]["splits"]
+        watch.say(
+            f"{near['across_splits']:,} pairs of near-duplicates are in different splits, such as {left} ({first}) and "
+            f"{right} ({second}), so the test may be too easy: see {workspace.card}. Fix: give copies one value of "
+            "data.group_column, or remove them"
+        )
 
 
 if __name__ == "__main__":

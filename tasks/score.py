@@ -106,6 +106,8 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
         with loaded_version(registry, version, params, variant=variant) as loaded:
             reader = new_reader(loaded, request.column)
             listing = reader.files(request.inputs)
+            if reader.ignored.files:
+                watch.say(reader.ignored.text)
             job = Job(
                 _FORMAT,
                 reference if before is None else before.reference,

@@ -26,6 +26,16 @@ def test_card_shows_classes_images_and_quarantine(two_classes) -> None:
     assert page.count("data:image/png;base64,") == 2 * 13 + 1
 
 
+def test_other_shares_of_given_splits_are_shown(place) -> None:
+    for folder, count in (("train/cat", 10), ("train/dog", 30), ("val/cat", 5), ("val/dog", 15), ("test/cat", 9)):
+        place.fill(folder, count, first=1000 * len(folder) + 100 * count)
+    place.fill("test/dog", 3, first=9000)
+    place.ingest()
+    page = page_of(place)
+    assert "Shares per class that differ: 2" in page
+    assert re.search(r"test</th><td>cat</td><td>75.0\W*%</td><td>25.0\W*%", page)
+
+
 def test_card_loads_nothing(two_classes) -> None:
     two_classes.ingest()
     page = page_of(two_classes)

@@ -4,13 +4,18 @@ Expected values are computed with NumPy from the images that the Dataset returns
 """
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
 from ratchet.data.manifest import Manifest
-from ratchet.errors import RatchetError, SettingsError
+from ratchet.errors import RatchetError, SettingsError, TrainingError
+from ratchet.training import custom_samples
 
 MODULE = """
 import numpy as np
@@ -227,3 +232,70 @@ def test_other_code_gives_another_digest_for_equal_images(make_place) -> None:
 def test_a_missing_function_is_a_settings_error(place) -> None:
     with pytest.raises(SettingsError, match=r"params\.yaml: data\.factory"):
         ingest(place, factory="none")
+
+
+THREADS = """
+import os, pathlib, threading
+import polars as pl
+
+HERE = pathlib.Path(__file__).parent
+LABELS = pl.DataFrame({"label": [0, 1] * 500}).group_by("label").len().sort("label")["label"].to_list()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+(HERE / f"imported-{os.getpid()}").touch()
+"""
+INGEST = """
+import sys
+from pathlib import Path
+from ratchet.data.ingest import ingest
+from ratchet.settings.model import DataSettings
+
+root = Path(sys.argv[1])
+settings = DataSettings(source="factory", factory="own:photos", code="own.py", workers=2)
+ingest(
+    settings, packed=root / "packed", quarantine=root / "bad.parquet", root=root, report=lambda *_: None,
+    sample_timeout=60.0,
+)
+"""
+
+
+@pytest.mark.system
+def test_workers_alone_import_a_module_that_starts_threads(place) -> None:
+    """The workers are forked from a server. A fork of a process with threads can hang, so the server has none."""
+    body = """        import polars as pl
+        label = LABELS[pl.DataFrame({"x": range(1000)}).group_by(pl.col("x") % 2).len().height - 2 + label]
+        (HERE / f"read-{os.getpid()}-{os.getppid()}").touch()
+"""
+    (place.root / "own.py").write_text(THREADS + changed(body))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-c", INGEST, str(place.root)]
+    subprocess.run(command, check=True, timeout=240, env=environment)
+    imported = {path.name.split("-")[1] for path in place.root.glob("imported-*")}
+    readers, servers = zip(*(path.name.split("-")[1:] for path in place.root.glob("read-*")), strict=True)
+    assert set(readers) <= imported
+    assert len(set(servers)) == 1
+    assert not set(servers) & imported
+
+
+OPENINGS = {
+    "module": MODULE + "\nwhile HANGS: pass\n",
+    "function": MODULE.replace("return Noise", "\n    while HANGS: pass\n    return Noise"),
+}
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+def test_a_dataset_that_does_not_open_is_named(place, monkeypatch, case: str) -> None:
+    monkeypatch.setattr(custom_samples, "LEAST_OPENING", 1.0)
+    place.sample_timeout = 0.5
+    with pytest.raises(TrainingError, match=r"own:photos\('train'\) did not return within 1 s .*sample_timeout"):
+        ingest(place, "HANGS = True\n" + OPENINGS[case])
+    assert not place.packed.exists()
+
+
+@pytest.mark.system
+def test_a_dataset_that_hangs_in_a_worker_is_named(place, monkeypatch) -> None:
+    monkeypatch.setattr(custom_samples, "LEAST_OPENING", 1.0)
+    place.sample_timeout = 0.5
+    source = "import multiprocessing\nHANGS = multiprocessing.parent_process() is not None\n" + OPENINGS["function"]
+    with pytest.raises(TrainingError, match=r"own:photos\('train'\) did not return within 1 s \(worker process"):
+        ingest(place, source, workers=2)
+    assert not place.packed.exists()

@@ -1,4 +1,4 @@
-"""The split of a sample depends on the sample alone."""
+"""The split of a sample depends on the sample, and on its place in its class."""
 
 import hashlib
 import io
@@ -18,8 +18,8 @@ from ratchet.data.reading.pixels import full_digest
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
-DIGITS = [1251, 259, 287]  # rows of train, validation and test
-DIGITS_DIGEST = "9349e36a725ec132"
+DIGITS = [1257, 270, 270]  # rows of train, validation and test
+DIGITS_DIGEST = "2bc49419c09ca5b4"
 NAMES = st.lists(st.text(max_size=12), max_size=40)
 FRACTION = st.floats(0.0, 0.49)
 
@@ -83,11 +83,76 @@ def test_folds_have_similar_sizes_and_move_no_test_sample() -> None:
         assert [name == "test" for name in chosen] == [plain[name] == "test" for name in names]
 
 
-def test_shares_per_class_are_within_four_standard_deviations() -> None:
-    for label in range(20):
-        chosen = list(_assign([hashlib.sha256(f"{label}/{n}".encode()).hexdigest() for n in range(1000)]).values())
-        for name in ("validation", "test"):
-            assert abs(chosen.count(name) - 150) < 4 * (1000 * 0.15 * 0.85) ** 0.5
+def _by_class(sizes: dict[str, int], **changes: float) -> dict[str, dict[str, str]]:
+    """Return the split of each sample by class."""
+    names = [(label, f"{label}/{number}") for label, size in sizes.items() for number in range(size)]
+    chosen = split.assign(
+        [name for _, name in names], [None] * len(names), declared=(), classes=pl.Series([label for label, _ in names]),
+        **{"validation_fraction": 0.15, "test_fraction": 0.15, **changes},
+    )  # fmt: skip
+    by_class: dict[str, dict[str, str]] = {label: {} for label in sizes}
+    for (label, name), of_split in zip(names, chosen, strict=True):
+        by_class[label][name] = of_split
+    return by_class
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 60), min_size=1, max_size=5), FRACTION, FRACTION)
+def test_each_class_has_equal_shares_in_each_split(sizes: dict[str, int], validation: float, test: float) -> None:
+    for label, splits in _by_class(sizes, validation_fraction=validation, test_fraction=test).items():
+        chosen = list(splits.values())
+        assert abs(chosen.count("test") - test * sizes[label]) < 1
+        assert abs(chosen.count("test") + chosen.count("validation") - (test + validation) * sizes[label]) < 1
+
+
+def test_two_classes_of_photos_have_equal_test_shares() -> None:
+    chosen = _by_class({"ants": 123, "bees": 121})
+    assert [[list(splits.values()).count(name) for name in split.SPLITS] for splits in chosen.values()] == [
+        [86, 19, 18], [85, 18, 18],
+    ]  # fmt: skip
+
+
+def test_folds_have_equal_shares_of_each_class() -> None:
+    for fold in range(5):
+        chosen = list(_by_class({"a": 200, "b": 40}, folds=5, fold=fold)["b"].values())
+        assert chosen.count("test") == 6
+        assert 6 <= chosen.count("validation") <= 7
+
+
+@given(st.integers(1, 80), st.integers(1, 80))
+def test_a_new_sample_moves_one_neighbour_at_each_border(before: int, other: int) -> None:
+    old, new = _by_class({"a": before, "b": other}), _by_class({"a": before + 1, "b": other})
+    assert new["b"] == old["b"]
+    assert sum(new["a"][name] != of_split for name, of_split in old["a"].items()) <= 2
+
+
+def test_many_small_classes_get_their_share_of_test() -> None:
+    """Rounding each class alone would give none of them a test sample."""
+    chosen = [name for splits in _by_class({f"class {n}": 3 for n in range(400)}).values() for name in splits.values()]
+    assert chosen.count("test") == pytest.approx(180, abs=40)
+
+
+def test_groups_and_copies_stay_together_in_equal_shares() -> None:
+    names = [f"group {number // 4}" for number in range(800)] + ["copy"] * 8
+    labels = pl.Series([("a", "b")[number // 4 % 2] for number in range(800)] + ["a"] * 5 + ["b"] * 3)
+    chosen = split.assign(
+        names, [None] * len(names), declared=(), validation_fraction=0.15, test_fraction=0.15, classes=labels
+    )
+    table = pl.DataFrame({"name": names, "split": chosen, "label": labels})
+    assert table.group_by("name").agg(pl.col("split").n_unique())["split"].unique().to_list() == [1]
+    for _, rows in table.group_by("label"):
+        assert rows["split"].to_list().count("test") == pytest.approx(60, abs=8)
+
+
+def test_only_drawn_samples_share_out_a_class() -> None:
+    """Given test samples are no part of the class that validation is drawn from."""
+    names = [str(number) for number in range(300)]
+    given_splits = ["test"] * 100 + ["train"] * 200
+    chosen = split.assign(
+        names, given_splits, declared={"test"}, validation_fraction=0.2, test_fraction=0.2,
+        classes=pl.Series(["a"] * 300),
+    )  # fmt: skip
+    assert chosen[:100] == ["test"] * 100
+    assert chosen.count("validation") == 40
 
 
 def test_positions_and_keys_never_change() -> None:
@@ -97,17 +162,20 @@ def test_positions_and_keys_never_change() -> None:
     assert split.keys([]).dtype == np.uint64
 
 
-def test_adding_and_renaming_images_moves_no_old_one(two_classes) -> None:
+def test_renaming_images_and_a_new_class_move_no_image(two_classes) -> None:
     two_classes.ingest()
     before = dict(two_classes.index().select("content", "split").rows())
     for number, path in enumerate(sorted((two_classes.root / "images" / "cat").iterdir())):
         path.rename(path.with_name(f"renamed-{97 * number % 40}.png"))
-    two_classes.fill("dog", 30, first=2000)
     two_classes.fill("emu", 30, first=3000)
     two_classes.ingest()
-    after = dict(two_classes.index().select("content", "split").rows())
-    assert len(after) == 140
+    index = two_classes.index()
+    after = dict(index.select("content", "split").rows())
+    assert len(after) == 110
     assert {content: after[content] for content in before} == before
+    shares = dict(index.filter(pl.col("split") == "test").group_by("class").len().rows())
+    assert shares == {"cat": 6, "dog": 6, "emu": shares["emu"]}
+    assert shares["emu"] in (4, 5)
 
 
 def test_output_does_not_depend_on_workers_or_file_order(make_place) -> None:
@@ -245,6 +313,8 @@ def test_a_large_image_has_the_digest_of_all_its_pixels() -> None:
 def test_the_digits_stay_in_their_splits(place) -> None:
     """Arrays are split by the digest of their pixels; these digests must never change."""
     place.ingest(source="digits")
+    classes = place.index().group_by("class").agg(test=(pl.col("split") == "test").mean())
+    assert classes["test"].is_between(0.14, 0.16).all()
     splits = place.index().sort("id")["split"].to_list()
     assert [splits.count(name) for name in split.SPLITS] == DIGITS
     assert hashlib.sha256("".join(splits).encode()).hexdigest()[:16] == DIGITS_DIGEST

@@ -255,14 +255,14 @@ def test_duplicate_in_a_given_test_split_leaves_train(place: Place) -> None:
     assert place.quarantined() == {"duplicate-across-splits": ["in validation, as test/good/003.txt in test"]}
 
 
-def test_adding_texts_moves_no_other(tmp_path: Path) -> None:
+def test_a_new_text_moves_one_text_at_each_border(tmp_path: Path) -> None:
     splits = []
     for name, table in (("small", TABLE), ("large", TABLE.replace("label\n", 'label\n"another, first",good\n'))):
         place = Place(tmp_path / name)
         place.root.mkdir()
         place.ingest(place.write("reviews.csv", table))
         splits.append({text: part for part in split.SPLITS for text in place.texts(part)})
-    assert splits[0].items() <= splits[1].items()
+    assert sum(splits[1][text] != part for text, part in splits[0].items()) <= 2
 
 
 def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:

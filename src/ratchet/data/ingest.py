@@ -29,6 +29,7 @@ from ratchet.data.reading.subset import subset
 from ratchet.data.reading.survey import Survey
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
+from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
 from ratchet.kinds import Classes, ImageInput, Target
@@ -49,6 +50,7 @@ _FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "fram
 def ingest(
     settings: DataSettings, *, packed: Path, quarantine: Path, root: Path, report: Report, cache: Path | None = None,
     releases: Path | None = None, sample: bool = False, sample_timeout: float = 0.0,
+    say_ignored: Callable[[Ignored], None] = lambda _: None,
 ) -> Manifest:  # fmt: skip
     """Read the source, quarantine bad samples, split the others, and pack them into folder `packed`.
 
@@ -64,6 +66,7 @@ def ingest(
         releases: path of the table of samples released by hand; None: no releases.
         sample: take only a few samples of each class, from all over the source.
         sample_timeout: seconds that a user's own Dataset or kind may take for one sample; 0: no limit.
+        say_ignored: called with the files of a folder that are no samples.
 
     Raises:
         SettingsError: no source has this name.
@@ -72,18 +75,21 @@ def ingest(
     """
     if settings.kind != "image" or settings.source == "factory":
         with disk_errors(packed), files.draft_directory(packed) as draft:
-            fill = _ingest_of(settings.kind, sample_timeout, releases)
+            fill = _ingest_of(settings.kind, sample_timeout, releases, say_ignored)
             return fill(settings, draft=draft, packed=packed, table=quarantine, root=root, report=report, sample=sample)
     check_formats(settings.formats)
     with pillow_settings():
         source = open_source(settings, root=root)
+        say_ignored(source.ignored)
         released = overrides.read(releases)
         work = _Ingest(settings, source, packed, quarantine, report, cache, released, sample=sample)
         with disk_errors(packed):
             return work.unchanged() or work.run()
 
 
-def _ingest_of(kind: str, sample_timeout: float, releases: Path | None) -> Callable[..., Manifest]:
+def _ingest_of(
+    kind: str, sample_timeout: float, releases: Path | None, say_ignored: Callable[[Ignored], None]
+) -> Callable[..., Manifest]:
     """Return the function that fills the draft of a packed set of this kind, or of a user's own image Dataset."""
     match kind:
         case "table":
@@ -93,11 +99,11 @@ def _ingest_of(kind: str, sample_timeout: float, releases: Path | None) -> Calla
         case "text":
             from ratchet.data.texts.ingest import ingest_texts
 
-            return partial(ingest_texts, released=overrides.read(releases))
+            return partial(ingest_texts, released=overrides.read(releases), say_ignored=say_ignored)
         case "tokens":
             from ratchet.data.token_streams import ingest_tokens
 
-            return ingest_tokens
+            return partial(ingest_tokens, say_ignored=say_ignored)
         case "image":
             from ratchet.data.custom_dataset import ingest_custom  # imports torch
 
@@ -258,15 +264,15 @@ class _Ingest:
         """Return one row per good sample with its split: split by split, each in the order of ids."""
         digest = pl.coalesce("full_pixels", "content")  # the content of an array is the digest of its pixels
         identity = pl.when(pl.col("group").is_null()).then(digest).otherwise("group " + pl.col("group"))
+        names = pl.Series(self.names, dtype=pl.String).gather(good["label"])
         assigned = split.assign(
             good.select(identity).to_series(), good["split"], declared=self.source.given,
             validation_fraction=self.settings.validation_fraction, test_fraction=self.settings.test_fraction,
-            folds=self.settings.folds, fold=self.settings.fold,
+            folds=self.settings.folds, fold=self.settings.fold, classes=names if self.source.classes else None,
         )  # fmt: skip
-        names = pl.Series(self.names, dtype=pl.String)
         index = good.drop(_FACTS_OF_READING).with_columns(
             pl.Series("split", assigned, pl.String),
-            pl.Series("class", names.gather(good["label"])),
+            names.alias("class"),
             source=pl.col("id"),
         )
         return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])

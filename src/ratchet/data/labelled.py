@@ -4,7 +4,7 @@ Their columns, rules, splits, index, profile and packing are the same; only thei
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING
+from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
 from ratchet.kinds import Input
@@ -52,6 +53,7 @@ class LabelledSamples:
     """The samples of a source, with its name and place; `labels` and `table` have the same rows.
 
     `refused` has quarantine rows of what cannot be a sample. `extra` are further columns of the table.
+    `ignored` are the files of a folder that are no samples.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LabelledSamples:
     labels: Labelling
     refused: pl.DataFrame
     extra: tuple[str, ...] = ()
+    ignored: Ignored = field(default_factory=Ignored)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -198,16 +201,17 @@ def checked_index(
 
 def _split(good: pl.DataFrame, labels: Labelling, settings: DataSettings) -> pl.DataFrame:
     identity = pl.when(pl.col("group").is_null()).then("normal").otherwise("group " + pl.col("group"))
+    places = good["place"].to_numpy()
+    shown = labels.shown[places].cast(pl.String)
     drawn = split.assign(
         good.select(identity).to_series(), good["assigned"], declared=set(good["assigned"].drop_nulls()),
         validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
-        folds=settings.folds, fold=settings.fold,
+        folds=settings.folds, fold=settings.fold, classes=shown if labels.classes else None,
     )  # fmt: skip
-    places = good["place"].to_numpy()
     index = good.with_columns(
         pl.Series("split", drawn, dtype=pl.String),
         pl.Series("label", labels.values[places] if labels.classes else [None] * len(places), dtype=pl.Int64),
-        labels.shown[places].cast(pl.String).alias("class"),
+        shown.alias("class"),
         source=pl.col("id"),
     ).sort("id")
     return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])

@@ -22,10 +22,10 @@ from ratchet.data.privacy import without_private
 from ratchet.data.profile import bins
 from ratchet.data.reading.storage import expanded, is_url
 from ratchet.data.tables.targets import read_labels
-from ratchet.errors import DataError
+from ratchet.errors import DataError, TrainingError
 from ratchet.kinds import Array, ArraysInput
 from ratchet.settings.model import DataSettings
-from ratchet.training.custom_samples import line_of, summarize
+from ratchet.training.custom_samples import LEAST_OPENING, line_of, summarize
 from ratchet.training.own_kind import NotArrays, OwnKind, layout_of, shown_layout
 from ratchet.training.sample_timeout import TooSlow, interruptible, never
 
@@ -52,7 +52,7 @@ def ingest_own_kind(
         DataError: the data cannot be opened, a sample takes too long, too many are bad, or the whole set breaks a rule.
     """
     kind = OwnKind(settings.kind, root.absolute(), settings.code)
-    reading = _Reading(kind, _opened(kind, settings, root), settings, sample_timeout)
+    reading = _Reading(kind, _opened(kind, settings, root, sample_timeout), settings, sample_timeout)
     source = reading.read(report, table=table, sample=sample)
     samples = labelled.assigned(source.table).with_columns(packed="content", normal="content")
     released = overrides.read(None) if released is None else released
@@ -73,15 +73,29 @@ def ingest_own_kind(
     )  # fmt: skip
 
 
-def _opened(kind: OwnKind, settings: DataSettings, root: Path) -> Any:
+def _opened(kind: OwnKind, settings: DataSettings, root: Path, sample_timeout: float) -> Any:
     """Return the user's object, opened."""
+    limit = max(sample_timeout, LEAST_OPENING) if sample_timeout else 0.0
     path = settings.path if is_url(settings.path) else root / expanded(settings.path)
     if isinstance(path, Path) and not path.exists():
         raise DataError(f"data.path: {path} does not exist. Fix: set it to the file or folder that {kind.name} reads")
-    open_it = kind.loaded
+
+    def slow(where: str = "") -> str:
+        return (
+            f"data.kind: {kind.name} did not open {path} within {limit:g} s{where}. Fix: see what the module or the "
+            "class waits for, or raise training.sample_timeout (0: no limit)"
+        )
+
     try:
-        opened = open_it(path)
-        count = len(opened)
+        with interruptible(slow, timeout=limit, stop=never) as begin:
+            begin()
+            open_it = kind.loaded
+            opened = open_it(path)
+            count = len(opened)
+    except TooSlow as error:
+        raise DataError(slow(line_of(error, kind.root))) from error
+    except TrainingError:
+        raise  # the class cannot be imported, or lacks a method
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise DataError(
             f"data.kind: {kind.name} cannot open {path}: {summarize(error, kind.root)}. Fix: correct the class or "

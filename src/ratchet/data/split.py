@@ -1,12 +1,13 @@
-"""Assignment of samples to splits: it depends on the sample alone.
+"""Assignment of samples to splits: by a hash of each sample, in equal shares per class.
 
 The digest of each sample's decoded pixels at full size (or the name of its group, if it has one) is hashed to a number
-u in [0, 1), and u decides. So copies in any lossless format and samples of one group share a split. Renaming a file,
-changing its metadata, adding samples, the seed and `data.image_size` move no sample to another split.
+u in [0, 1). So copies in any lossless format and samples of one group share a split. Renaming a file, changing its
+metadata, the order of the samples, the seed and `data.image_size` move no sample to another split.
 
-Splits are not exactly stratified. Of a class with n different samples, a split gets n * fraction on average, with a
-standard deviation of sqrt(n * fraction * (1 - fraction)). With a fraction of .15, 180 samples give 27 +- 5, and 6,000
-give 900 +- 28. Exact shares would depend on the other samples, so adding a sample could move another.
+Without classes u decides alone, so adding samples moves no other. With classes, the samples of a class are ordered by u
+and spread evenly over [0, 1), and these positions decide. So a split gets its share of each class, rounded up or down.
+No rule has exact shares and never moves a sample. The order never changes, so adding a sample can move only the samples
+next to the two borders of its own class: at most one at each border.
 """
 
 import hashlib
@@ -14,9 +15,10 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-__all__ = ["SPLITS", "SplitName", "assign", "drawn", "keys", "position"]
+__all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "keys", "position"]
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -30,7 +32,7 @@ def position(identity: str) -> float:
 
 def assign(
     identities: Collection[str], given: Iterable[SplitName | None], *, declared: Collection[SplitName],
-    validation_fraction: float, test_fraction: float, folds: int = 0, fold: int = 0,
+    validation_fraction: float, test_fraction: float, folds: int = 0, fold: int = 0, classes: pl.Series | None = None,
 ) -> list[SplitName]:  # fmt: skip
     """Return a split for every sample.
 
@@ -45,8 +47,13 @@ def assign(
         test_fraction: the same for test; together below 1.
         folds: number of parts that the samples outside test are cut into, instead of `validation_fraction`; 0: none.
         fold: the part that is validation, from 0.
+        classes: name of each sample's class; None: the targets are no classes.
     """
+    given = list(given)
     u = np.fromiter(map(position, identities), dtype=np.float64, count=len(identities))
+    if classes is not None:
+        free = [split in (None, "train") for split in given]
+        u[free] = even_positions(u[free], classes.filter(pl.Series(free, dtype=pl.Boolean)))
     places = drawn(
         u, declared=declared, validation_fraction=validation_fraction, test_fraction=test_fraction, folds=folds,
         fold=fold,
@@ -55,6 +62,31 @@ def assign(
         SPLITS[place] if split in (None, "train") else split
         for place, split in zip(places.tolist(), given, strict=True)
     ]
+
+
+def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.float64]:
+    """Return positions in [0, 1) that are spread evenly inside each class, in the order of `u`.
+
+    Samples with equal `u`, which are copies or one group, keep one position. A group counts in its most frequent class.
+    """
+    units = (
+        pl.DataFrame({"u": u, "class": classes})
+        .group_by("u", "class").agg(size=pl.len())
+        .sort("size", "class", descending=[True, False])
+        .group_by("u", maintain_order=True).agg(pl.col("class").first(), pl.col("size").sum())
+        .sort("class", "u")
+        .with_columns(
+            before=pl.col("size").cum_sum().over("class") - pl.col("size"), total=pl.col("size").sum().over("class")
+        )
+    )  # fmt: skip
+    # The start differs by class. Else all classes would be rounded the same way, and small ones would have no test.
+    starts = {name: position(f"class {name}") for name in units["class"].unique()}
+    start = units["class"].replace_strict(starts, return_dtype=pl.Float64)
+    even = ((units["before"] + start * units["size"]) / units["total"]).clip(upper_bound=1 - 2**-53)
+    order = units["u"].arg_sort()
+    places = np.searchsorted(units["u"].gather(order).to_numpy(), u)
+    result: NDArray[np.float64] = even.gather(order).to_numpy()[places]
+    return result
 
 
 def drawn(

@@ -25,6 +25,7 @@ from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.split import SPLITS, SplitName, assign
+from ratchet.data.system_files import Ignored
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import NextToken, TokensInput
@@ -63,14 +64,18 @@ class _File:
 
 
 def ingest_tokens(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False
-) -> Manifest:
+    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
+    say_ignored: Callable[[Ignored], None] = lambda _: None,
+) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
+
+    `say_ignored`: called with the files of a folder that are no text.
 
     Raises:
         DataError: the source cannot be read, too many files are bad, or a split has no text.
     """
-    storage, names = _source(settings, root)
+    storage, names, ignored = _source(settings, root)
+    say_ignored(ignored)
     if sample:
         names = names[:: -(-len(names) // _SAMPLE_FILES)]
     good, bad = _read(storage, names, report, sample=sample)
@@ -99,20 +104,21 @@ def ingest_tokens(
     return manifest
 
 
-def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str]]:
-    """Return the folder of the files, and their names, sorted."""
+def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ignored]:
+    """Return the folder of the files, their names, sorted, and the files that are ignored."""
     path = settings.path
     is_file = bool(PurePosixPath(path).suffix) if is_url(path) else os.path.isfile(root / expanded(path))
     if is_file:
         folder, _, name = path.rpartition("/")
-        return open_storage(folder or ".", root=root), [name]
+        return open_storage(folder or ".", root=root), [name], Ignored()
     storage = open_storage(path, root=root)
     if not storage.can_list:
         raise DataError(f"data.path: found {path}. A web server lists no files. Fix: name the address of a text file")
-    names = sorted(storage.tree().names)
+    tree = storage.tree()
+    names = sorted(tree.names)
     if not names:
         raise DataError(f"data.path: {storage.where} has no files. Fix: put text files (UTF-8) into it")
-    return storage, names
+    return storage, names, tree.ignored
 
 
 def _read(

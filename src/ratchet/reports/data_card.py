@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.data.checks.class_shares import other_shares
 from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
@@ -99,6 +100,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         quarantined_by_rule=dict(quarantined.group_by("rule").len().sort("rule").rows()),
         first_quarantined=[_with_thumbnail(row) for row in quarantined.head(_LISTED).iter_rows(named=True)],
         released=[(row["source"], row["rule"], row["reason"], row["by"], row["at"]) for row in manifest.released],
+        other_shares=other_shares(profile["classes"]),
         imbalance=_imbalance(profile["classes"]["train"]),
         splits=SPLITS,
         classes=classes,

@@ -22,6 +22,7 @@ from ratchet.training.models.factory import OwnCode
 from ratchet.training.sample_timeout import TooSlow, interruptible, never
 
 __all__ = [
+    "LEAST_OPENING",
     "Factory",
     "Faulty",
     "Piece",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 _SPLITS = ("train", "validation", "test")
+_OPENING = -1  # the place of a worker that opens the Dataset
+LEAST_OPENING = 10.0  # seconds that opening may take at least: it imports the user's libraries
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,14 @@ class SampleDataset(Dataset[Any]):
     def open(self, split: str) -> Any:
         """Return the Dataset of a split, opened in this process."""
         if split not in self._opened:
-            with _as_in_a_worker(), self._noted(split) as begin:
-                begin(-1)
+            with _as_in_a_worker(), self._watched(split, _OPENING) as begin:
+                begin(_OPENING)
                 self._opened[split] = self.factory.open(split)
         return self._opened[split]
+
+    def limit(self, place: int) -> float:
+        """Return the seconds that reading this sample, or opening the Dataset, may take; 0: no limit."""
+        return max(self.timeout, LEAST_OPENING) if self.timeout and place == _OPENING else self.timeout
 
     def __getitems__(self, piece: Piece) -> list[Sample | Faulty]:
         """Return all samples of a piece. One that cannot be read is returned as `Faulty`, not raised."""
@@ -156,6 +163,12 @@ class SampleDataset(Dataset[Any]):
         return samples
 
     def timeout_message(self, split: str, place: int, where: str) -> str:
+        if place == _OPENING:
+            return (
+                f"data.factory: {self.factory.function}({split!r}) did not return within {self.limit(place):g} s "
+                f"({where}). Fix: see what the module or the function waits for, or raise training.sample_timeout "
+                "(0: no limit)"
+            )
         return (
             f"data.factory: sample {id_of(self.open(split), split, place)} of split {split} was not read within "
             f"{self.timeout:g} s ({where}). Fix: see what its __getitem__ waits for, or raise training.sample_timeout "
@@ -163,23 +176,22 @@ class SampleDataset(Dataset[Any]):
         )
 
     @contextlib.contextmanager
-    def _watched(self, split: str) -> Iterator[Callable[[int], None]]:
-        """Read samples where a sample that hangs is noticed: by the parent of a worker, otherwise by a thread.
+    def _watched(self, split: str, place: int = 0) -> Iterator[Callable[[int], None]]:
+        """Open or read where code that hangs is noticed: by the parent of a worker, otherwise by a thread.
 
         Yields:
-            A function to call with the place of a sample before it is read.
+            A function to call with the place of a sample before it is read, or with -1 before the Dataset is opened.
         """
         if get_worker_info() is not None:
             with self._noted(split) as begin:
                 yield begin
             return
-        place = 0
 
         def message(where: str = "") -> str:
             return self.timeout_message(split, place, f"this process{where}")
 
         try:
-            with interruptible(message, timeout=self.timeout, stop=self.stop) as begin_here:
+            with interruptible(message, timeout=self.limit(place), stop=self.stop) as begin_here:
 
                 def begin_at(at: int) -> None:
                     nonlocal place

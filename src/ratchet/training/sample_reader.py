@@ -32,12 +32,12 @@ class Reader(Generic[Result]):
     """Reads pieces of a Dataset.
 
     Workers start with the first `read` and stay until `close`. They are forked from a server process without threads,
-    so they inherit no locked lock. Each calls the user's function itself, so they share no open file. They end by
-    themselves when this process is killed.
+    so they inherit no locked lock. Each imports the user's module and calls its function itself, so they share no open
+    file. They end by themselves when this process is killed.
 
     Args:
         combine: makes one result of the samples of a piece, in the process that reads them.
-        timeout: seconds that one sample may take; 0: no limit.
+        timeout: seconds that one sample may take, or opening the Dataset (ten at least); 0: no limit.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Reader(Generic[Result]):
         """After `waited` seconds without a result: end the workers if a sample is too slow or the run must stop."""
         samples, busy = self._samples, [at for at in self._samples.worker_progress() if at.since]
         seconds = self._waiting_times(busy)
-        slow = [at for at in busy if at.place >= 0 and 0 < samples.timeout < seconds[at.worker]]
+        slow = [at for at in busy if 0 < samples.limit(at.place) < seconds[at.worker]]
         patient = waited < _LONG_WAIT and max(seconds.values(), default=0.0) < PATIENCE
         if not slow and (patient or not samples.stop()):
             return
@@ -168,9 +168,9 @@ class Reader(Generic[Result]):
 
     def _make_loader(self) -> "DataLoader[Result]":
         if self.workers:
-            module = self._samples.factory.function.partition(":")[0]
-            # The server process imports these once, for all workers. No effect once the server runs.
-            multiprocessing.set_forkserver_preload([__name__, module])
+            # The server process imports this once, for all workers. No effect once the server runs. It never imports
+            # the user's module, which may start threads, as polars does: a fork of a process with threads can hang.
+            multiprocessing.set_forkserver_preload([__name__])
             # Memory that the workers write and this process reads.
             self._samples.progress = multiprocessing.get_context("forkserver").RawArray("d", 3 * self.workers)
         return DataLoader(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ratchet import urls
+from ratchet.data.system_files import Ignored, is_system_path
 from ratchet.errors import DataError, StorageUnavailable, first_line
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "why_unusable",
 ]  # fmt: skip
 
-IGNORED = frozenset({"thumbs.db"})
 _FRESH = 2_000_000_000  # nanoseconds: file systems have coarse clocks, so a recent change may not show in a stamp
 _MAX_IN_MEMORY = 8 << 20  # bytes: larger local files are not read into memory
 _MAX_REMOTE = 1 << 30  # bytes: a remote file is fetched into memory
@@ -53,6 +53,7 @@ class Tree:
     stamps: list[str | None] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # name -> why the file cannot be used
     folders: list[str] = field(default_factory=list)
+    ignored: Ignored = field(default_factory=Ignored)
 
     def add(self, name: str, stamp: str | None = None, *, fault: str | None = None) -> None:
         """Add a file."""
@@ -79,7 +80,7 @@ class Storage(Protocol):
     is_local: bool  # whether reading takes CPU time of this machine, not time of the network
 
     def tree(self) -> Tree:
-        """List all files and folders, except hidden files and Windows' Thumbs.db."""
+        """List all files and folders, except those that are hidden or that systems write (`system_files`)."""
 
     def read(self, name: str) -> bytes | BinaryIO:
         """Read the file with this relative path: its content, or a seekable file if it is large. Raises OSError."""
@@ -141,7 +142,7 @@ class LocalFolder:
         """Return the names of this folder and of the folders beside it, sorted; none if they cannot be listed."""
         try:
             with os.scandir(Path(os.path.abspath(self.path)).parent) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+                return sorted(entry.name for entry in entries if entry.is_dir() and not is_system_path([entry.name]))
         except OSError:
             return []
 
@@ -202,9 +203,10 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
             f"{folder}: cannot be listed ({error.strerror}). Fix: give this user read permission, or remove it"
         ) from error
     for entry in entries:
-        if entry.name[0] == "." or entry.name.casefold() in IGNORED:
-            continue
         name = prefix + entry.name
+        if is_system_path([entry.name]):
+            _count_ignored(entry, prefix, tree)
+            continue
         try:
             kind = entry.stat()
         except OSError as error:
@@ -221,6 +223,17 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
         elif (kind.st_dev, kind.st_ino) not in above:
             tree.folders.append(name)
             _walk(entry.path, f"{name}/", above, tree, settled=settled)
+
+
+def _count_ignored(entry: "os.DirEntry[str]", prefix: str, tree: Tree) -> None:
+    """Count an ignored file, or those of an ignored folder, which this user need not be able to list."""
+    if not entry.is_dir(follow_symlinks=False):
+        tree.ignored.add(_text(prefix + entry.name))
+        return
+    for folder, _, files in os.walk(entry.path):
+        inside = os.path.relpath(folder, entry.path)
+        for file in files:
+            tree.ignored.add(_text(f"{prefix}{os.path.normpath(os.path.join(entry.name, inside, file))}"))
 
 
 def _text(name: str) -> str:
@@ -271,7 +284,10 @@ class RemoteFolder:
         for path, info in entries.items():
             name = path.removeprefix(self._top).lstrip("/")
             parts = name.split("/")
-            if not name or any(part.startswith(".") for part in parts) or parts[-1].casefold() in IGNORED:
+            if not name:
+                continue
+            if is_system_path(parts):
+                tree.ignored.add(name)
                 continue
             folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
             version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), None)

@@ -8,6 +8,7 @@ import polars as pl
 from PIL import Image
 
 from ratchet.data.split import SplitName
+from ratchet.data.system_files import Ignored
 from ratchet.settings.model import DataSettings
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class Source(Protocol):
     @property
     def refused(self) -> pl.DataFrame:
         """Quarantine rows of samples that cannot be read. Their `row` continues that of the listing."""
+
+    @property
+    def ignored(self) -> Ignored:
+        """Files of the folder that are no samples."""
 
     @property
     def read(self) -> Reader:

@@ -8,6 +8,7 @@ from PIL import Image
 from ratchet.data import quarantine
 from ratchet.data.sources import Label, listing
 from ratchet.data.split import SplitName
+from ratchet.data.system_files import Ignored
 
 __all__ = ["Digits"]
 
@@ -20,6 +21,7 @@ class Digits:
     name = "digits"
     is_local = False
     labelling = None  # the targets are classes
+    ignored = Ignored()
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()
     refused = quarantine.rows([])

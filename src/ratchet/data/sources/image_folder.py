@@ -1,6 +1,7 @@
 """A folder of images: one folder per class, or train, validation and test folders of such folders.
 
-Every file in it is a sample, except hidden files and Windows' Thumbs.db. Files that cannot be read are quarantined.
+Every file in it is a sample, except those that are hidden or that systems write. Files that cannot be read are
+quarantined.
 """
 
 import posixpath
@@ -49,6 +50,7 @@ class ImageFolder:
         self._where, self._storage = storage.where, storage
         self._level = 1 if label_level == "auto" else label_level
         tree = storage.tree()
+        self.ignored = tree.ignored
         self._inner = tree.inner_folders()
         splits = self._find_splits()
         self.given: frozenset[SplitName] = frozenset(splits)

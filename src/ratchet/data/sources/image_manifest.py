@@ -22,6 +22,7 @@ from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, TableFile, column_names, read_table
 from ratchet.data.split import SplitName
+from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling, read_labels
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
@@ -98,6 +99,7 @@ class ImageManifest:
         ragged = ragged.select("row", "value", source=pl.lit(settings.manifest))
         self.refused = pl.concat([refused, quarantine.table(ragged, "ragged-row"), duplicates]).sort("row", "rule")
         self.labelling = targets
+        self.ignored = Ignored()  # the table names every file
         if targets is None:
             numbers = {name: at for at, name in enumerate(self.classes)}
             labels = kept["means"].replace_strict(numbers, return_dtype=pl.Int64)

@@ -13,6 +13,7 @@ from ratchet.data import quarantine
 from ratchet.data.sources import Label, listing
 from ratchet.data.sources.torchvision_files import faults
 from ratchet.data.split import SplitName
+from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, SettingsError, first_line
 from ratchet.settings import source_names
 
@@ -35,6 +36,7 @@ class TorchvisionSet:
     """
 
     labelling = None  # the targets are classes
+    ignored = Ignored()
 
     refused = quarantine.rows([])
     is_local = False

@@ -102,7 +102,10 @@ class Packing:
         self.classes = content.labels.classes
         digest = content.digest()
         roles = content.roles
-        split = splits.assigned(settings, digest, given=roles.given, groups=roles.groups, order=roles.order)
+        names = content.labels.shown.cast(pl.String) if self.classes else None
+        split = splits.assigned(
+            settings, digest, given=roles.given, groups=roles.groups, order=roles.order, classes=names
+        )
         order = np.argsort(split, kind="stable")
         self.content, self.digest = content.take(order), digest[order]
         self.index, self.bad = self._index(split[order]), bad

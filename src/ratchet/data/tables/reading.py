@@ -11,6 +11,7 @@ import polars as pl
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.sources.csv_records import cells_of
 from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table
+from ratchet.data.system_files import is_system_path
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -98,7 +99,11 @@ def _content(path: str, root: Path) -> bytes:
 def _near_file(path: Path) -> str:
     """Return the fix for a path that is no file, with a likely file."""
     if os.path.isdir(path):
-        tables = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (".csv", ".tsv", ".parquet"))
+        tables = sorted(
+            file.name
+            for file in path.iterdir()
+            if file.suffix.lower() in (".csv", ".tsv", ".parquet") and not is_system_path([file.name])
+        )
         return f"a file{f', such as {path / tables[0]}' if tables else ''}"
     others = [file.name for file in path.parent.glob("*") if file.is_file()] if os.path.isdir(path.parent) else []
     near = difflib.get_close_matches(path.name, others, n=1)

@@ -1,4 +1,4 @@
-"""The split of each row: as given, by order, by group, or by the digest of the row."""
+"""The split of each row: as given, by order, by group, or by the digest of the row, in equal shares per class."""
 
 import numpy as np
 import polars as pl
@@ -35,7 +35,7 @@ def check_order(settings: DataSettings, *, given: bool, grouped: bool) -> None:
 
 def assigned(
     settings: DataSettings, digests: NDArray[np.uint64], *, given: pl.Series | None, groups: pl.Series | None,
-    order: pl.Series | None,
+    order: pl.Series | None, classes: pl.Series | None,
 ) -> NDArray[np.int64]:  # fmt: skip
     """Return the split of each row, its place in SPLITS.
 
@@ -45,6 +45,7 @@ def assigned(
         given: the split of each row in the file; null: none.
         groups: rows of one group share a split; null: none.
         order: rows are sorted by it, and equal values share a split.
+        classes: name of each row's class; None: the targets are no classes.
     """
     if order is not None:
         return _ordered(order, settings)
@@ -57,6 +58,9 @@ def assigned(
     if given is not None and groups is not None:
         given = _of_groups(given, groups, settings)
     declared = set(given.unique().drop_nulls()) if given is not None else set()
+    if classes is not None:
+        free = [True] * len(u) if given is None else [name in (None, "train") for name in given]
+        u[free] = split.even_positions(u[free], classes.filter(pl.Series(free)))
     drawn = split.drawn(
         u, declared=declared, validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
         folds=settings.folds, fold=settings.fold,

@@ -15,6 +15,7 @@ from ratchet.data import labelled, overrides, pack, quarantine
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, Shard
 from ratchet.data.sample_rules import must
+from ratchet.data.system_files import Ignored
 from ratchet.data.texts.profile import text_profile
 from ratchet.data.texts.samples import read_samples
 from ratchet.kinds import TextInput
@@ -28,17 +29,18 @@ _OWN = ("packed", "characters", "words")  # columns of the index
 
 def ingest_texts(
     settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
-    released: pl.DataFrame | None = None,
+    released: pl.DataFrame | None = None, say_ignored: Callable[[Ignored], None] = lambda _: None,
 ) -> Manifest:  # fmt: skip
     """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
 
-    `released`: table of the samples released by hand.
+    `released`: table of the samples released by hand. `say_ignored`: called with the files that are no samples.
 
     Raises:
         SettingsError: a setting names no column, or settings contradict each other.
         DataError: the source has no texts with labels, too many are bad, or the whole set breaks a rule.
     """
     source = read_samples(settings, root=root, report=report, sample=sample)
+    say_ignored(source.ignored)
     samples = labelled.assigned(source.table)
     released = overrides.read(None) if released is None else released
     bad, used = overrides.apply(pl.concat([source.refused, _broken(samples, source, settings)]), released)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,14 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
     storage = open_storage(settings.path, root=root)
     tree = storage.tree()
     if tree.folders:
-        return _read_folder(storage, settings, report, sample=sample)
+        return replace(_read_folder(storage, settings, report, sample=sample), ignored=tree.ignored)
     tables = [file for file in tree.names if file.casefold().endswith(TABLES)]
     if tables:
         raise DataError(
             f"data.path: {storage.where} is a folder with the table {tables[0]!r}. Fix: set "
             f"data.path={storage.where}/{tables[0]}"
         )
-    return _read_lines(storage, sorted(tree.names), report)
+    return replace(_read_lines(storage, sorted(tree.names), report), ignored=tree.ignored)
 
 
 def _is_file(path: str, root: Path) -> bool:

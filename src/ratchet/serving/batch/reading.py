@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ratchet.data.sources.csv_records import Record
 from ratchet.data.sources.table_records import RecordFile, text_lines
 from ratchet.data.sources.typed_files import damaged_parquet, json_object
+from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import ImageInput, Input, TableInput, TextInput
 from ratchet.serving.batch.storage import InputFile, Storages
@@ -101,6 +102,11 @@ class Reader:
         if isinstance(self._input, TextInput):
             suffixes, kind = (*_TABLES, ".txt"), "texts"
         return [file for path in paths for file in self._storages.files(path, suffixes, kind)]
+
+    @property
+    def ignored(self) -> Ignored:
+        """Files of the listed folders that are hidden or that systems write."""
+        return self._storages.ignored
 
     def batches(self, files: Sequence[InputFile], *, skip: int = 0) -> Iterator[Batch]:
         """Yield the rows of the files after the first `skip`.

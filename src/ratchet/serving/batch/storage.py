@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, cast
 
 from ratchet import urls
 from ratchet.data.reading.storage import is_storage_error, is_url, unreachable
+from ratchet.data.system_files import Ignored, is_system_path
 from ratchet.errors import DataError
 
 __all__ = ["InputFile", "Storages", "storage_errors"]
@@ -59,6 +60,7 @@ class Storages:
         """Take the name of the argument that has the addresses, for messages."""
         self.setting = setting
         self._systems: dict[str, Any] = {}
+        self.ignored = Ignored()  # files of the listed folders
 
     def system(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, as fsspec has it, and the path there.
@@ -91,12 +93,24 @@ class Storages:
         Raises:
             DataError: there is no such file.
         """
-        inside = self._remote(path) if is_url(path) else _local(Path(path))
+        inside = self._without_system_files(self._remote(path) if is_url(path) else _local(Path(path)), path)
         chosen = [file for file in inside if file.path == path or file.suffix in suffixes]
         if not chosen:
             missing = f"has no {kind}. Allowed: files that end in {', '.join(suffixes)}"
             raise DataError(f"{path}: {missing if inside else 'there is no such file or folder'}")
         return chosen
+
+    def _without_system_files(self, files: list[InputFile], top: str) -> list[InputFile]:
+        """Return the files of a folder that are not hidden or of a system, and count the others."""
+        kept, start = [], self.system(top)[1] if is_url(top) else str(Path(top))
+        for file in files:
+            path = self.system(file.path)[1] if is_url(file.path) else file.path
+            inside = path.removeprefix(start).replace(os.sep, "/").strip("/")
+            if inside and is_system_path(inside.split("/")):
+                self.ignored.add(inside)
+            else:
+                kept.append(file)
+        return kept
 
     def _remote(self, url: str) -> list[InputFile]:
         system, top = self.system(url.rstrip("/"))

@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 PYTEST := pytest
 TESTS := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadfile
 
-.PHONY: train test test-system test-all lint check up down bench lock setup
+.PHONY: train test test-system test-all durations lint check up down bench lock setup
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
@@ -20,9 +20,12 @@ test: $(TOOLS)  ## set up, and run the quick tests
 test-system: $(TOOLS)  ## tests of whole commands and real servers
 	@$(TESTS) -m "system and not slow"
 
-# Three at a time, because slow tests often wait for servers. Not reordered: files with few tests, which take long, would be last.
+# Three at a time, because slow tests often wait for servers. Not reordered: tests/durations.json decides which are first.
 test-all: $(TOOLS)  ## all tests, as CI runs them
-	@$(TESTS) --numprocesses=3 --no-loadscope-reorder
+	@$(TESTS) --numprocesses=3 --no-loadscope-reorder $(OPTIONS)
+
+durations: OPTIONS := --record-durations
+durations: test-all  ## all tests, and record in tests/durations.json how long each file takes
 
 lint: $(TOOLS)  ## format, lint, types, layers
 	ruff format --check .

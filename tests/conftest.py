@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +29,9 @@ from ratchet import settings
 from ratchet.workspace import Workspace
 
 sys.path.insert(0, str(Path(__file__).parent))
+import durations
 import fork_server
+from waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
 # Others' warnings that we can do nothing about; every other warning is an error.
@@ -125,9 +126,15 @@ hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine
 hypothesis.settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write the seconds of each file to durations.json")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for warning in WARNINGS:
         config.addinivalue_line("filterwarnings", warning)
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):  # workers report to this process
+        config.pluginmanager.register(durations.Recorder())
     _begin_reaper()
 
 
@@ -147,6 +154,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
                 signal.signal(number, leave)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    durations.order(items, durations.read())
 
 
 def _begin_reaper() -> None:
@@ -236,11 +247,7 @@ def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
         )
     try:
-        while True:
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.1)
+        until(lambda: not socket.create_connection(("127.0.0.1", port)).close(), process=process, log=log)
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.system
 
@@ -34,9 +34,7 @@ def end_inner_session(test: str, number: int, place: Path) -> tuple[list[psutil.
             [*command, f"{INNER}::{test}"], env=os.environ | {"STAYS_AT": str(place)}, stdout=log, stderr=log
         )
     try:
-        while not (place / "pids").exists():
-            assert session.poll() is None, (place / "log").read_text()
-            time.sleep(0.1)
+        until((place / "pids").exists, process=session, log=place / "log")
         started = [psutil.Process(pid) for pid in json.loads((place / "pids").read_text())]
         session.send_signal(number)
         code = session.wait()
@@ -47,8 +45,7 @@ def end_inner_session(test: str, number: int, place: Path) -> tuple[list[psutil.
 
 
 def until_gone(processes: list[psutil.Process]) -> None:
-    while [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
-        time.sleep(0.1)
+    until(lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -80,12 +80,12 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file(tmp_path: Path) -> Non
     path = tmp_path / "file.bin"
     files.write_bytes(path, b"old" * 1000)
     program = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 from ratchet import files
 def stop(_):
     print("ready", flush=True)
-    time.sleep(60)
+    signal.pause()
 os.fsync = stop
 files.write_bytes(Path(sys.argv[1]), b"new" * 100_000)
 """
@@ -154,13 +154,13 @@ def test_a_killed_writer_leaves_the_old_folder(tmp_path: Path) -> None:
     with files.draft_directory(path) as draft:
         (draft / "old").touch()
     program = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from ratchet import files
 with files.draft_directory(Path(sys.argv[1])) as draft:
     (draft / "half").write_text("half")
     print("ready", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
     killed(program, path)
     assert [file.name for file in path.iterdir()] == ["old"]

@@ -132,6 +132,22 @@ def test_library_has_no_prefect_paths_automations_or_blocks() -> None:
     assert hits["src"] + hits["tasks"] == []
 
 
+# A test waits for a condition (tests/waiting.py), never for a time.
+SLEEPERS = ("waiting.py", "reaper.py", "serving/test_batching.py")
+
+
+def test_no_test_sleeps() -> None:
+    tests = Path(__file__).parent
+    hits = [
+        f"{path.relative_to(tests)}:{number}"
+        for path in sorted(tests.rglob("*.py"))
+        if path.relative_to(tests).as_posix() not in SLEEPERS
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\bsleep\(|import.*\bsleep\b", line)
+    ]
+    assert hits == [], "wait for a condition: tests/waiting.py"
+
+
 def test_help_imports_none_of_the_heavy_ones() -> None:
     program = """
 import sys

@@ -16,12 +16,12 @@ from ratchet.workspace import Workspace, disk_errors
 
 SOURCE = Path(__file__).parents[1] / "src"
 HOLD = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from ratchet.workspace import Workspace
 with Workspace(Path(sys.argv[1])).hold("a long training"):
     print("holding", flush=True)
-    time.sleep(120)
+    signal.pause()
 """
 TRY = """
 import sys

@@ -21,7 +21,7 @@ from ratchet.training.augment import sample_bits
 from tasks.training_job import make_plan
 
 MODULE = """
-import time
+import signal
 import numpy as np
 
 class Waves:
@@ -219,7 +219,7 @@ STOPS = {
     "beginning": (MODULE.replace("int(path", "int('x' + path"), {}, r"cannot open .*count.txt: ValueError: .*line 7"),
     "no path": (MODULE, {"path": "nothing"}, "data.path: .*nothing does not exist"),
     "random": (arrays("made['wave'] += np.random.default_rng().random()"), {}, "arrays returns other arrays"),
-    "slow": (sample("time.sleep(9 * (place == 7))"), {}, r"sample 7 of waves:Waves was not read within 0.5 s \(line"),
+    "slow": (sample("place == 7 and signal.pause()"), {}, r"sample 7 of waves:Waves was not read within 0.5 s \(line"),
     "label": (MODULE, {"label_column": "labels"}, "no sample has 'labels'; they have label, part"),
     "texts": (MODULE, {"problem": "regression"}, "label column 'label' has texts such as 'a', and regression needs"),
 }  # fmt: skip

@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from waiting import let_run, until
 
 from ratchet.data.reading import pool, survey
 from ratchet.errors import DataError, WorkspaceError
@@ -28,15 +28,11 @@ def own_children(process: int) -> list[int]:
     return [int(pid) for pid, parent in (line.split() for line in listed.splitlines()) if int(parent) == process]
 
 
-def end_of(processes: list[int]) -> bool:
-    """Wait until none of the processes runs."""
-    for _ in range(200):
-        listed = subprocess.run(["ps", "-eo", "pid=,stat="], stdout=subprocess.PIPE, text=True, check=True).stdout
-        living = {int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")}
-        if not living & set(processes):
-            return True
-        time.sleep(0.1)
-    return False
+def have_ended(processes: list[int]) -> bool:
+    """Return whether none of the processes runs."""
+    listed = subprocess.run(["ps", "-eo", "pid=,stat="], stdout=subprocess.PIPE, text=True, check=True).stdout
+    living = {int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")}
+    return not living & set(processes)
 
 
 def started() -> subprocess.Popen[str]:
@@ -96,7 +92,7 @@ def test_processes_end_when_their_parent_is_killed() -> None:
     assert len(children) >= 2
     process.kill()
     process.communicate()
-    assert end_of(children)
+    until(lambda: have_ended(children))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
@@ -104,11 +100,11 @@ def test_ctrl_c_gives_at_most_one_traceback() -> None:
     process = started()
     children = own_children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.3)
+    let_run(process, 0.3)
     process.kill()  # in real use a chunk of work is short; here it lasts a minute
     _, errors = process.communicate()
     assert errors.count("Traceback") <= 1
-    assert end_of(children)
+    until(lambda: have_ended(children))
 
 
 def test_the_main_module_is_not_run_again(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from flows.server import limits as server_limits
 from flows.server.client import prefect_client
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 HOLDS = """
-import sys, time
+import sys, threading
 from pathlib import Path
 
 from prefect import flow
@@ -39,7 +39,7 @@ def holds() -> None:
     with slot(resource, person, stage="train-flow"):
         Path(mark + ".in").touch()
         while not Path(mark + ".go").exists():
-            time.sleep(0.1)
+            threading.Event().wait(0.1)
 
 holds()
 """
@@ -105,11 +105,6 @@ def workspace(tmp_path: Path) -> Workspace:
     root = tmp_path.resolve() / "project"
     (root / ".ratchet").mkdir(parents=True)
     return Workspace(root)
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.05)
 
 
 def limits(api: str) -> dict[str, int]:

@@ -2,14 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ratchet.servers.ports import free_port
 from ratchet.servers.record import Record, start_supervisor
@@ -17,7 +18,7 @@ from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
 
 HOST = "127.0.0.1"
-SLEEP = [sys.executable, "-c", "import time; time.sleep(100_000)"]
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 PLACE = Path(os.environ["STAYS_AT"])
 
 
@@ -32,7 +33,7 @@ def say(pids: list[int]) -> None:
     draft.write_text(json.dumps(pids))
     draft.rename(PLACE / "pids")
     while True:
-        time.sleep(0.1)
+        signal.pause()
 
 
 def test_small(torn_down: None) -> None:
@@ -40,8 +41,8 @@ def test_small(torn_down: None) -> None:
     workspace = Workspace(PLACE)
     service = Service("part", "", str(PLACE / "part.log"), "part", 5.0)
     _supervisor = start_supervisor(workspace, [Launch(service, SLEEP, dict(os.environ))])
-    while not (command := (part := Record.read(workspace)).services["part"].pid):
-        time.sleep(0.05)
+    command = until(lambda: Record.read(workspace).services["part"].pid)
+    part = Record.read(workspace)
     alone = subprocess.Popen(SLEEP, start_new_session=True)
     child = subprocess.Popen(SLEEP)
     say([part.pid, command, alone.pid, child.pid])

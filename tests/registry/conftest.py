@@ -5,9 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
 from ratchet.kinds import image_spec
 from ratchet.registry import audit as auditing
@@ -24,6 +22,7 @@ from ratchet.registry.promotion import Promotions
 from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
+from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.typed_json import to_plain
@@ -104,13 +103,7 @@ class Server:
         with (self.root / "server.log").open("ab") as log:
             environment = {**os.environ, "PYTHONPATH": str(SOURCE), "HOME": str(self.root)}
             self._process = subprocess.Popen(program, cwd=self.root, env=environment, stdout=log, stderr=log)
-        while True:
-            assert self._process.poll() is None, (self.root / "server.log").read_text()
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health"):
-                    return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
+        until(lambda: answers(f"{self.uri}/health"), process=self._process, log=self.root / "server.log", pause=0.1)
 
     def stop(self) -> None:
         if self._process:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ratchet.cost import Cost
 from ratchet.errors import TrackingUnavailable, TrainingError
@@ -83,7 +84,8 @@ def test_another_evaluation_replaces_its_metrics(place: Any, key: str) -> None:
         closed(run)
         [stored] = place.runs(run.journal.uid)
         assert stored.data.metrics == {"test/accuracy": value}
-        time.sleep(0.002)  # MLflow orders points of one step by their millisecond
+        sent = time.time()
+        until(lambda sent=sent: time.time() > sent + 0.002)  # MLflow orders points of one step by their millisecond
     assert sorted(place.points(run_id, "test/accuracy")) == [(0, 0.5), (0, 0.5), (0, 0.6)]
 
 
@@ -93,7 +95,7 @@ def test_a_run_that_fails_at_once_has_a_duration(place: Any, key: str) -> None:
     run.status("RUNNING")
     run.status("FAILED")
     began, ended = (entry.time for entry in run.journal.entries(0))
-    time.sleep(0.05)
+    until(lambda: 1000 * time.time() > ended + 50)
     run.send()
     closed(run)
     [stored] = place.runs(run.journal.uid)

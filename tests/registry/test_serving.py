@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,10 +14,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from waiting import until
 
 from ratchet.kinds import image_spec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
+from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
 from ratchet.training import build, load_model, save_model
@@ -120,14 +121,9 @@ def test_mlflow_models_serve_returns_the_same_probabilities(root: Path, environm
             start_new_session=True,
         )
     try:
-        while True:
-            assert server.poll() is None, (root.parent / "serve.log").read_text()
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping") as answer:
-                    assert answer.status == 200
-                break
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.2)
+        until(
+            lambda: answers(f"http://127.0.0.1:{port}/ping"), process=server, log=root.parent / "serve.log", pause=0.2
+        )
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/invocations",
             data=json.dumps({"inputs": IMAGES.tolist()}).encode(),

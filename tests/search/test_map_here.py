@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from ratchet.errors import PlatformError
 from ratchet.scale import Shard, map_here
@@ -17,7 +17,6 @@ FUNCTIONS = """
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from ratchet.errors import StudyError
@@ -55,7 +54,7 @@ def waits(shard):
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     Path(shard["pid"]).write_text(str(os.getpid()))
     while not asked:
-        time.sleep(0.02)
+        signal.sigtimedwait([], 0.02)
     Path(shard["end"]).write_text("in order")
     return "stopped"
 """
@@ -67,13 +66,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "acts.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "logs"
-
-
-def until(path: Path) -> None:
-    deadline = time.monotonic() + 60.0
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)
 
 
 def test_results_come_in_the_order_of_the_shards(logs: Path) -> None:
@@ -157,12 +149,9 @@ def test_processes_end_in_order_when_their_parent_ends(number: int, logs: Path, 
         f"map_here('acts:waits', [Shard({json.dumps(content)})], logs=Path({str(logs)!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, cwd=tmp_path)
-    until(tmp_path / "pid")
+    until((tmp_path / "pid").read_text)
     parent.send_signal(number)
     parent.wait()
-    until(tmp_path / "end")
+    until((tmp_path / "end").read_text)
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 30.0
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    until(lambda: not Path(f"/proc/{child}").exists())

@@ -53,9 +53,8 @@ def test_writers_in_several_processes_lose_nothing(new_store) -> None:
 
     def read() -> None:
         reader = StudyStore(None, store.uri, "study")
-        while not ends.is_set():
+        while not ends.wait(0.005):
             seen.append(len(reader.require().trials))
-            time.sleep(0.005)
 
     reading = threading.Thread(target=read)
     reading.start()

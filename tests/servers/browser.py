@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
+from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
@@ -74,13 +75,7 @@ def chromium(folder: Path, names: dict[str, str]) -> Iterator[Browser]:
         process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=log, stderr=log, env=_environment(profile))
     try:
         driver = f"http://127.0.0.1:{port}"
-        while True:
-            assert process.poll() is None, (folder / "chromedriver.log").read_text()
-            try:
-                urllib.request.urlopen(f"{driver}/status", timeout=30).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        until(lambda: answers(f"{driver}/status"), process=process, log=folder / "chromedriver.log", pause=0.1)
         browser = Browser(driver, names)
         try:
             yield browser

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from waiting import until
 
 from flows.server.client import prefect_client
 from ratchet.servers.http import read_json
@@ -110,11 +110,6 @@ def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -
         yield servers
     finally:
         project.good("ratchet", "down")
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.1)
 
 
 def test_prefect_has_an_automation_for_each_alert_rule(alerted: Alerted) -> None:

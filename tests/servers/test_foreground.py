@@ -2,12 +2,12 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from ratchet import settings
 from ratchet.servers.ports import free_port
@@ -61,11 +61,6 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
         if text in line:
             return output
     raise AssertionError(f"{text!r} was not printed:\n{output}")
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.05)
 
 
 def test_it_replaces_a_dead_supervisor_and_stops_all_on_sigterm(project: Any, begin: Begin) -> None:

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from flows.server.client import prefect_client
 from flows.server.lifecycle import Addresses, down, up
@@ -43,7 +43,7 @@ OFF = ServingSettings(enabled=False)
 FLOW = '''
 """A flow with the real one's name and parameters: it returns at once, or runs until it is ended."""
 import os
-import time
+import threading
 
 from prefect import flow, task
 
@@ -64,7 +64,7 @@ def train_flow(overrides: dict[str, str] | None = None, revision: str | None = N
         try:
             open("waiting.txt", "w").close()
             while True:
-                time.sleep(0.1)
+                threading.Event().wait(0.1)
         finally:
             with open("left.txt", "w", encoding="utf-8") as file:
                 file.write("checkpoint")
@@ -141,14 +141,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def ask(url: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    while True:
+
+    def answer() -> Any:
         try:
             with urllib.request.urlopen(request, timeout=30) as response:
-                return json.load(response)
+                return [json.load(response)]
         except urllib.error.HTTPError as error:
             if error.code != 503:  # SQLite is locked; Prefect's own client repeats the request too
-                raise
-            time.sleep(0.5)
+                raise AssertionError(f"{url} answers {error.code}") from error
+            return None
+
+    return until(answer, pause=0.5)[0]
 
 
 def prefect(running: Running, *arguments: str) -> str:
@@ -191,11 +194,6 @@ def kill_command(service: Service) -> None:
 def ours(workspace: Workspace) -> list[psutil.Process]:
     """Return every process whose working folder is the project."""
     return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(workspace.root)]
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.1)
 
 
 def marks(services: Iterable[Service]) -> list[str]:
@@ -242,11 +240,9 @@ def test_deployments_match_prefect_yaml(running: Running) -> None:
 def test_nightly_runs_are_scheduled(running: Running) -> None:
     """A cron line that the server stores but cannot use looks the same on every page. Only its runs show it."""
     wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-    deadline = time.monotonic() + 90.0  # the scheduler runs once a minute
-    while not (count := ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted)):
-        assert time.monotonic() < deadline, (running.workspace.state / "logs" / "prefect.log").read_text()[-3000:]
-        time.sleep(1.0)
-    assert count >= 1
+    log = running.workspace.state / "logs" / "prefect.log"
+    # The scheduler runs once a minute.
+    until(lambda: ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted), log=log, pause=1.0)
 
 
 def test_deployment_run_completes_in_the_project_folder(running: Running) -> None:

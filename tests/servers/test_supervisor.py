@@ -5,13 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from ratchet.servers.private import TiedServers
 from ratchet.servers.record import Record, start_supervisor
@@ -22,35 +22,28 @@ pytestmark = pytest.mark.system
 
 # A worker and its flow run: the child leads a session of its own, and writes a file when it gets SIGTERM.
 CHILD = """
-import pathlib, signal, sys, time
+import pathlib, signal, sys
 def leave(*_):
     pathlib.Path("left").write_text("left")
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 pathlib.Path("started").touch()
-time.sleep(600)
+signal.pause()
 """
 WORKER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True).wait()"
 # Runs until it is killed. After a restart it ends at once.
 DOOMED = """
-import pathlib, sys, time
+import pathlib, signal, sys
 with open("lives", "a") as file:
     file.write("x")
 if pathlib.Path("started").exists():
     sys.exit(3)
 pathlib.Path("started").touch()
-time.sleep(600)
+signal.pause()
 """
-STUBBORN = (
-    "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('started').touch(); time.sleep(600)"
-)
+STUBBORN = "import pathlib, signal; signal.signal(15, signal.SIG_IGN); pathlib.Path('started').touch(); signal.pause()"
 
 MARK = f"test-{os.getpid()}"
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.02)
 
 
 def launch(folder: Path, program: str, *, grace: float = 20.0, name: str = "service") -> Launch:
@@ -172,8 +165,8 @@ def test_process_that_ignores_sigterm_is_killed(start: Start) -> None:
 def test_services_end_in_reverse_order_each_with_its_last_command(tmp_path: Path) -> None:
     def ends(name: str) -> Launch:
         say = f"import pathlib; pathlib.Path('order').open('a').write('{name} ')"
-        leave = f"import signal, sys, time; signal.signal(15, lambda *_: ({say.partition('; ')[2]}, sys.exit()))"
-        program = f"import pathlib; {leave}; pathlib.Path('{name}').touch(); time.sleep(600)"
+        leave = f"import signal, sys; signal.signal(15, lambda *_: ({say.partition('; ')[2]}, sys.exit()))"
+        program = f"import pathlib; {leave}; pathlib.Path('{name}').touch(); signal.pause()"
         launched = launch(tmp_path, program, name=name)
         last = [sys.executable, "-c", say.replace(f"{name} ", f"last-of-{name} ")]
         return Launch(launched.service, launched.command, launched.environment, last)
@@ -201,7 +194,7 @@ def test_run_of_a_killed_tied_service_ends(tmp_path: Path) -> None:
 
 def test_tied_service_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     program = f"""
-import os, pathlib, sys, time
+import os, pathlib, signal, sys
 from ratchet.servers.private import TiedServers
 from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
@@ -209,7 +202,7 @@ folder = pathlib.Path.cwd()
 service = Service("service", "", str(folder / "service.log"), f"tied-{{os.getpid()}}", 20.0)
 servers = TiedServers(Workspace(folder), [Launch(service, [sys.executable, "-c", {CHILD!r}], dict(os.environ))])
 print(service.mark, flush=True)
-time.sleep(600)
+signal.pause()
 """
     starter = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
@@ -223,7 +216,7 @@ time.sleep(600)
 
 
 def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True) as foreign:
         try:
             created = psutil.Process(foreign.pid).create_time()
             stale = Service("prefect", "", str(tmp_path / "log"), "unknown-mark", 0.0, pid=foreign.pid)

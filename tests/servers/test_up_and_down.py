@@ -139,7 +139,7 @@ def test_same_port_for_two_servers_is_refused(project: Workspace) -> None:
 
 
 def test_down_spares_a_process_with_a_reused_pid(project: Workspace) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as foreign:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True) as foreign:
         try:
             service = {"name": "prefect", "address": "", "log": "x", "mark": "m", "grace": 5.0, "pid": foreign.pid}
             record = {"pid": foreign.pid, "created": 1.0, "services": [service]}

@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from waiting import let_run, until, until_or_end
 
 from ratchet import settings
 from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
@@ -181,9 +181,8 @@ def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame,
     killed, shards = tmp_path / "killed", 0
     for _ in range(4):
         process = place.start(path, killed, *size)
-        while process.poll() is None and len(list(killed.glob("shard-*"))) <= shards:
-            time.sleep(0.005)
-        time.sleep(0.2 * RANDOM.random())
+        until_or_end(lambda shards=shards: len(list(killed.glob("shard-*"))) > shards, process, pause=0.005)
+        let_run(process, 0.2 * RANDOM.random())
         process.kill()
         process.wait()
         shards = len(list(killed.glob("shard-*")))
@@ -358,8 +357,7 @@ def test_a_terminated_command_removes_its_copy_of_the_model(place: Place, rows: 
     path, out = tmp_path / "rows.csv", tmp_path / "out"
     pl.concat([rows] * 200).write_csv(path)
     process = place.start(path, out, "--shard-rows", "1000")
-    while process.poll() is None and not list(out.glob("shard-*")):
-        time.sleep(0.02)
+    until(lambda: list(out.glob("shard-*")), process=process)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     assert not list(out.glob(".draft-*"))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import warnings
@@ -24,6 +23,7 @@ import polars as pl
 import pytest
 import torch
 from PIL import Image
+from waiting import until
 
 from ratchet import settings
 from ratchet.kinds import Classes, Column, ImageInput, Labels, ModelSpec, Numbers, TableInput, TextInput, TokensInput
@@ -179,13 +179,6 @@ def serve(registry: Served) -> Iterator[Callable[..., Served]]:
 def images(registry: Served) -> Iterator[Served]:
     with model_server(registry, "image") as served:
         yield served
-
-
-def until(condition: Callable[[], object]) -> None:
-    ends = time.monotonic() + 300.0
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def expected(served: Served, name: str, rows: Any, version: str = "1") -> Any:
@@ -758,7 +751,7 @@ def test_canary_answers_its_share_and_keeps_its_clients(serve: Callable[..., Ser
 
 
 NETWORK = """
-import time
+import threading
 
 import torch
 from torch import nn
@@ -811,7 +804,7 @@ def test_failing_canary_is_withdrawn_and_stays_so(serve: Callable[..., Served], 
 
 
 def test_slow_canary_is_withdrawn(serve: Callable[..., Served], registry: Served) -> None:
-    number = add_own(registry, "slow", "time.sleep(0.05)")
+    number = add_own(registry, "slow", "threading.Event().wait(0.05)")
     served = serve("image", canary=f"image/{number}", canary_share=0.5, canary_latency=1.5)
     until(lambda: canary_of(served)["version"])
     for _ in range(1000):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from waiting import until
 
 from ratchet.serving import protocol
 from ratchet.serving.protocol import HeadLimits
@@ -30,8 +31,7 @@ def served(client: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         config = uvicorn.Config(app, port=0, http=HeadLimits, lifespan="off", log_level="critical")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: server.started)
         await client(server.servers[0].sockets[0].getsockname()[1])
         server.should_exit = True
         await task
@@ -46,7 +46,7 @@ async def answer(port: int, *parts: bytes) -> bytes:
         for part in parts:
             writer.write(part)
             await writer.drain()
-            await asyncio.sleep(0.01)
+            await asyncio.to_thread(lambda: None)  # the server's turn
         return await reader.read()
     except ConnectionError:  # the rest was not read
         return b"closed"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from waiting import let_run
 
 from ratchet.data.manifest import Manifest
 
@@ -70,7 +71,7 @@ def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:
         cache.unlink()
         _move(photos.root / "photos", away=False)
         process = _ingest(photos)
-        time.sleep(taken * drawn.uniform(0.2, 1.0))
+        let_run(process, taken * drawn.uniform(0.2, 1.0))
         process.send_signal(signal.SIGKILL)
         cut += process.wait() != 0
         Manifest.read(packed)

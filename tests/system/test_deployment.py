@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import polars as pl
 import psutil
 import pytest
 from PIL import Image
+from waiting import until
 
 from flows.server.client import prefect_client
 from ratchet import files
@@ -174,12 +174,6 @@ def committed(served: Served, first: dict[str, Any]) -> None:
     """The record of that run is committed, as README.md asks."""
     served.project.good("git", "add", "dvc.lock")
     served.project.good("git", "commit", "--quiet", "--message=trained")
-
-
-def until(true: Callable[[], object], *, pause: float = 0.5) -> None:
-    """Wait. A question to a server takes so much time of the processor that it is asked rarely."""
-    while not true():
-        time.sleep(pause)
 
 
 def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, first: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A training killed a hundred times, wherever a kill may strike: the real stage, real data, a real MLflow database.
+"""A training killed eighty times, wherever a kill may strike: the real stage, real data, a real MLflow database.
 
 The truth is an undisturbed run of the same command in a project of its own. A kill is SIGKILL, at a moment of chance
 or right before a change of the file system; the files on disk show where it was killed.
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported PyTorch"),
 ]
 
-KILLS = 100
+KILLS = 80
 EPOCHS, EPOCH = 40, 20  # steps to an epoch: the digits' training rows in batches of 64
 SETTINGS = {
     "training.epochs": EPOCHS,
@@ -172,7 +172,7 @@ def make(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]
     return make
 
 
-def test_a_training_killed_a_hundred_times_ends_the_same(make, tmp_path, assert_same_training) -> None:
+def test_a_training_killed_eighty_times_ends_the_same(make, tmp_path, assert_same_training) -> None:
     undisturbed, killed, log, chance = make("undisturbed"), make("killed"), tmp_path / "log", random.Random(100)
     undisturbed.good(*undisturbed.stage("train"), OMP_NUM_THREADS="1")
     with on_fire(killed, log) as fire:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from ratchet.servers.http import read_json
 from ratchet.servers.record import Record
@@ -128,11 +128,6 @@ def namespaces() -> Iterator[list[Host]]:
     finally:
         for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.5)
 
 
 def serve_s3(host: Host, folder: Path) -> "subprocess.Popen[bytes]":

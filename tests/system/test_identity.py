@@ -2,11 +2,11 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,7 @@ def killed(project: Any) -> None:
         project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
-        while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
-            time.sleep(0.001)
+        until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
 

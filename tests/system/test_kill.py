@@ -9,12 +9,12 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import let_run, until_or_end
 
 from ratchet import settings
 from ratchet.registry.journal import Journal
@@ -75,11 +75,7 @@ class Running:
 
     def when(self, condition: Condition) -> bool:
         """Wait for a condition; False when the process ended before."""
-        while not condition():
-            if self.process.poll() is not None:
-                return False
-            time.sleep(0.0002)
-        return True
+        return until_or_end(condition, self.process, pause=0.0002)
 
     def kill(self) -> None:
         self.process.kill()
@@ -162,7 +158,7 @@ def test_a_repeatedly_killed_process_ends_the_same(undisturbed, twin, tmp_path, 
     for number in range(1, KILLS + 1):
         with running(project, log) as train:
             if number == 1:  # somewhere in the imports
-                time.sleep(chance.uniform(0.5, 2.0))
+                let_run(train.process, chance.uniform(0.5, 2.0))
                 train.kill()
             elif number == 2:  # between the making of the folder and the first checkpoint
                 assert train.when(lambda: any(train.folder.glob("*")))
@@ -172,7 +168,7 @@ def test_a_repeatedly_killed_process_ends_the_same(undisturbed, twin, tmp_path, 
             else:
                 target = train.step() + chance.randint(1, 12)
                 assert train.when(lambda train=train, target=target: train.step() >= target), log.read_text()
-                time.sleep(chance.uniform(0.0, 0.05))
+                let_run(train.process, chance.uniform(0.0, 0.05))
                 train.kill()
             kills.append((train.process.returncode, train.step()))
     assert all(code == -signal.SIGKILL for code, _ in kills), kills

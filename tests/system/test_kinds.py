@@ -10,13 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from waiting import until
 
 from ratchet.evaluation.metrics import read_metrics
 
@@ -85,12 +85,12 @@ def kill_in_training(project: Any) -> None:
         ("dvc", "repro", "train"), cwd=project.root, env=project.environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    while process.poll() is None:
-        steps = [int(path.stem.removeprefix("step-")) for path in running.glob("*/step-*.safetensors")]
-        if max(steps, default=0) >= 3:
-            os.killpg(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.01)
+
+    def step() -> int:
+        return max((int(path.stem.removeprefix("step-")) for path in running.glob("*/step-*.safetensors")), default=0)
+
+    until(lambda: step() >= 3, process=process, pause=0.01)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL, "the training ended before it was killed"
 

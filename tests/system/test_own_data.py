@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import polars as pl
 import psutil
 import pytest
 from PIL import Image
+from waiting import until
 
 from ratchet.data.manifest import Manifest
 from ratchet.training.checkpoint import read_checkpoint
@@ -29,7 +29,7 @@ MODULE = '''
 
 import hashlib
 import random
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,8 @@ class Photos(Dataset):
 
     def __getitem__(self, index):
         while (FOLDER.parent / "hang").exists():  # set by a test
-            time.sleep(0.1)
+            (FOLDER.parent / "hangs").touch()
+            threading.Event().wait(0.1)
         path = FOLDER / self.ids[index]
         photo = Image.open(path).convert("RGB").resize((SIDE + 8, SIDE + 8))
         top, left = (random.randrange(9), random.randrange(9)) if self.split == "train" else (4, 4)
@@ -150,8 +151,7 @@ def test_a_killed_training_resumes_to_the_same_weights(own: Any) -> None:
     process = subprocess.Popen(
         own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
-        time.sleep(0.001)
+    until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
     process.send_signal(signal.SIGKILL)
     assert process.stdout is not None
     process.stdout.read()  # until the last worker has ended too
@@ -185,9 +185,8 @@ def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: st
             return any(running.glob("*/step-*.safetensors"))
         return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
 
-    while process.poll() is None and not reached():
-        time.sleep(0.001)
-    family = parent.children(recursive=True) if process.poll() is None else []
+    until(reached, process=process, pause=0.001)
+    family = parent.children(recursive=True)
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate()
     assert process.returncode == 1, output
@@ -209,10 +208,9 @@ def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any, workers: int) -
         text=True,
     )  # fmt: skip
     parent = psutil.Process(process.pid)
-    while process.poll() is None and not any(running.glob("*/step-*.safetensors")):
-        time.sleep(0.001)
+    until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
     hang.touch()
-    time.sleep(1)
+    until(hang.with_name("hangs").exists, process=process)
     workers_of_run = parent.children(recursive=True)
     process.terminate()
     output, _ = process.communicate()
@@ -227,6 +225,7 @@ def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any, workers: int) -
     assert ("(worker process" in refused) == (workers > 0)
     assert ("line 3" in refused and "of photo_set.py" in refused) == (workers == 0)
     hang.unlink()
+    hang.with_name("hangs").unlink()
     own.good("ratchet", "set", "training.sample_timeout=300.0", "training.workers=2")
     assert "continues at step" in own.good(*own.stage("train"))
     assert own.digests("data/model") == expected

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -139,8 +139,7 @@ def test_interrupted_anywhere_it_leaves_nothing(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    while process.poll() is None and not list(temporary.glob(f"ratchet-preflight-*/{moment}")):
-        time.sleep(0.01)
+    until(lambda: list(temporary.glob(f"ratchet-preflight-*/{moment}")), process=process, pause=0.01)
     process.send_signal(number)
     output, _ = process.communicate()
     assert process.returncode == 130, output

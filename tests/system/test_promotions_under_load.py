@@ -1,7 +1,7 @@
 """Promotions, rollbacks, broken versions and kills of the model server while clients ask all the time.
 
 The truth of each answer is the version's own: loaded from the registry by the test, and by MLflow's loader.
-RATCHET_PROMOTIONS sets another number of promotions than 100.
+RATCHET_PROMOTIONS sets another number of promotions than 40.
 """
 
 import json
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,6 +24,7 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
+from waiting import let_run, until
 
 from ratchet import files, settings
 from ratchet.checksums import seal
@@ -35,8 +35,8 @@ from tests.serving.test_model_server import ANIMALS, HOST, INFER, SPECS, Served
 
 pytestmark = pytest.mark.slow
 
-PROMOTIONS = int(os.environ.get("RATCHET_PROMOTIONS", "100"))
-BROKEN, KILLS, GOOD, CLIENTS = PROMOTIONS // 10, PROMOTIONS // 20, 4, 6
+PROMOTIONS = int(os.environ.get("RATCHET_PROMOTIONS", "40"))
+BROKEN, KILLS, GOOD, CLIENTS = PROMOTIONS // 8, PROMOTIONS // 10, 4, 6  # at 40 each damage once
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
 
 
@@ -96,7 +96,8 @@ class Clients:
                 stderr=log,
             )
 
-    def kill(self) -> None:
+    def kill(self, *, after: float) -> None:
+        let_run(self._process, after)
         self.is_disturbed = True
         self.kills += 1
         self._process.kill()
@@ -109,8 +110,8 @@ class Clients:
 
     def wait_for(self, version: str | None, refused: str = "", reason: str = "") -> None:
         """Wait until this version answers, and the server says why the other one is refused."""
-        while True:
-            assert self._process.poll() is None
+
+        def is_reached() -> bool:
             try:
                 state = self.server.get("/health")[1]
             except (URLError, ConnectionError, HTTPException):
@@ -120,10 +121,10 @@ class Clients:
             if refused and re.search(rf"image(/| version ){refused}:", problem):
                 assert reason in problem, problem
                 assert state["version"] == served, state
-                return
-            if not refused and state["version"] == served and not problem:
-                return
-            time.sleep(0.02)
+                return True
+            return not refused and state["version"] == served and not problem
+
+        until(is_reached, process=self._process)
 
     def ask(self, number: int) -> None:
         """Ask until `stop`; every request has the answer of a version, or an excuse."""
@@ -140,7 +141,7 @@ class Clients:
                     outcome = "no answer"
                 if outcome in ("no answer", "503"):
                     assert was_disturbed or kills != self.kills, outcome
-                    time.sleep(0.02)
+                    self.stop.wait(0.02)
                 with self._lock:
                     self.counts[outcome] += 1
 
@@ -222,8 +223,7 @@ def test_every_answer_is_that_of_its_version(new_project: Callable[[str], Any], 
                 number = undone.pop() if is_bad else choose.choice([each for each in expected if each != current])
                 server.promote("image", number)
                 if step in killed_steps:
-                    time.sleep(choose.uniform(0.0, 0.3))
-                    clients.kill()
+                    clients.kill(after=choose.uniform(0.0, 0.3))
                 if is_bad:
                     clients.wait_for(None if clients.is_disturbed else current, number, broken[number])
                 else:

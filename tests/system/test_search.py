@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from waiting import let_run, until, until_or_end
 
 from ratchet import settings
 from ratchet.search.records import Study, Trial
@@ -95,13 +97,7 @@ class Searching:
 
     def when(self, condition: Callable[[], object], *, pause: float = 0.005) -> bool:
         """Wait for a condition; False when the process ended before."""
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            if self.process.poll() is not None:
-                return False
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(pause)
-        return True
+        return until_or_end(condition, self.process, log=self.log, seconds=TIMEOUT, pause=pause)
 
     def checkpoints(self) -> list[str]:
         return sorted(path.name for path in self.project.root.glob("data/search/*/*/checkpoints-*/step-*"))
@@ -210,7 +206,7 @@ def test_a_worker_killed_in_a_write_changes_nothing(undisturbed, twin, tmp_path)
         while search.when(search.is_writing, pause=0.0):
             (worker,) = search.workers()
             os.kill(worker, signal.SIGSTOP)
-            time.sleep(0.02)
+            until(lambda worker=worker: psutil.Process(worker).status() == psutil.STATUS_STOPPED)
             if search.is_writing():
                 os.kill(worker, signal.SIGKILL)
                 break
@@ -259,10 +255,7 @@ def test_workers_end_when_the_search_is_killed(undisturbed, twin, tmp_path) -> N
         workers = search.workers()
         search.process.kill()
         search.process.wait()
-        deadline = time.monotonic() + 60.0
-        while any(Path(f"/proc/{worker}").exists() for worker in workers):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
     left = study_of(project)
     assert left.state == "running"
     assert {trial.state for trial in left.trials} <= {"waiting", "paused", "complete"}
@@ -310,7 +303,7 @@ def test_a_hung_worker_does_not_hold_its_trial(twin, tmp_path) -> None:
             deadline = time.monotonic() + 10.0
             while stopped is None and time.monotonic() < deadline:
                 stopped = worker if any(trial.losses for trial in study_of(project).trials) else None
-                time.sleep(0.2)
+                let_run(search.process, 0.2)
             if stopped is None:
                 os.kill(worker, signal.SIGCONT)  # it had no trial just then
         assert search.when(lambda: study_of(project).state == "ended")
@@ -340,7 +333,7 @@ def test_locked_database_is_waited_for(undisturbed, twin, tmp_path) -> None:
         assert search.when(search.checkpoints)
         other = sqlite3.connect(project.workspace.mlruns / "search.db", isolation_level=None, timeout=60.0)
         other.execute("BEGIN EXCLUSIVE")
-        time.sleep(8.0)  # longer than the lease
+        let_run(search.process, 8.0)  # longer than the lease
         other.execute("COMMIT")
         other.close()
         search.good()
@@ -355,7 +348,7 @@ def test_a_server_that_is_restarted_costs_nothing(undisturbed, twin, tmp_path, p
         assert search.when(search.checkpoints)
         postgres.stop()
         try:
-            time.sleep(8.0)
+            let_run(search.process, 8.0)
         finally:
             postgres.start()
         search.good()

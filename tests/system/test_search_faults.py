@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandera.polars  # noqa: F401  # sets variables of the environment as it is imported
 import pytest
+from waiting import until
 
 from ratchet import settings
 from ratchet.errors import SettingsError, StudyError
@@ -286,8 +286,7 @@ def test_data_that_change_during_a_search_fail_no_trial(search, packed) -> None:
     changed = threading.Event()
 
     def change() -> None:
-        while not list((packed.root / "data").glob(f"{name}/*/*/steps")):
-            time.sleep(0.001)
+        until(lambda: list((packed.root / "data").glob(f"{name}/*/*/steps")), pause=0.001)
         manifest.unlink()
         changed.set()
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from sqlalchemy import create_engine, text
+from waiting import until
 
 from ratchet.search.records import Study, Trial
 from ratchet.search.store import StudyStore
@@ -83,11 +83,6 @@ def hosts(
     for each in (project, clone):
         each.good(*each.stage("ingest"))
     return [project, clone], f"{base}/search"
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.2)
 
 
 def test_a_lost_host_costs_a_search_no_trial(

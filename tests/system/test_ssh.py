@@ -6,13 +6,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ratchet.servers.ports import free_port
 
@@ -54,9 +54,7 @@ class Sshd:
         with (self.folder / "log").open("ab") as log:
             command = [self.program, "-D", "-e", "-f", str(self.folder / "config")]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        while not self._greets():
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.05)
+        until(self._greets, process=self.process, log=self.folder / "log")
 
     def stop(self) -> None:
         if self.process:

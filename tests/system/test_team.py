@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
+from waiting import until
 
 from ratchet.servers.http import read_json
 from ratchet.servers.ports import free_port
@@ -74,11 +75,6 @@ class Team:
         """Of everything in the bucket."""
         for key in self.keys():
             yield self.store.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-
-
-def until(true: Callable[[], object]) -> None:
-    while not true():
-        time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +152,11 @@ def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> No
     journal = team.root / "mlruns" / "journal"
     before = set(journal.iterdir())
     until(lambda: team.runs("RUNNING") and set(journal.iterdir()) - before)
-    time.sleep(1.0)
+    [folder] = set(journal.iterdir()) - before
+    until((folder / "events.jsonl").exists)
     team.server.stop()
-    time.sleep(3.0)
+    stopped = time.monotonic()
+    until(lambda: time.monotonic() > stopped + 3.0)
     team.server.start()
     until(lambda: not team.runs("RUNNING") and not team.runs("PENDING"))
     assert len(team.runs("COMPLETED")) == 2

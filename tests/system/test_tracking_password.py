@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
+from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -56,13 +57,7 @@ class Server:
 
 
 def until_it_answers(uri: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    while True:
-        assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{uri}/health"):
-                return
-        except OSError:
-            time.sleep(0.1)
+    until(lambda: answers(f"{uri}/health"), process=process, log=log, pause=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from waiting import until
 
 from ratchet import files, settings
 
@@ -88,9 +88,7 @@ def test_interrupted_proof_leaves_nothing_behind(trained, number: signal.Signals
         [sys.executable, "-m", "commands", "verify-resume", "--steps=100"], cwd=trained.root, env=trained.environment
     )
     try:
-        while not is_training():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(is_training, process=process, pause=0.01)
         process.send_signal(number)
         assert process.wait() == 128 + number
     finally:

@@ -6,6 +6,7 @@ import pickle
 import random
 import resource
 import subprocess
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,10 +127,8 @@ def test_the_last_and_the_best_are_kept(tmp_path, last: int, best: int, expected
 
 
 def test_every_snapshot_handed_over_is_written_however_slow_the_disk(tmp_path, monkeypatch) -> None:
-    import time
-
-    sync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.01), sync(handle)))
+    sync, slow = os.fsync, threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda handle: (slow.wait(0.01), sync(handle)))
     store = written(tmp_path, *(snapshot(step) for step in range(1, 11)), keep_last=100)
     assert steps(store) == list(range(1, 11))
 

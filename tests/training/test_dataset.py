@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from waiting import let_run, until
 
 from ratchet.data.ingest import ingest
 from ratchet.errors import TrainingError
@@ -447,12 +447,12 @@ def test_a_sample_that_is_not_finite_is_reported(home: Home, lab: Any, split: st
     assert not lab.every(events, Trouble)
 
 
-HANG = "(HERE / 'hangs').touch() or (HERE / 'go').exists() or __import__('time').sleep(3600)"
+HANG = "(HERE / 'hangs').touch() or (HERE / 'go').exists() or __import__('threading').Event().wait()"
 HANGS = {
     "sleep": HANG,
     "loop": "while True: pass",
     "lock": "lock = __import__('threading').Lock(); lock.acquire(); lock.acquire()",
-    "catches": "exec('try:\\n  __import__(\\'time\\').sleep(3600)\\nexcept Exception: pass')",
+    "catches": "exec('try:\\n  __import__(\\'threading\\').Event().wait()\\nexcept Exception: pass')",
 }
 
 
@@ -473,7 +473,7 @@ def test_a_sample_that_hangs_is_named_after_its_time(home: Home, line: str, work
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sample_that_hangs_ends_ingest_with_its_name(home: Home, workers: int) -> None:
-    line = later("import time; time.sleep(3600)")
+    line = later("import threading; threading.Event().wait()")
     source = MODULE.replace("        label = row % 3\n", "        label = row % 3\n" + line)
     with pytest.raises(TrainingError, match=r"sample train-7 of split train was not read within 2 s"):
         home.ingest(source, workers=workers, sample_timeout=2.0)
@@ -534,8 +534,7 @@ def test_sigterm_interrupts_a_sample_that_hangs(home: Home) -> None:
     """The sample is read by this process."""
     home.ingest(MODULE).change(HANG)
     process = hung(home, 0.0)
-    while process.poll() is None and not (home.root / "hangs").exists():
-        time.sleep(0.01)
+    until((home.root / "hangs").exists, process=process, pause=0.01)
     process.terminate()
     _, message = process.communicate()
     assert (process.returncode, message) == (1, "left in good order\n")
@@ -588,18 +587,17 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_time_that_a_run_is_suspended_does_not_count(home: Home, tmp_path: Path, workers: int) -> None:
     """All its processes are stopped inside a sample, for longer than the limit, as a scheduler's preemption does."""
-    home.ingest(MODULE).change("(HERE / 'hangs').touch() or __import__('time').sleep(0.7)")
+    home.ingest(MODULE).change("(HERE / 'hangs').touch() or __import__('threading').Event().wait(0.7)")
     (tmp_path / "stopped.py").write_text(STOPPED)
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "stopped.py"), str(home.packed), str(workers)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    while process.poll() is None and not (home.root / "hangs").exists():
-        time.sleep(0.01)
+    until((home.root / "hangs").exists, process=process, pause=0.01)
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     for item in family:
         item.suspend()
-    time.sleep(4)
+    let_run(process, 4.0)
     for item in family:
         item.resume()
     message, _ = process.communicate()
@@ -617,7 +615,7 @@ def test_worker_death_after_a_stop_request_is_no_error(home: Home) -> None:
 
 def test_watchdog_interrupts_although_a_dataset_took_its_signal(home: Home) -> None:
     """The handler is installed again before the next batch."""
-    home.ingest(MODULE).change("__import__('time').sleep(600)")
+    home.ingest(MODULE).change("__import__('threading').Event().wait()")
     split = home.open(sample_timeout=0.5)
     split.batch(np.arange(4), CPU)
     before = signal.signal(signal.SIGURG, signal.SIG_IGN)

@@ -203,20 +203,19 @@ def snapshot(step):
     return Snapshot(step=step, tensors={"weights": torch.full((SIZE // 4,), float(step))}, state={})
 
 snapshot(0)
-before, highest, over = used(), 0, False
+before, highest, over = used(), 0, threading.Event()
 
 def watch():
     global highest
-    while not over:
+    while not over.wait(0.001):
         highest = max(highest, used())
-        time.sleep(0.001)
 
 watcher = threading.Thread(target=watch)
 watcher.start()
 with CheckpointStore(Path(sys.argv[1])) as store:
     for step in (1, 2):
         store.put(snapshot(step))
-over = True
+over.set()
 watcher.join()
 print((highest - before) / SIZE)
 """

@@ -31,6 +31,7 @@ from ratchet.workspace import Workspace
 sys.path.insert(0, str(Path(__file__).parent))
 import durations
 import fork_server
+from ports import reserved_port
 from waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -238,9 +239,7 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture(scope="session")
 def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables by which S3 clients find a server on this machine, and may use it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = reserved_port("127.0.0.1")
     log = tmp_path_factory.mktemp("s3") / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -325,13 +324,11 @@ def new_postgres(host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> Itera
     prefix = () if os.geteuid() else ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     if prefix and not shutil.which("setpriv"):
         pytest.skip("PostgreSQL refuses to run as root, and setpriv, to be another user, is not there")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, socket.socket() as free:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         if prefix:
             os.chown(folder, 65534, 65534)
-        free.bind(("127.0.0.1", 0))
-        server = Postgres(folder, programs, free.getsockname()[1], (*inside, *prefix), host)
-        free.close()
+        server = Postgres(folder, programs, reserved_port("127.0.0.1"), (*inside, *prefix), host)
         make = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync"]
         subprocess.run([*prefix, *make], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         server.start()

@@ -132,20 +132,24 @@ def test_library_has_no_prefect_paths_automations_or_blocks() -> None:
     assert hits["src"] + hits["tasks"] == []
 
 
-# A test waits for a condition (tests/waiting.py), never for a time.
-SLEEPERS = ("waiting.py", "reaper.py", "serving/test_batching.py")
+# A test waits for a condition, never for a time; no other process can take its port before its server does.
+BANNED = {
+    r"\bsleep\(|import.*\bsleep\b": ("waiting.py", "reaper.py", "serving/test_batching.py"),
+    r"\bfree_port\(|import.*\bfree_port\b": (),
+}
 
 
-def test_no_test_sleeps() -> None:
+@pytest.mark.parametrize(("pattern", "allowed"), BANNED.items(), ids=["sleep", "free_port"])
+def test_tests_use_until_and_reserved_port(pattern: str, allowed: tuple[str, ...]) -> None:
     tests = Path(__file__).parent
     hits = [
         f"{path.relative_to(tests)}:{number}"
         for path in sorted(tests.rglob("*.py"))
-        if path.relative_to(tests).as_posix() not in SLEEPERS
+        if path.relative_to(tests).as_posix() not in allowed
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r"\bsleep\(|import.*\bsleep\b", line)
+        if re.search(pattern, line) and path != Path(__file__)
     ]
-    assert hits == [], "wait for a condition: tests/waiting.py"
+    assert hits == [], "use `until` of tests/waiting.py, and `reserved_port` of tests/ports.py"
 
 
 def test_help_imports_none_of_the_heavy_ones() -> None:

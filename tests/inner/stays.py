@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from waiting import until
 
-from ratchet.servers.ports import free_port
 from ratchet.servers.record import Record, start_supervisor
 from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
@@ -50,9 +50,9 @@ def test_small(torn_down: None) -> None:
 
 def test_servers(project: Any, torn_down: None) -> None:
     """All that `ratchet up` starts."""
-    project.good("ratchet", "set", f"platform.prefect_port={free_port(HOST)}")
-    project.good("ratchet", "set", f"platform.mlflow_port={free_port(HOST)}")
-    project.good("ratchet", "set", f"serving.port={free_port(HOST)}")
+    project.good("ratchet", "set", f"platform.prefect_port={reserved_port(HOST)}")
+    project.good("ratchet", "set", f"platform.mlflow_port={reserved_port(HOST)}")
+    project.good("ratchet", "set", f"serving.port={reserved_port(HOST)}")
     project.good("ratchet", "up")
     record = Record.read(project.workspace)
     commands = [part.pid for part in record.services.values() if part.pid]

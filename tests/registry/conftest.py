@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from ports import reserved_port
 from waiting import until
 
 from ratchet.kinds import image_spec
@@ -23,7 +24,6 @@ from ratchet.registry.provenance_record import Hardware, Provenance
 from ratchet.registry.runs import Run
 from ratchet.registry.versions import Version
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -87,7 +87,7 @@ class Server:
     """A real MLflow server that can be stopped and started again at the same address."""
 
     root: Path
-    port: int = field(default_factory=lambda: free_port("127.0.0.1"))
+    port: int = field(default_factory=lambda: reserved_port("127.0.0.1"))
     _process: subprocess.Popen[bytes] | None = None
 
     @property

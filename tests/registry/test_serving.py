@@ -14,13 +14,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from ports import reserved_port
 from waiting import until
 
 from ratchet.kinds import image_spec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 from ratchet.settings.model import Params
 from ratchet.training import build, load_model, save_model
 from ratchet.workspace import Workspace
@@ -109,7 +109,7 @@ def test_its_onnx_program_needs_no_pytorch(root: Path, environment: Any, expecte
 
 
 def test_mlflow_models_serve_returns_the_same_probabilities(root: Path, environment: Any, expected: Any) -> None:
-    before, port = _files(root), free_port("127.0.0.1")
+    before, port = _files(root), reserved_port("127.0.0.1")
     program = ["mlflow", "models", "serve", "--model-uri", "models:/served@champion", "--env-manager", "local"]
     with (root.parent / "serve.log").open("wb") as log:
         server = subprocess.Popen(

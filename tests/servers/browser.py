@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from waiting import until
 
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
@@ -67,7 +67,7 @@ class Browser:
 @contextmanager
 def chromium(folder: Path, names: dict[str, str]) -> Iterator[Browser]:
     """Yield a browser that ends on leaving; the driver's log is in `folder`."""
-    port = free_port("127.0.0.1")
+    port = reserved_port("127.0.0.1")
     assert DRIVER
     # A path of its own: Chromium's socket is in the profile, and a socket's path has at most 107 characters.
     profile = Path(tempfile.mkdtemp())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 
 from flows.server.client import prefect_client
 from flows.server.lifecycle import up
@@ -22,7 +23,6 @@ from ratchet.servers.addresses import (
     require_authentication,
 )
 from ratchet.servers.environment import service_environment
-from ratchet.servers.ports import free_port
 from ratchet.servers.private import TiedServers
 from ratchet.settings import override
 from ratchet.settings.model import Params, PlatformSettings, ServingSettings
@@ -152,7 +152,7 @@ def test_servers_with_passwords_answer_at_their_public_url(tmp_path: Path, monke
         monkeypatch.setenv(name, value)
     workspace = Workspace(tmp_path.resolve())
     workspace.params.write_text(settings.template())
-    port, mlflow_port = free_port("0.0.0.0"), free_port("0.0.0.0")
+    port, mlflow_port = reserved_port("0.0.0.0"), reserved_port("0.0.0.0")
     given = PlatformSettings(
         host="0.0.0.0",
         prefect_port=port,
@@ -224,7 +224,7 @@ def test_prefect_password_outside_ascii_starts_nothing(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("host", ["ä..b", "unknown.invalid", "http://gpu.lan"])
 def test_host_that_is_no_local_address_is_refused(host: str, no_passwords: None, tmp_path: Path) -> None:
     """The address is checked before the password, which would not help."""
-    given = PlatformSettings(host=host, prefect_port=free_port("127.0.0.1"), mlflow_port=free_port("127.0.0.1"))
+    given = PlatformSettings(host=host, prefect_port=reserved_port("127.0.0.1"), mlflow_port=reserved_port("127.0.0.1"))
     with pytest.raises(PlatformError, match=r"^platform\.host: cannot listen on .* \(.+\)"):
         up(Workspace(tmp_path), Params(platform=given, serving=ServingSettings(enabled=False)), say=print)
     assert not (tmp_path / ".ratchet" / "servers.json").exists()

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import reserved_port
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from waiting import until
 
 from flows.server.client import prefect_client
 from ratchet.servers.http import read_json
-from ratchet.servers.ports import free_port
 from ratchet.servers.record import Record
 
 pytestmark = pytest.mark.slow
@@ -87,14 +87,14 @@ class Alerted:
 @pytest.fixture(scope="module")
 def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -> Iterator[Alerted]:
     project = new_project("alerted")
-    port, mlflow_port = free_port(HOST), free_port(HOST)
+    port, mlflow_port = reserved_port(HOST), reserved_port(HOST)
     secrets = {
         "RATCHET_ALERTS_WEBHOOK": f"http://{HOST}:{webhook.port}/{HOOK}",
         "RATCHET_ALERTS_SMTP_PASSWORD": WORD,
     }
     project.good(
         "ratchet", "set", f"platform.prefect_port={port}", f"platform.mlflow_port={mlflow_port}",
-        f"serving.port={free_port(HOST)}", "serving.model=digits@champion", "serving.poll=0.3",
+        f"serving.port={reserved_port(HOST)}", "serving.model=digits@champion", "serving.poll=0.3",
         "alerts.webhook=environment", "alerts.email_to=[ann@example.org, bob@example.org]",
         f"alerts.smtp={HOST}:{post_office.port}", "alerts.smtp_user=ratchet",
         "alerts.free_disk_gib=1.0e9",  # more than any machine has

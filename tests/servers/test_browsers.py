@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from ports import reserved_port
 
 from ratchet import settings
 from ratchet.servers import start
-from ratchet.servers.ports import free_port
 from ratchet.servers.private import TiedServers
 from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
@@ -153,7 +153,7 @@ def serve(folder: Path, host: str, prefect: int, mlflow: int, public: Mapping[st
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("browsers").resolve()
-    prefect, mlflow = free_port(HOST), free_port(HOST)
+    prefect, mlflow = reserved_port(HOST), reserved_port(HOST)
     hostile = http.server.ThreadingHTTPServer((HOST, 0), _Page)
     threading.Thread(target=hostile.serve_forever, daemon=True).start()
     with serve(folder, HOST, prefect, mlflow), chromium(folder, NAMES) as browser:
@@ -228,7 +228,7 @@ def test_public_url_works_in_a_browser(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "team:secret")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "team")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    prefect, mlflow = free_port("0.0.0.0"), free_port("0.0.0.0")
+    prefect, mlflow = reserved_port("0.0.0.0"), reserved_port("0.0.0.0")
     public = {"prefect": f"http://gpu.lan:{prefect}", "mlflow": f"http://gpu.lan:{mlflow}"}
     with serve(tmp_path, "0.0.0.0", prefect, mlflow, public), chromium(tmp_path, {"gpu.lan": HOST}) as browser:
         browser.open(public["prefect"])

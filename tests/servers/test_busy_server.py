@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from ports import reserved_port
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.server.client import prefect_client
 from ratchet.errors import PlatformError
-from ratchet.servers.ports import free_port
 
 HOST = "127.0.0.1"
 
@@ -90,7 +90,7 @@ def test_missing_password_is_named(busy: BusyServer) -> None:
 
 
 def test_missing_server_is_named() -> None:
-    address = f"http://{HOST}:{free_port(HOST)}/api"
+    address = f"http://{HOST}:{reserved_port(HOST)}/api"
     with (
         pytest.raises(PlatformError, match=f"{address} does not answer"),
         prefect_client(address) as client,

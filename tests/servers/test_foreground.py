@@ -7,10 +7,10 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
-from ratchet.servers.ports import free_port
 from ratchet.servers.record import Record
 from ratchet.servers.supervisor import Service, marked
 
@@ -24,8 +24,8 @@ Begin = Callable[[], "subprocess.Popen[str]"]
 def begin(project: Any) -> Iterator[Begin]:
     """Start it in a project of its own, for a user whose home folder is not writable."""
     ports = {
-        "platform.prefect_port": free_port(HOST),
-        "platform.mlflow_port": free_port(HOST),
+        "platform.prefect_port": reserved_port(HOST),
+        "platform.mlflow_port": reserved_port(HOST),
         "serving.enabled": False,
     }
     settings.override(project.workspace.params, ports)

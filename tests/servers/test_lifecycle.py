@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import reserved_port
 from waiting import until
 
 from flows.server.client import prefect_client
@@ -26,7 +27,7 @@ from flows.server.lifecycle import Addresses, down, up
 from flows.server.status import ServerStatus, status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer, client_environment
-from ratchet.servers.ports import free_port, port_holder
+from ratchet.servers.ports import port_holder
 from ratchet.servers.record import Record
 from ratchet.servers.start import worker_name
 from ratchet.servers.supervisor import Service, marked
@@ -88,7 +89,7 @@ def make_project(root: Path) -> Workspace:
 
 
 def free_settings() -> PlatformSettings:
-    prefect, mlflow = free_port(HOST), free_port(HOST)
+    prefect, mlflow = reserved_port(HOST), reserved_port(HOST)
     return PlatformSettings(host=HOST, prefect_port=prefect, mlflow_port=mlflow)
 
 

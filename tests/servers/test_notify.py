@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 
 from flows.server import blocks
 from flows.server.blocks import RatchetMail, RatchetWebhook
 from ratchet.errors import PlatformError
 from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
-from ratchet.servers.ports import free_port
 
 HOST = "127.0.0.1"
 
@@ -79,7 +79,7 @@ def test_no_error_contains_the_secret_address(monkeypatch: pytest.MonkeyPatch, a
 
 def test_missing_webhook_is_reported_after_three_attempts() -> None:
     with pytest.raises(PlatformError, match=r"cannot be reached \(.*refused.*\), 3 times$"):
-        post(f"http://{HOST}:{free_port(HOST)}/in", "{}")
+        post(f"http://{HOST}:{reserved_port(HOST)}/in", "{}")
 
 
 def test_message_arrives_as_it_was_written(office: Any) -> None:

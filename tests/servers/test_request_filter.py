@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 
 from ratchet.request_filter import BasicAuthentication, RequestFilter
 from ratchet.servers import prefect_server, start
 from ratchet.servers.addresses import own_origins
-from ratchet.servers.ports import free_port
 from ratchet.servers.private import TiedServers
 from ratchet.settings.model import PlatformSettings
 from ratchet.workspace import Workspace
@@ -216,7 +216,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A real MLflow server's port."""
-    workspace, port = Workspace(tmp_path_factory.mktemp("filter-mlflow").resolve()), free_port(HOST)
+    workspace, port = Workspace(tmp_path_factory.mktemp("filter-mlflow").resolve()), reserved_port(HOST)
     uri, files = f"sqlite:///{workspace.root}/mlflow.db", (workspace.root / "files").as_uri()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_USERNAME", "ana")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 
 from flows.server.lifecycle import Addresses, down, up
 from flows.server.status import status
 from ratchet import files
 from ratchet.errors import PlatformError
-from ratchet.servers.ports import free_port
 from ratchet.servers.start import own_host
 from ratchet.settings.model import Params, PlatformSettings, ServingSettings
 from ratchet.workspace import Workspace
@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Workspace:
 
 
 def free_settings() -> PlatformSettings:
-    return PlatformSettings(host=HOST, prefect_port=free_port(HOST), mlflow_port=free_port(HOST))
+    return PlatformSettings(host=HOST, prefect_port=reserved_port(HOST), mlflow_port=reserved_port(HOST))
 
 
 def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
@@ -41,7 +41,7 @@ def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
 
 def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
     copy = new_project("shell")
-    ports = [free_port(HOST) for _ in range(3)]
+    ports = [reserved_port(HOST) for _ in range(3)]
     settings = zip(("platform.prefect_port", "platform.mlflow_port", "serving.port"), ports, strict=True)
     copy.good("ratchet", "set", *(f"{name}={port}" for name, port in settings))
     assert copy.run("ratchet", "status").returncode == 3
@@ -120,7 +120,7 @@ def test_machine_with_the_named_address_starts_the_server(api: str, host: str | 
 
 
 def test_silent_server_elsewhere_is_named_and_nothing_starts(project: Workspace) -> None:
-    settings = free_settings().model_copy(update={"prefect_api": f"http://{HOST}:{free_port(HOST)}/api"})
+    settings = free_settings().model_copy(update={"prefect_api": f"http://{HOST}:{reserved_port(HOST)}/api"})
     with pytest.raises(
         PlatformError, match=r"^platform\.prefect_api: http://127.* does not answer, .* Fix: start it there"
     ):

@@ -23,6 +23,7 @@ import polars as pl
 import pytest
 import torch
 from PIL import Image
+from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
@@ -31,7 +32,6 @@ from ratchet.kinds.targets import NextToken
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 from ratchet.traffic.reading import find, log_folder, read, read_shadow
 from ratchet.training import build, save_model
 
@@ -137,7 +137,7 @@ def registry(new_project: Callable[[str], Any]) -> Served:
 @contextmanager
 def model_server(registry: Served, name: str, **changed: Any) -> Iterator[Served]:
     """Run `ratchet serve` with a model, and with other settings if given, until the end of the block."""
-    served = Served(registry.project, free_port(HOST))
+    served = Served(registry.project, reserved_port(HOST))
     usual = {
         "poll": 0.3,
         "rows": 1024,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from ports import reserved_port
 
 from ratchet import settings
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 from tests.serving.test_loaded import store
 from tests.serving.test_model_server import HOST, ROWS, SPECS, Served, columns, serve, until
 
@@ -92,7 +92,7 @@ def running(bundle: Path, python: Path, port: int, *options: str) -> Iterator[No
 
 def refused(bundle: Path, python: Path, *options: str) -> str:
     """Return the message of a server that does not start."""
-    command = [str(python), "-I", str(bundle / "serve.py"), "--port", str(free_port(HOST)), *options]
+    command = [str(python), "-I", str(bundle / "serve.py"), "--port", str(reserved_port(HOST)), *options]
     done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, check=False)
     assert done.returncode
     assert "Traceback" not in done.stderr
@@ -121,7 +121,7 @@ def test_bundle_in_a_fresh_environment_gives_the_servers_bits(
     served, rows, bundle = serve(name), ROWS[name], tmp_path / "bundle"
     served.project.good("ratchet", "serve", "--model", f"{name}@champion", "--offline-bundle", str(bundle))
     python = environment(tmp_path / "environment", bundle / "requirements.txt")
-    offline = Served(served.project, free_port(HOST))
+    offline = Served(served.project, reserved_port(HOST))
     form, given = ("inputs", rows) if name in ("image", "text") else ("dataframe_split", columns(rows))
     own = {"input": rows[:7], "options": {"top_k": 3} if name != "table" else {}}
     with running(bundle, python, offline.port):
@@ -166,7 +166,7 @@ def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: 
     finally:
         project.good("ratchet", "keys", "off")
     assert (bundle / "keys.json").stat().st_mode & 0o777 == 0o600
-    offline, content = Served(project, free_port(HOST)), {"input": ROWS["image"][:1]}
+    offline, content = Served(project, reserved_port(HOST)), {"input": ROWS["image"][:1]}
     with running(bundle, python, offline.port, "--host", "0.0.0.0", "--allow", "edge.local"):
         assert offline.ask("/v1/predict", content)[0] == 401
         assert offline.ask("/v1/predict", content, Authorization=f"Bearer {key}", Host="edge.local")[0] == 200

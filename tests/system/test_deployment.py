@@ -18,13 +18,14 @@ import polars as pl
 import psutil
 import pytest
 from PIL import Image
+from ports import reserved_port
 from waiting import until
 
 from flows.server.client import prefect_client
 from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.http import answers, read_json
-from ratchet.servers.ports import free_port, port_holder
+from ratchet.servers.ports import port_holder
 from ratchet.servers.supervisor import marked
 
 pytestmark = pytest.mark.system
@@ -154,7 +155,7 @@ class Served:
 @pytest.fixture(scope="session")
 def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
     project = new_project("served on a größere machine")
-    ports = free_port(HOST), free_port(HOST), free_port(HOST)
+    ports = reserved_port(HOST), reserved_port(HOST), reserved_port(HOST)
     names = ("platform.prefect_port", "platform.mlflow_port", "serving.port")
     project.good("ratchet", "set", *(f"{name}={port}" for name, port in zip(names, ports, strict=True)))
     project.good("ratchet", "up")

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 from tests.serving.test_model_server import HOST, INFER, ROWS, SPECS, Served
 
 pytestmark = pytest.mark.system
@@ -103,7 +103,7 @@ def mutated_body(content: Any, choose: random.Random) -> bytes:
 @pytest.fixture(scope="module")
 def served(new_project: Callable[[str], Any]) -> Iterator[tuple[Served, int]]:
     """A model server with a short deadline, and its process id."""
-    server = Served(new_project("hostile"), free_port(HOST))
+    server = Served(new_project("hostile"), reserved_port(HOST))
     server.add("image", SPECS["image"])
     settings.override(server.workspace.params, {"serving.deadline": 3.0, "serving.rows": 64, "serving.body_mib": 2.0})
     command = [sys.executable, "-m", "commands", "serve", "--model", "image@champion", "--port", str(server.port)]

@@ -24,12 +24,12 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
+from ports import reserved_port
 from waiting import let_run, until
 
 from ratchet import files, settings
 from ratchet.checksums import seal
 from ratchet.registry.models import CHECKSUMS_TAG
-from ratchet.servers.ports import free_port
 from ratchet.serving.versions.following import load
 from tests.serving.test_model_server import ANIMALS, HOST, INFER, SPECS, Served
 
@@ -207,7 +207,7 @@ def add_versions(server: Served, tmp_path: Path) -> tuple[dict[str, Any], dict[s
 def test_every_answer_is_that_of_its_version(new_project: Callable[[str], Any], tmp_path: Path) -> None:
     project = new_project("promotions")
     settings.override(project.workspace.params, {"registry.export": "onnx", "serving.poll": 0.05})
-    server = Served(project, free_port(HOST))
+    server = Served(project, reserved_port(HOST))
     expected, broken = add_versions(server, tmp_path)
     clients, choose, current, undone = Clients(server, expected), random.Random(0), "1", list(broken)
     clients.start()

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from waiting import until
-
-from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +77,7 @@ def sshd() -> Iterator[Sshd]:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # root's sshd wants it, and the system's start makes it
     with tempfile.TemporaryDirectory() as name:
-        server = Sshd(Path(name).resolve(), program, free_port(HOST))
+        server = Sshd(Path(name).resolve(), program, reserved_port(HOST))
         server.make_key("host")
         server.make_key("key")
         server.store.mkdir()

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from sqlalchemy import create_engine, text
 from waiting import until
 
 from ratchet.servers.http import read_json
-from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def team(new_project: Callable[[str], Any], postgres: Any, s3_environment: dict[
     databases = make_databases(postgres, "prefect", "mlflow", "ledger")
     make = f"import boto3; boto3.client('s3').create_bucket(Bucket={BUCKET!r})"
     project.good(sys.executable, "-c", make, **environment)
-    ports = free_port(HOST), free_port(HOST)
+    ports = reserved_port(HOST), reserved_port(HOST)
     project.good(
         "ratchet",
         "set",
@@ -164,7 +164,7 @@ def test_a_database_that_is_restarted_in_mid_run_costs_nothing(team: Team) -> No
 
 def test_an_unreachable_store_is_named_and_the_next_run_finishes(team: Team) -> None:
     """The training is kept: neither the training nor the evaluation is done again."""
-    lost = team.environment | {"AWS_ENDPOINT_URL": f"http://{HOST}:{free_port(HOST)}", "AWS_MAX_ATTEMPTS": "1"}
+    lost = team.environment | {"AWS_ENDPOINT_URL": f"http://{HOST}:{reserved_port(HOST)}", "AWS_MAX_ATTEMPTS": "1"}
     output = team.project.refused("ratchet", "train", "--set", "seed=2", **lost)
     assert "train: recorded, but not stored in DVC's remote (Could not connect" in output
     assert "Nothing is lost" in output

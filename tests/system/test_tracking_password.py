@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from waiting import until
 
 from ratchet.servers.http import answers
-from ratchet.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def until_it_answers(uri: str, process: "subprocess.Popen[bytes]", log: Path) ->
 @pytest.fixture(scope="module")
 def server(new_project: Callable[[str], Any]) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        server = Server(Path(name).resolve(), free_port(HOST))
+        server = Server(Path(name).resolve(), reserved_port(HOST))
         config = server.folder / "auth.ini"
         config.write_text(
             "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
@@ -100,7 +100,7 @@ def server(new_project: Callable[[str], Any]) -> Iterator[Server]:
 def project(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], server: Server) -> Any:
     project = new_project("password")
     use_small_net(project)
-    port = free_port(HOST)
+    port = reserved_port(HOST)
     known = (f"tracking.uri={server.uri}", f"platform.prefect_port={port}", "gate.minimum=0.0", "serving.enabled=false")
     project.good("ratchet", "set", *known)
     return project

@@ -10,6 +10,7 @@ import io
 import random
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,9 @@ from ratchet.data.sources import csv_records
 from ratchet.data.sources.table_file import read_table
 from ratchet.data.sources.table_records import RecordFile
 from ratchet.errors import DataError
+from ratchet.kinds import Column, TableInput
+from ratchet.serving.batch.reading import Reader
+from ratchet.serving.batch.storage import Storages
 
 WORDS = (
     "good",
@@ -219,3 +223,15 @@ def test_types_that_polars_lacks_are_converted() -> None:
         "json": pa.array(["{}"], pa.json_(pa.string())),
     })  # fmt: skip
     assert read_table(parquet(table), where="FILE", needed=()).table.row(0) == (day, 2.5, "{}")
+
+
+def test_a_numbered_model_scores_files_without_header(tmp_path: Path) -> None:
+    described = TableInput((Column("column_1", "numeric"), Column("column_3", "numeric")))
+    reader = Reader(Storages("FILE"), described, column=None)
+    bodies = {"plain.csv": "1,a,3\n4,b,6\n1,c,1\n", "semicolons.csv": "1;a;3\n4;b;6\n1;c;1\n"}
+    bodies["named.csv"] = "column_3,column_1\n3,1\n6,4\n1,1\n"
+    for name, content in bodies.items():
+        (tmp_path / name).write_text(content)
+        (batch,) = reader.batches(reader.files([str(tmp_path / name)]))
+        assert batch.values.rows() == [("1", "3"), ("4", "6"), ("1", "1")]
+        assert batch.faults == [""] * 3

@@ -2,10 +2,15 @@
 
 import os
 import unicodedata
+from pathlib import Path
 
 import polars as pl
 import pytest
+from PIL import Image
 
+from ratchet.data.checks.label_spelling import in_order
+from ratchet.data.reading.storage import open_storage
+from ratchet.data.sources.image_folder import ImageFolder
 from ratchet.errors import DataError
 
 
@@ -224,3 +229,14 @@ def test_a_class_of_empty_files_has_its_true_reason(two_classes) -> None:
     table = pl.read_parquet(two_classes.quarantine)
     assert set(table["value"]) == {"0 bytes", "only zero bytes (2,000 of them)"}
     assert table["hint"].str.contains("fetch it again").all()
+
+
+def test_numbers_are_classes_by_size() -> None:
+    assert sorted(["10", "9", "b", "2", "1.5", "a", "nan"], key=in_order) == ["1.5", "2", "9", "10", "a", "b", "nan"]
+
+
+def test_folders_with_numbers_are_classes_by_size(tmp_path: Path) -> None:
+    for name in ("1", "2", "10"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "a.png")
+    assert ImageFolder(open_storage(str(tmp_path), root=tmp_path)).classes == ("1", "2", "10")

@@ -883,3 +883,20 @@ def test_number_that_is_always_the_same_is_refused(table) -> None:
     table.write(with_column("score", ["7"] * ROWS))
     with pytest.raises(DataError, match="has only the value 7"):
         table.ingest(label_column="score", problem="regression")
+
+
+def test_classes_of_another_table_name_the_setting(table) -> None:
+    table.write(text(cells()))
+    message = r"data\.classes: found \[cat, dog\], .* none of these labels.*Fix: run `ratchet set data\.classes=auto`"
+    with pytest.raises(SettingsError, match=message):
+        table.ingest(classes=["cat", "dog"])
+
+
+def test_a_column_of_persons_gets_a_hint(table) -> None:
+    table.write(with_column("patient_id", [str(row // 3) for row in range(ROWS)]))
+    table.ingest()
+    notes = table.profile()["problem"]["notes"]
+    assert f"column 'patient_id' has {-(-ROWS // 3)} values in {ROWS} rows" in notes[-1]
+    assert "data.group_column=patient_id" in notes[-1]
+    table.ingest(group_column="patient_id")
+    assert table.profile()["problem"]["notes"] == []

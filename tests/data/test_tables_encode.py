@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -191,3 +192,23 @@ def test_plain_rows_have_the_bits_of_encode() -> None:
 ])  # fmt: skip
 def test_dates_and_named_missing_numbers_are_not_plain(described: TableInput) -> None:
     assert PlainRows(described).encode({described.columns[0].name: [1.0]}) is None
+
+
+MIXED = {"a": [1, "x", "2", None], "b": ["x", 7, 7.0, None]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [MIXED, pd.DataFrame(MIXED), [dict(zip(MIXED, row, strict=True)) for row in zip(*MIXED.values(), strict=True)]],
+)
+def test_numbers_and_texts_in_one_column_are_texts(rows: object) -> None:
+    described = TableInput((Column("b", "categorical", categories=("7", "x")),))
+    assert to_arrays(rows, described)[1].ravel().tolist() == [3, 2, 2, 0]
+    with pytest.raises(DataError, match=r"column 'a': 'x' is no number\. Fix: "):
+        to_arrays(rows, TableInput((Column("a", "numeric"),)))
+
+
+def test_values_that_no_column_holds_name_the_column() -> None:
+    for value in ([1], b"1", object(), True):
+        with pytest.raises(DataError, match=r"column 'a' has values of the types .*Fix: convert them to one type"):
+            to_arrays(pd.DataFrame({"a": ["1", value]}), TableInput((Column("a", "numeric"),)))

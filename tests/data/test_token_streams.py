@@ -225,3 +225,17 @@ def test_tinyshakespeare_is_packed_whole(place: Place) -> None:
     place.ingest(str(path.absolute()), validation_fraction=0.1, test_fraction=0.1)
     assert "".join(place.text(split) for split in SPLITS) == path.read_text(encoding="utf-8")
     assert place.profile()["distinct_characters"] == 65
+
+
+def test_json_lines_train_on_their_texts(place: Place) -> None:
+    for part in range(3):
+        rows = [json.dumps({"id": row, "text": f"line {part} {row}\r\nmore é"}) for row in range(200)]
+        place.write(f"part{part}.jsonl", "\n".join(rows) + "\n")
+    place.ingest()
+    text = "".join(place.text(split) for split in SPLITS)
+    assert sorted(text.splitlines()) == sorted(
+        [f"line {part} {row}" for part in range(3) for row in range(200)] + ["more é"] * 600
+    )
+    place.write("part3.jsonl", '{"body": "no text"}\n')
+    place.ingest(max_bad_fraction=0.5)
+    assert place.refused() == [("part3.jsonl", "not-text", "line 1 is no JSON object with a text 'text'")]

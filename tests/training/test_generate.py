@@ -324,3 +324,8 @@ def test_a_description_of_tokens_is_read_back(folder: Path) -> None:
     described = make_spec().input
     assert isinstance(described, TokensInput)
     assert described.vocabulary[-1] == "🎭"
+
+
+def test_a_prompt_has_the_line_ends_of_training() -> None:
+    generator = make_generator()
+    assert generator.prompt_ids("the\r\nfox\r") == generator.prompt_ids("the\nfox\n")

@@ -73,10 +73,14 @@ def check_index(
         if not sizes.get(split):
             fraction = "" if split == "train" else f", or raise data.{split}_fraction"
             undivided = f", in {groups:,} groups of {settings.group_column!r} that stay whole" if groups else ""
+            content = next((index[name] for name in ("normal", "content", "packed") if name in index.columns), None)
+            distinct = index.height if content is None else content.n_unique()
+            if distinct < index.height:
+                undivided += f", of which {distinct:,} are different: equal ones share a split"
             leave = ", or list the column in data.drop" if groups else ""
             raise DataError(
                 f"split {split} is empty ({index.height} good samples in all{undivided}). "
-                f"Fix: add samples to the source{fraction}{leave}"
+                f"Fix: add {'other ' if distinct < index.height else ''}samples to the source{fraction}{leave}"
             )
     _check_class_sizes(index, classes, least=settings.min_per_class, quarantined=quarantined, table=table)
 

@@ -9,6 +9,7 @@ end.
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from ratchet.data.checks import exact_duplicates
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
+from ratchet.data.sources.typed_files import json_object
 from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
@@ -78,7 +80,7 @@ def ingest_tokens(
     say_ignored(ignored)
     if sample:
         names = names[:: -(-len(names) // _SAMPLE_FILES)]
-    good, bad = _read(storage, names, report, sample=sample)
+    good, bad = _read(storage, names, report, column=settings.text_column, sample=sample)
     whole = [file if file.split else replace(file, split="train") for file in good]
     copies = exact_duplicates.cross_split_duplicates(_index(whole))  # before one of them is cut
     bad, refused = pl.concat([bad, copies]), set(copies["source"].to_list())
@@ -122,7 +124,7 @@ def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ign
 
 
 def _read(
-    storage: Storage, names: Sequence[str], report: Report, *, sample: bool
+    storage: Storage, names: Sequence[str], report: Report, *, column: str, sample: bool
 ) -> tuple[list[_File], pl.DataFrame]:  # fmt: skip
     """Return the good files, and the quarantine table of the others."""
     good: list[_File] = []
@@ -131,6 +133,8 @@ def _read(
         try:
             raw = read_whole(storage, name)
             content, decoded = _checked(raw)
+            if decoded.rule is None and name.casefold().endswith((".jsonl", ".ndjson")):
+                content, decoded = _field(content, column)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or first_line(error))
         if decoded.rule is not None:
@@ -160,6 +164,20 @@ def _checked(raw: bytes) -> tuple[bytes, Decoded]:
         return b"", Decoded(None, "empty-text", f"{len(raw)} bytes")
     content = raw[mark:] if encoding == "utf-8" else str(decoded.text).encode()
     return content.replace(b"\r\n", _LINE_END).replace(b"\r", _LINE_END), Decoded("")
+
+
+def _field(content: bytes, column: str) -> tuple[bytes, Decoded]:
+    """Return the texts of JSON Lines, one after the other: a model would learn the syntax from the file itself."""
+    texts = []
+    for number, line in enumerate(content.decode().split("\n"), start=1):
+        if line.strip():
+            text = (json_object(line) or {}).get(column)
+            if not isinstance(text, str):
+                return b"", Decoded(None, "not-text", f"line {number} is no JSON object with a text {column!r}")
+            if "\0" in text or re.search("[\ud800-\udfff]", text):
+                return b"", Decoded(None, "not-text", f"line {number} has U+0000 or half of a surrogate pair")
+            texts.append(text.rstrip("\r\n") + "\n")
+    return "".join(texts).replace("\r\n", "\n").replace("\r", "\n").encode(), Decoded("")
 
 
 def _line_pieces(content: bytes) -> Iterator[tuple[int, int]]:

@@ -91,7 +91,9 @@ class DataSettings(Section):
     label_column: Text | Names = setting(
         "label", "column with the class; of tables also a number, or a list of columns"
     )
-    text_column: Text = setting("text", "column with the text, of kind text")
+    text_column: Text = setting(
+        "text", "column with the text, of kind text; key of the text in JSON Lines of kind tokens"
+    )
     split_column: Text = setting("split", "column with train, validation or test; may be absent")
     group_column: Text = setting("group", "column with a group whose samples stay in one split; may be absent")
     classes: Literal["auto"] | Names = setting("auto", "class names in order; auto: the labels found in the data")

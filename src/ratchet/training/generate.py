@@ -127,6 +127,7 @@ class Generator:
         Raises:
             TrainingError: it is empty or not Unicode, or the vocabulary does not have all of it.
         """
+        prompt = prompt.replace("\r\n", "\n").replace("\r", "\n")  # as in the packed text
         if not prompt:
             raise TrainingError("the prompt is empty. Fix: begin the text with at least one character")
         if half := next((character for character in prompt if "\ud800" <= character <= "\udfff"), None):

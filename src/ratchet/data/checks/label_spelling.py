@@ -2,12 +2,17 @@
 
 # ruff: noqa: RUF001 - ambiguous letters are the subject
 
+import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
-__all__ = ["look_alikes", "skeleton"]
+from ratchet.errors import SettingsError
 
+__all__ = ["check_known", "in_order", "look_alikes", "skeleton"]
+
+_SHOWN = 10  # labels
 _RARE = 0.05  # of the commonest spelling's count: a commoner spelling may be a class of its own, such as "A" and "a"
 _SAME_GLYPHS = {
     # Cyrillic
@@ -20,6 +25,28 @@ _SAME_GLYPHS = {
     "‐‑‒–—―−’‘": "-------''",
 }  # letters -> letters that most fonts draw the same
 _LETTERS = str.maketrans("".join(_SAME_GLYPHS), "".join(_SAME_GLYPHS.values()))
+
+
+def in_order(label: str) -> tuple[int, float, str]:
+    """Return the key that sorts classes: numbers by size, before texts. So 2 is before 10 in every source."""
+    if re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", label.strip()):
+        return 0, float(label), label
+    return 1, 0.0, label
+
+
+def check_known(labels: Collection[str], classes: Sequence[str] | Literal["auto"], where: str) -> None:
+    """Check that data.classes, if it is set, has at least one label of the source.
+
+    Raises:
+        SettingsError: it has none, as after a change of data.path.
+    """
+    if classes == "auto" or not labels or set(labels) & set(classes):
+        return
+    shown = ", ".join(sorted(labels, key=in_order)[:_SHOWN]) + (", ..." if len(labels) > _SHOWN else "")
+    raise SettingsError(
+        f"params.yaml: data.classes: found [{', '.join(classes)}], and {where} has none of these labels, but {shown}. "
+        "It may belong to other data. Fix: run `ratchet set data.classes=auto`, or list the labels"
+    )
 
 
 def skeleton(label: str) -> str:

@@ -13,6 +13,7 @@ from typing import Literal, cast
 import polars as pl
 
 from ratchet.data import quarantine
+from ratchet.data.checks.label_spelling import in_order
 from ratchet.data.reading.storage import LocalFolder, Storage, Tree
 from ratchet.data.sources import listing
 from ratchet.data.split import SplitName
@@ -110,11 +111,11 @@ class ImageFolder:
         return splits
 
     def _class_folders(self, top: str) -> list[str]:
-        """Return the different names of the folders at the level of the classes below `top`, sorted."""
+        """Return the different names of the folders at the level of the classes below `top`, in order."""
         places = [top]
         for _ in range(self._level - 1):
             places = [f"{place}/{name}" if place else name for place in places for name in self._inner[place]]
-        return sorted({name for place in places for name in self._inner[place]})
+        return sorted({name for place in places for name in self._inner[place]}, key=in_order)
 
     def _check_classes(self, classes: dict[SplitName | None, list[str]], tree: Tree) -> None:
         for split, names in classes.items():

@@ -13,7 +13,7 @@ import polars as pl
 
 from ratchet.data import quarantine
 from ratchet.data.checks.exact_duplicates import split_rank
-from ratchet.data.checks.label_spelling import look_alikes
+from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes
 from ratchet.data.image_rules import FACTS
 from ratchet.data.listing_rules import check_table
 from ratchet.data.privacy import without_private
@@ -251,6 +251,9 @@ class ImageManifest:
         if self._settings.classes != "auto":
             classes = tuple(self._settings.classes)
             composed = {_composed(name): name for name in classes}
+            check_known(
+                [composed.get(_composed(name), name) for name in counts], classes, f"data.manifest: {self._where}"
+            )
             return classes, {name: composed.get(_composed(name), name) for name in (*counts, *classes)}
         counts.pop(self._settings.label_columns[0], None)  # a header that is repeated among the rows
         usual = {
@@ -261,7 +264,7 @@ class ImageManifest:
         totals: dict[str, int] = {}
         for name, count in counts.items():
             totals[usual[name]] = totals.get(usual[name], 0) + count
-        classes = tuple(sorted(set(totals) - set(look_alikes(totals))))
+        classes = tuple(sorted(set(totals) - set(look_alikes(totals)), key=in_order))
         if len(classes) < 2:
             only = f"only one class ({classes[0]!r})" if classes else "no labels"
             raise DataError(f"data.manifest: {self._where} has {only}, but at least two classes are needed")

@@ -15,7 +15,7 @@ from ratchet.data.tables import rules, splits
 from ratchet.data.tables.columns import TypedColumn, each, typed_column
 from ratchet.data.tables.encode import cleaned, texts_of
 from ratchet.data.tables.packing import Content, Packing, Roles
-from ratchet.data.tables.reading import RawTable, open_table, require
+from ratchet.data.tables.reading import RawTable, group_notes, open_table, require
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
@@ -90,8 +90,10 @@ class _Ingest:
         """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
-        labels = replace(labels, notes=labels.notes + self.source.file.notes)
         roles, faults = self._roles(frame)
+        split_by_rows = roles.given is None and roles.groups is None and roles.order is None
+        groups = group_notes(frame.drop(self.settings.label_columns)) if split_by_rows else ()
+        labels = replace(labels, notes=labels.notes + self.source.file.notes + groups)
         taken = {*self.settings.label_columns, *(column.name for column in roles.columns)}
         features = each(self._typed, [frame[name] for name in frame.columns if name not in taken])
         if not any(column.is_feature for column in features):

@@ -16,7 +16,7 @@ from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["RawTable", "open_table", "require"]
+__all__ = ["RawTable", "group_notes", "open_table", "require"]
 
 _HEADER_SAMPLE = 2000  # rows
 _MOST = 0.8  # share of the lines that have the same number of cells
@@ -24,6 +24,10 @@ _OTHERS = {"::": 9, "^": 1, " ": 1}
 """Separators that are not read, with the number of cells by a usual separator up to which they count."""
 _PANDAS = {"::": "::", "^": r"\^", " ": r"\s+"}
 _HEAD = 1 << 16  # bytes
+_ID_NAME = re.compile(
+    r"(?:^|[\W_])(?:id|uid|uuid)$|patient|subject|person|customer|client|user|member|speaker|student", re.IGNORECASE
+)
+_GROUPS, _ROWS_EACH = 20, 1.5  # least values of an id, and rows of each on average
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,19 @@ def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[st
         elif len(values) and values.n_unique() < len(values) / 2:  # the name is none of few values
             return False
     return fits > 0
+
+
+def group_notes(frame: pl.DataFrame) -> tuple[str, ...]:
+    """Return a note about each column that looks like the id of a person or thing with several rows."""
+    notes = []
+    for name in filter(_ID_NAME.search, frame.columns):
+        distinct = frame[name].drop_nulls().n_unique()
+        if distinct >= _GROUPS and frame.height >= _ROWS_EACH * distinct:
+            notes.append(
+                f"column {name!r} has {distinct:,} values in {frame.height:,} rows, so rows of one value may be in "
+                f"several splits. If they belong together: ratchet set data.group_column={name}"
+            )
+    return tuple(notes)
 
 
 def require(table: RawTable, column: str, setting: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.checks.label_spelling import look_alikes, skeleton
+from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
 from ratchet.data.tables.encode import cleaned, plain_values, texts_of
 from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
@@ -196,13 +196,14 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
                 f"{len(column.present):,} rows, so they are no classes. Fix: set data.label_column to another column"
                 + (", or data.problem to regression" if column.numeric_share > 0.5 else "")
             )
-        classes = tuple(sorted(set(counts) - set(look_alikes(counts)), key=_in_order))
+        classes = tuple(sorted(set(counts) - set(look_alikes(counts)), key=in_order))
     if len(classes) < 2:
         raise DataError(
             f"{where}: label column {column.name!r} has only one class ({classes[0]!r}), but at least two are needed. "
             "Fix: set data.label_column"
         )
     notes += _spellings(column.name, [name for name in classes if name in counts])
+    check_known(counts, settings.classes, f"{where}: label column {column.name!r}")
     places = {name: place for place, name in enumerate(classes)}
     labels = texts.replace_strict(places, default=None, return_dtype=pl.Int64)
     faults = {
@@ -214,14 +215,6 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
 
 
 _FEW = 20
-
-
-def _in_order(name: str) -> tuple[int, float, str]:
-    """Sort classes that are numbers by size, before texts."""
-    try:
-        return 0, float(name), name
-    except ValueError:
-        return 1, 0.0, name
 
 
 def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Series, tuple[str, ...]]:

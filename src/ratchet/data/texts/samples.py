@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from ratchet.data import quarantine
+from ratchet.data.checks.label_spelling import in_order
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
@@ -123,7 +124,7 @@ def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> Label
     if len(files) < 2:
         raise DataError(f"data.path: {storage.where} has {len(files)} files and no folders. Fix: {_LAYOUT}")
     labels, splits = _named(files, storage.where)
-    classes = tuple(sorted(set(labels)))
+    classes = tuple(sorted(set(labels), key=in_order))
     targets: list[int] = []
     rows: list[tuple[Any, ...]] = []
     for done, (name, label, split) in enumerate(zip(files, labels, splits, strict=True), 1):

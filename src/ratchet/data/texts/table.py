@@ -11,7 +11,7 @@ import polars as pl
 from ratchet.data import labelled
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.privacy import without_private
-from ratchet.data.tables.reading import open_table, require
+from ratchet.data.tables.reading import group_notes, open_table, require
 from ratchet.data.tables.rules import shared_rows
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError
@@ -51,7 +51,8 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     if frame.is_empty():
         raise DataError(f"{source.where} has no rows. Fix: add rows")
     labels = read_labels(frame, settings, source.where)
-    labels = replace(labels, notes=labels.notes + source.file.notes)
+    groups = group_notes(frame.select(extra)) if not {"split", "group"} & set(columns) else ()
+    labels = replace(labels, notes=labels.notes + source.file.notes + groups)
     cells = {
         name: frame[columns[name]].cast(pl.String) if name in columns else pl.Series([None] * len(row), dtype=pl.String)
         for name in ("text", "split", "group")

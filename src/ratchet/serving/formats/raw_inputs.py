@@ -1,12 +1,14 @@
 """Raw inputs: the values that a client of a model sends, and the arrays that the model takes."""
 
 from collections.abc import Collection, Mapping
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.data.depth import eight_bits, raw_values
+from ratchet.errors import DataError
 from ratchet.kinds import Array, ArraysInput, ImageInput, Input, TableInput, TextInput
 
 if TYPE_CHECKING:
@@ -214,10 +216,40 @@ def texts_of(raw: Any) -> list[str]:
 
 
 def _frame(raw: Any) -> "polars.DataFrame":
+    """Return rows as a frame. Numbers and texts in one column become texts, as in a file.
+
+    Raises:
+        DataError: a column has values that no type holds.
+    """
     import polars
 
     if isinstance(raw, polars.DataFrame):
         return raw
-    if hasattr(raw, "iloc"):  # a pandas frame
-        return polars.from_pandas(raw)
-    return polars.DataFrame(raw)
+    try:
+        return polars.from_pandas(raw) if hasattr(raw, "iloc") else polars.DataFrame(raw)
+    except (*_NO_COLUMN, polars.exceptions.PolarsError):
+        names = list(dict.fromkeys(name for row in raw for name in row)) if isinstance(raw, list) else list(raw)
+        columns = {name: [row.get(name) for row in raw] if isinstance(raw, list) else raw[name] for name in names}
+        return polars.DataFrame([_column(str(name), list(cells)) for name, cells in columns.items()])
+
+
+_NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
+
+
+def _column(name: str, cells: list[Any]) -> "polars.Series":
+    """Return one column; texts if it has numbers and texts."""
+    import polars
+
+    values = [None if cell is None or (isinstance(cell, float) and cell != cell) else cell for cell in cells]
+    try:
+        return polars.Series(name, values)
+    except (*_NO_COLUMN, polars.exceptions.PolarsError):
+        kinds: set[type] = {type(value) for value in values if value is not None}
+    if not all(issubclass(kind, str | Number) for kind in kinds) or kinds & {bool, complex}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(
+            f"column {name!r} has values of the types {found}. Allowed: numbers, texts or dates. Fix: convert them to "
+            "one type"
+        )
+    texts = [value if value is None or isinstance(value, str) else f"{value}".removesuffix(".0") for value in values]
+    return polars.Series(name, texts, dtype=polars.String)

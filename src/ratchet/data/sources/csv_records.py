@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,17 +77,15 @@ class Examples:
 
     def __init__(self, head: str, separator: str) -> None:
         """Take the start of the file."""
-        header = cells_of(head, separator)
-        self._separator, self._width = separator, len(header)
-        plain = (line for line in head.split("\n")[1:-1] if line and '"' not in line)
-        rows = [row for line in plain if len(row := line.split(separator)) == self._width][:_ROWS]
-        self._columns = list(zip(*rows, strict=True)) if len(rows) >= _FEWEST else []
+        self._head, self._separator, self._width = head, separator, len(cells_of(head, separator))
 
     @cached_property
     def _checks(self) -> dict[int, frozenset[str] | None]:
         """Known values by place of a column of few values; None: of a column of numbers."""
+        plain = (line for line in self._head.split("\n")[1:-1] if line and '"' not in line)
+        rows = list(islice((row for line in plain if len(row := line.split(self._separator)) == self._width), _ROWS))
         checks: dict[int, frozenset[str] | None] = {}
-        for place, column in enumerate(self._columns):
+        for place, column in enumerate(zip(*rows, strict=True) if len(rows) >= _FEWEST else ()):
             values = [cell.strip() for cell in column if cell.strip()]
             distinct = frozenset(values)
             if values and sum(map(_is_number, values)) >= _MOST * len(values):

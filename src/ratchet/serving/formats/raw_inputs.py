@@ -246,9 +246,9 @@ def _column(name: str, cells: list[Any]) -> "polars.Series":
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
         kinds: set[type] = {type(value) for value in values if value is not None}
     if not all(issubclass(kind, str | Number) for kind in kinds) or kinds & {bool, complex}:
-        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise DataError(
-            f"column {name!r} has values of the types {found}. Allowed: numbers, texts or dates. Fix: convert them to "
+            f"column {name!r} has values of the types {names}. Allowed: numbers, texts or dates. Fix: convert them to "
             "one type"
         )
     texts = [value if value is None or isinstance(value, str) else f"{value}".removesuffix(".0") for value in values]

@@ -11,6 +11,7 @@ from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.explain import explain_samples
+from tasks.finished import remove_recorded
 from tasks.progress import Watch
 from tasks.trained_model import TrainedModel
 
@@ -59,6 +60,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.evaluation.slices import slice_columns
     from ratchet.training import answers, load_model, open_split
 
+    remove_recorded(workspace)  # the training that DVC recorded before this stage
     model, spec = load_model(workspace.model)
     model.flip_average = params.evaluation.flip_average and isinstance(spec.input, ImageInput)
     workers, timeout = params.training.workers, params.training.sample_timeout

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline, validated
+from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
 from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
@@ -47,8 +46,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     from ratchet import training
     from ratchet.registry.runs import Run, total_cost
 
-    for leftover in workspace.running.glob(".draft-*"):
-        shutil.rmtree(leftover)  # of a killed training that had written all its outputs
+    bring_back(workspace)
     job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
     inputs, plan = _inputs(job, workspace), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
@@ -278,10 +276,7 @@ def _write_outputs(
     with files.draft_directory(workspace.checkpoints) as draft:
         for path in running.glob("step-*.safetensors"):
             os.link(path, draft / path.name)
-    # Removed atomically: from half of it the same command would make outputs without some checkpoints.
-    removed = tempfile.mkdtemp(prefix=".draft-", dir=workspace.running)
-    os.replace(running, removed)
-    shutil.rmtree(removed)
+    set_aside(workspace, running)
 
 
 if __name__ == "__main__":

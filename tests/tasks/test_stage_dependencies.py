@@ -23,6 +23,7 @@ NEUTRAL = {
     "src/ratchet/settings": "reads params.yaml; its values are tracked as `params`",
     "src/ratchet/urls.py": "refuses passwords in addresses",
     "src/ratchet/workspace.py": "paths; dvc.yaml has them too",
+    "tasks/finished.py": "keeps checkpoints aside until DVC has recorded the outputs of their training",
     "tasks/progress.py": "prints progress",
     "tasks/stage_runner.py": "starts a stage from the command line",
 }

@@ -12,7 +12,7 @@ import torch
 from ratchet.errors import CheckpointError
 from ratchet.kinds import Classes, ModelSpec
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
-from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped
+from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.texts import TextSplit
 
 PLANS = {
@@ -268,3 +268,28 @@ def test_without_a_compiler_training_goes_on_and_says_so(lab, monkeypatch: pytes
     monkeypatch.setattr("shutil.which", lambda _name: None)
     message = [notice.text for notice in lab.every(lab.events(lab.plan(compile="default")), Notice)]
     assert message == ["training.compile: this machine has no C++ compiler, so the model is not compiled"]
+
+
+def test_a_resume_keeps_the_number_of_threads(lab) -> None:
+    """Threads decide how sums are rounded. The number of this process is in force again afterwards."""
+    plan, set_to, numbers = lab.plan(), torch.set_num_threads, []
+    lab.stop_at(5, plan)
+    text = "continues with 1 thread, as it began, where this process has 3"
+    set_to(3)
+    try:
+        events = list(lab.events(plan, stop=lambda: bool(numbers.append(torch.get_num_threads()))))
+        assert torch.get_num_threads() == 3
+    finally:
+        set_to(1)
+    assert {*numbers} == {1}
+    assert [notice.text[: len(text)] for notice in lab.every(events, Notice)] == [text]
+    lab.assert_same(lab.every(events, Finished)[0].weights, lab.run(plan, name="undisturbed").weights)
+
+
+def test_a_resume_on_other_instructions_is_reported(lab, monkeypatch) -> None:
+    plan = lab.plan()
+    lab.stop_at(5, plan)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+    (trouble,) = lab.every(lab.events(plan), Trouble)
+    assert (trouble.step, trouble.kind) == (5, "other arithmetic")
+    assert "is now OTHER: the weights will not be bit for bit those of an uninterrupted run" in trouble.text

@@ -14,7 +14,15 @@ import torch
 
 from ratchet.errors import TrainingError
 
-__all__ = ["choose_device", "describe", "keep_freed_memory", "ran_out_of_memory", "reproducible", "seed_step"]
+__all__ = [
+    "arithmetic",
+    "choose_device",
+    "describe",
+    "keep_freed_memory",
+    "ran_out_of_memory",
+    "reproducible",
+    "seed_step",
+]
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory", "create a memory object")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names, from glibc's malloc.h
@@ -44,6 +52,16 @@ def describe(device: torch.device) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     name = "Apple GPU" if device.type == "mps" else f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
     return f"{name}, {memory:.0f} GiB"
+
+
+def arithmetic(device: torch.device) -> dict[str, Any]:
+    """Return what decides how sums are rounded, beside data, settings and code."""
+    return {
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "PyTorch": torch.__version__,
+    }
 
 
 def keep_freed_memory(device: torch.device) -> None:

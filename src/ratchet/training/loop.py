@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,14 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.determinism import require_deterministic
-from ratchet.training.device import choose_device, describe, keep_freed_memory, ran_out_of_memory, reproducible
+from ratchet.training.device import (
+    arithmetic,
+    choose_device,
+    describe,
+    keep_freed_memory,
+    ran_out_of_memory,
+    reproducible,
+)
 from ratchet.training.duplicate import duplicate
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, initial_model
@@ -59,7 +67,7 @@ def fit(
         NotFinite: the loss is still not finite after `plan.max_rollbacks` returns to a checkpoint.
         CheckpointError: the checkpoint in `store` belongs to another run.
     """
-    plan, splits = inputs.plan, (inputs.train, inputs.validation)
+    plan, splits, threads = inputs.plan, (inputs.train, inputs.validation), torch.get_num_threads()
     with reproducible(plan.seed, deterministic=plan.deterministic), store, closing(splits[0]), closing(splits[1]):
         for split in splits:
             split.interrupt_on(stop)
@@ -70,6 +78,8 @@ def fit(
         except Interrupted:  # between steps, where there is nothing new to keep
             yield Stopped(store.newest_step())
         finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
             for split in splits:
                 split.interrupt_on(never)
 
@@ -98,6 +108,8 @@ class _Training:
                 device=self.device,
             )  # fmt: skip
         self.profiler = StepProfiler(profile_to, self.plan.profile, self.device)
+
+        self.began_with: dict[str, Any] = {}  # `arithmetic` of the checkpoint that it continues
 
         # How long
         self.steps = step_rows(len(self.train), self.plan.batch_size)
@@ -141,6 +153,7 @@ class _Training:
     def run(self) -> Iterator[Event]:
         resumed = self._resume()
         yield from self._problems()
+        yield from self._other_arithmetic()
         notices = [self.precision.why, *(self.notices if resumed is None else [])]
         yield from (Notice(notice) for notice in notices if notice)
         if resumed is None:
@@ -189,7 +202,36 @@ class _Training:
         if snapshot.state["identity"] != self.inputs.identity:
             raise CheckpointError(f"checkpoint {path} is of other data, settings or code. Fix: move it away")
         self.state.restore(snapshot)
+        self.began_with = snapshot.state.get("arithmetic", {})  # not in older checkpoints
         return path
+
+    def _other_arithmetic(self) -> Iterator[Event]:
+        """Keep the number of threads of the training's begin, and report what cannot be kept.
+
+        Sums are rounded otherwise with another number of threads, instruction set, device or PyTorch.
+        """
+        if not self.plan.deterministic:
+            return
+        threads, now = self.began_with.get("threads"), torch.get_num_threads()
+        if threads not in (None, now) and self.device.type == "cpu":
+            torch.set_num_threads(threads)
+            yield Notice(
+                f"continues with {threads} thread{'s' * (threads != 1)}, as it began, where this process has {now}: "
+                "another number would end with other bits"
+            )
+        current = arithmetic(self.device)
+        changed = [
+            f"{name} was {before}, is now {current[name]}"
+            for name, before in self.began_with.items()
+            if name != "threads" and before != current[name]
+        ]
+        if changed:
+            yield Trouble(
+                self.state.step,
+                "other arithmetic",
+                f"{'; '.join(changed)}: the weights will not be bit for bit those of an uninterrupted run. To avoid "
+                "it: stop, and continue where the training began",
+            )
 
     def _examine(self) -> Iterator[Event]:
         """Yield the doctor's findings before the first step, if `training.doctor` wants them."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ratchet.training.checkpoint import Snapshot
+from ratchet.training.device import arithmetic
 from ratchet.training.models import Model
 from ratchet.training.optim import load_optimizer_state, optimizer_state
 
@@ -97,7 +98,8 @@ class TrainingState:
             **_named("sums", vars(self.sums)),
         }
         plain: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in _PLAIN}
-        state = {"identity": identity, "scaler": self.scaler.state_dict(), **plain}
+        rounding = arithmetic(self.device)
+        state = {"identity": identity, "arithmetic": rounding, "scaler": self.scaler.state_dict(), **plain}
         return Snapshot(step=self.step, tensors=_copied(tensors), state=state, score=score)
 
     def restore(self, snapshot: Snapshot) -> None:

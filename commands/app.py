@@ -12,13 +12,23 @@ import typer
 from typer.core import TyperGroup
 
 from ratchet.errors import RatchetError
+from ratchet.terminal_lines import columns_of, fitted
 from ratchet.workspace import Workspace, disk_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["exit_on_sigterm", "interruptible", "new_console", "new_group", "print_caption", "project_folder"]
+__all__ = [
+    "echo",
+    "exit_on_sigterm",
+    "interruptible",
+    "new_console",
+    "new_group",
+    "print_caption",
+    "project_folder",
+]
 
+_NARROW = 52  # columns
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
 
 
@@ -30,11 +40,16 @@ class _Commands(TyperGroup):
             with disk_errors(Path.cwd()):
                 return super().invoke(ctx)
         except RatchetError as error:
-            typer.echo(f"ratchet: {error}", err=True)
+            echo(f"ratchet: {error}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
-            typer.echo(f"ratchet: {'; '.join(['interrupted', *map(str, interrupt.args)])}", err=True)
+            echo(f"ratchet: {'; '.join(['interrupted', *map(str, interrupt.args)])}", err=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text; on a terminal without breaks inside words."""
+    typer.echo(fitted(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def new_group(help: str | None = None) -> typer.Typer:
@@ -46,8 +61,14 @@ def new_group(help: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, **_narrow()},
     )
+
+
+def _narrow() -> dict[str, int]:
+    """Return the width of help for a narrow terminal: click's own is at least 50 columns."""
+    columns = columns_of(sys.stdout)
+    return {"terminal_width": columns - 1} if columns is not None and columns < _NARROW else {}
 
 
 def new_console() -> "Console":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
+from commands.app import echo, exit_on_sigterm, interruptible, new_group, project_folder
 from commands.data import data
 from commands.keys import keys
 from commands.models import models
@@ -41,7 +41,7 @@ def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE..."
 def _restore_settings(workspace: Workspace) -> None:
     """Undo what a killed run has set, before params.yaml is changed."""
     if restored := workspace.restore_if_idle():
-        typer.echo(restored, err=True)
+        echo(restored, err=True)
 
 
 @app.command()
@@ -56,12 +56,12 @@ def use(
     workspace = Workspace.find()
     if name is None:
         for example in examples.listed(workspace.root):
-            typer.echo(f"{example.name:22} {example.about}")
+            echo(f"{example.name:22} {example.about}")
         return
     _restore_settings(workspace)
     for key, (before, after) in examples.use(workspace.root, name, force=force).items():
-        typer.echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
-    typer.echo("next: ratchet train")
+        echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
+    echo("next: ratchet train")
 
 
 @app.command()
@@ -145,11 +145,11 @@ def serve(
         if bundle is not None:
             from ratchet.serving.offline.writing import write_bundle
 
-            typer.echo(write_bundle(workspace, model, bundle))
+            echo(write_bundle(workspace, model, bundle))
             return
         from ratchet.serving.process import serve as serve_here
 
-        serve_here(workspace, model=model, port=port, say=typer.echo)
+        serve_here(workspace, model=model, port=port, say=echo)
 
 
 @app.command()
@@ -211,7 +211,7 @@ def export(
     with project_folder() as workspace:
         from commands.export import export as write_program
 
-        typer.echo(write_program(workspace, version, variant=variant, to=place))
+        echo(write_program(workspace, version, variant=variant, to=place))
 
 
 app.add_typer(search, name="search")
@@ -229,9 +229,9 @@ def sync() -> None:
     workspace = Workspace.find()
     sent = send_all(workspace, settings.load(workspace.params))
     for key, run_id in sent:
-        typer.echo(f"{key}: sent, MLflow run {run_id}")
+        echo(f"{key}: sent, MLflow run {run_id}")
     if not sent:
-        typer.echo("Nothing to send: MLflow has everything.")
+        echo("Nothing to send: MLflow has everything.")
 
 
 app.add_typer(servers)

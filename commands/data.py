@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import interruptible, new_group, project_folder
+from commands.app import echo, interruptible, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ def quarantine(
     workspace = Workspace.find()
     table = read(workspace.quarantine)
     for name, count in by_rule(table).items():
-        typer.echo(f"{name}: {count:,}")
+        echo(f"{name}: {count:,}")
     shown = table if rule is None else table.filter(polars.col("rule") == rule)
     for row in (shown.head(most) if most else shown).iter_rows(named=True):
-        typer.echo(f"{row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
+        echo(f"{row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
     if most and len(shown) > most:
-        typer.echo(f"... and {len(shown) - most:,} more: --most 0 lists all")
+        echo(f"... and {len(shown) - most:,} more: --most 0 lists all")
     if table.is_empty():
-        typer.echo("no sample is in quarantine")
+        echo("no sample is in quarantine")
     elif table["thumbnail"].count() and workspace.card.exists():
-        typer.echo(f"images of them: {workspace.card}")
+        echo(f"images of them: {workspace.card}")
 
 
 @data.command()
@@ -58,8 +58,8 @@ def release(
 
     workspace = Workspace.find()
     rules = overrides.add(workspace.releases, read(workspace.quarantine), source, reason=reason, by=getpass.getuser())
-    typer.echo(f"{source}: released from {', '.join(rules)}; recorded in {workspace.releases}: commit it with git")
-    typer.echo("next: ratchet train")
+    echo(f"{source}: released from {', '.join(rules)}; recorded in {workspace.releases}: commit it with git")
+    echo("next: ratchet train")
 
 
 @data.command()
@@ -85,7 +85,7 @@ def diff(
         from ratchet.data.difference import difference
 
         changed = difference(_index_at(workspace.root, before), _index_at(workspace.root, after))
-        typer.echo("\n".join([*difference_lines(changed, most), changed.summary]))
+        echo("\n".join([*difference_lines(changed, most), changed.summary]))
 
 
 def _index_at(root: "Path", revision: str) -> "polars.DataFrame":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import exit_on_sigterm, new_group, project_folder
+from commands.app import echo, exit_on_sigterm, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def approve(
     """Approve a version. The approval ends when its model, report or data change."""
     promotions, registered = _find(version)
     promotions.approve(registered, why=why)
-    typer.echo(f"{promotions.name} version {registered.number}: approved")
+    echo(f"{promotions.name} version {registered.number}: approved")
     if promote:
         _print_aliases(promotions.name, promotions.promote(registered, why=why))
 
@@ -96,9 +96,7 @@ def ledger(
         version = f" version {entry.version}" if entry.version else ""
         aside = "" if entry.number in valid else " (set aside by a recovery)"
         why = shorten(entry.why, 120, placeholder=" ...")
-        typer.echo(
-            f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}{aside}: {why}"
-        )
+        echo(f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}{aside}: {why}")
 
 
 @models.command()
@@ -125,7 +123,7 @@ def recover(
     if why is None or not champion:
         damage = recovery.examine(workspace, params)
         for line in _damage_lines(damage):
-            typer.echo(line)
+            echo(line)
         raise typer.Exit(1 if damage.faults else 0)
     confirmed: dict[str, dict[str, str | None]] = {}
     for alias, references in (("champion", champion), ("challenger", challenger or [])):
@@ -140,7 +138,7 @@ def recover(
             confirmed[name][alias] = None if number == "none" else number
     entry = recovery.recover(workspace, params, confirmed, why=why)
     aside, intact = entry.content["aside"], entry.content["intact"]
-    typer.echo(f"recovered with entry {entry.number}: entries up to {intact} count, {aside} are set aside as evidence")
+    echo(f"recovered with entry {entry.number}: entries up to {intact} count, {aside} are set aside as evidence")
 
 
 def _damage_lines(damage: "Damage") -> Iterator[str]:
@@ -181,18 +179,18 @@ def audit(
     params = settings.load(workspace.params)
     if repair:
         for line in auditing.repair(workspace, params, model):
-            typer.echo(f"repaired: {line}")
+            echo(f"repaired: {line}")
     faults = 0
     for line in chain(auditing.audit(workspace, params, model), auditing.pickles(workspace, params) if store else ()):
-        typer.echo(line)
+        echo(line)
         faults += 1
     for line in auditing.notes(workspace, params):
-        typer.echo(f"note: {line}")
+        echo(f"note: {line}")
     if faults:
         raise typer.Exit(1)
-    typer.echo("OK: the ledger's hash chain, the aliases, every version's files and MLflow's records agree")
+    echo("OK: the ledger's hash chain, the aliases, every version's files and MLflow's records agree")
     if store:
-        typer.echo("OK: no pickle in MLflow's store")
+        echo("OK: no pickle in MLflow's store")
 
 
 @models.command()
@@ -295,4 +293,4 @@ def _find(reference: str) -> "tuple[Promotions, RegisteredVersion]":
 
 def _print_aliases(name: str, aliases: "AliasState") -> None:
     challenger = f"; challenger is version {aliases.challenger}" if aliases.challenger else ""
-    typer.echo(f"{name}: champion is version {aliases.champion}{challenger}")
+    echo(f"{name}: champion is version {aliases.champion}{challenger}")

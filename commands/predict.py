@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
@@ -48,8 +49,8 @@ def predict(
             if not rows:
                 raise DataError(f"{', '.join(map(str, paths))}: has no rows")
         for note in reader.notes:
-            print(f"warning: {note}", file=sys.stderr)
-        print(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", file=sys.stderr)
+            echo(f"warning: {note}", err=True)
+        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", err=True)
     return refused < rows
 
 
@@ -62,7 +63,7 @@ def predict_shards(workspace: Workspace, request: Request) -> bool:
     params = settings.load(workspace.params)
     with Terminal("predict", unit="MiB") as watch:
         scored = score_shards(params, workspace, request, watch=watch)
-    print(scored.summary, file=sys.stderr)
+    echo(scored.summary, err=True)
     return scored.refused < scored.rows
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import exit_on_sigterm, interruptible, new_console, new_group, project_folder
+from commands.app import echo, exit_on_sigterm, interruptible, new_console, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def stop(study: Name = None) -> None:
         running = sum(trial.state == "running" for trial in store.require().trials)
         with store.change() as change:
             change.save(stop=True)
-        typer.echo(f"{store.name}: its workers end after their current epoch; {running} trials are running")
+        echo(f"{store.name}: its workers end after their current epoch; {running} trials are running")
 
 
 @search.command()
@@ -114,9 +114,9 @@ def importance(study: Name = None) -> None:
 
         result = shares(_store(workspace, study).require())
         for key, share in result.items():
-            typer.echo(f"{share:6.1%}  {key}")
+            echo(f"{share:6.1%}  {key}")
         if not result:
-            typer.echo("too few trials are complete for a statement")
+            echo("too few trials are complete for a statement")
 
 
 @search.command()
@@ -136,7 +136,7 @@ def page(
         result = _store(workspace, study).require()
         path = written or page_of(result, workspace)
         files.write_text(path, search_page(result))
-        typer.echo(path.as_uri())
+        echo(path.as_uri())
 
 
 @search.command()
@@ -156,7 +156,7 @@ def optuna(
         copied = _store(workspace, study).require()
         params = settings_of(copied, settings.load(workspace.params))
         count = copy_to_optuna(copied, parse_space(params), workspace.database(to))
-        typer.echo(f"{count} trials are in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`")
+        echo(f"{count} trials are in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`")
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def _held() -> Iterator[Workspace]:
 
 
 def _print_note(text: str) -> None:
-    typer.echo(f"ratchet: {text}", err=True)
+    echo(f"ratchet: {text}", err=True)
 
 
 def _store(workspace: Workspace, study: str | None) -> "StudyStore":
@@ -194,16 +194,16 @@ def _search(workspace: Workspace, params: "Params") -> None:
     with Terminal("search", unit="trials") as watch, _shown("search") as see:
         result = find(params, workspace, watch=watch, see=see)
     if not result.did_work:
-        typer.echo("Nothing to do: the study has ended, and its budget is the same.")
+        echo("Nothing to do: the study has ended, and its budget is the same.")
     for line in summary(result.study):
-        typer.echo(line)
+        echo(line)
     for key, (before, after) in result.changes.items():
         from ratchet.settings.errors import spell
 
-        typer.echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
-    typer.echo(f"page         {result.page.as_uri()}")
+        echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
+    echo(f"page         {result.page.as_uri()}")
     if result.study.state == "ended":
-        typer.echo("next         ratchet train")
+        echo("next         ratchet train")
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def _shown(label: str) -> "Iterator[Callable[[Study], None]]":
             nonlocal due
             if time.monotonic() >= due:
                 due = time.monotonic() + _LINE_SECONDS
-                typer.echo(f"{label}: {_line(study)}", err=True)
+                echo(f"{label}: {_line(study)}", err=True)
 
         yield print_line
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import new_group
+from commands.app import echo, new_group
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def up(
     params = settings.load(workspace.params)
     adopt(workspace)  # before prefect is imported
     begin = in_foreground.stay if foreground else lifecycle.up
-    begin(workspace, params, say=typer.echo)
+    begin(workspace, params, say=echo)
     if not foreground:
-        typer.echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
+        echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
 
 @servers.command("down")
@@ -45,7 +45,7 @@ def stop() -> None:
 
     workspace = Workspace.find()
     adopt(workspace)  # before prefect is imported
-    down(workspace, say=typer.echo)
+    down(workspace, say=echo)
 
 
 @servers.command("status")
@@ -55,7 +55,7 @@ def show_status() -> None:
 
     services = status(Workspace.find())
     for service in services:
-        typer.echo(_line(service))
+        echo(_line(service))
     started = [service for service in services if service.service]
     if not started:
         raise typer.Exit(3)

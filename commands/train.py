@@ -2,10 +2,10 @@
 
 import atexit
 import os
-import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from commands.app import echo
 from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -77,4 +77,4 @@ def _failure(state: "State") -> RatchetError:
 
 
 def _print_note(text: str) -> None:
-    print(f"ratchet: {text}", file=sys.stderr)
+    echo(f"ratchet: {text}", err=True)

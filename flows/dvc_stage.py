@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import RatchetError, WorkspaceError, first_line
+from tasks.dvc_store import disable_progress_bars
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -183,6 +184,7 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
 
     repo: Any = None
     logging.getLogger("dvc").setLevel(logging.WARNING)  # the stage reports itself
+    disable_progress_bars()
     try:
         with chdir(root):  # where DVC looks for dvc.yaml, wherever its repository is
             repo = Repo(str(root), _wait_for_lock=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
@@ -14,7 +15,17 @@ from ratchet.errors import DataError, WorkspaceError, first_line
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-__all__ = ["DvcStore", "hash_of"]
+__all__ = ["DvcStore", "disable_progress_bars", "hash_of"]
+
+
+def disable_progress_bars() -> None:
+    """Keep DVC's own progress bars off the terminal. They obey the level of these loggers.
+
+    DVC also asks whether stderr is a terminal, but rich's live display replaces stderr by a stream that says so and
+    prints each update of a bar as a line.
+    """
+    for name in ("dvc.progress", "dvc_data.callbacks"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ class DvcStore:
         from dvc.exceptions import DvcException
         from dvc.repo import Repo
 
+        disable_progress_bars()
         try:
             with chdir(root):
                 repo: Any = Repo(str(root))
@@ -140,6 +152,7 @@ def hash_of(path: Path) -> str:
     from dvc_data.hashfile.db import HashFileDB
     from dvc_objects.fs.local import LocalFileSystem
 
+    disable_progress_bars()
     system: Any = LocalFileSystem()  # type: ignore[no-untyped-call]
     store = HashFileDB(system, os.fspath(path.parent), hash_name="md5")
     _, _, built = build(store, os.fspath(path), system, "md5", dry_run=True)

@@ -4,11 +4,18 @@ import sys
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from ratchet.terminal_lines import fitted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 __all__ = ["Terminal", "Watch"]
 
 _LINE_SECONDS = 10.0  # between progress lines if stderr is not a terminal
+_WIDE, _NARROW = 100, 70  # columns of a terminal, for a long bar, and for the pace beside it
 
 
 class Watch(Protocol):
@@ -26,30 +33,11 @@ class Terminal:
 
     def __init__(self, stage: str, *, unit: str) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
         self.stage, self.unit = stage, unit
         self.words = ""  # the progress as text
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}  {task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
-            console=self._console,
-            disable=not sys.stderr.isatty(),
-        )
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = _bar(self._console)
         self._task = self._bar.add_task(stage, total=None, unit=unit, rate="", note="")
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
@@ -75,7 +63,29 @@ class Terminal:
         self._bar.update(self._task, completed=done, total=total, rate=pace, note=note)
         if self._bar.disable and now - self._last_line > _LINE_SECONDS:
             self._last_line = now
-            self._console.print(self.words, markup=False)
+            self._console.print(self.words, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        self._console.print(f"{self.stage}: {text}", markup=False)
+        self._console.print(fitted(f"{self.stage}: {text}", sys.stderr), markup=False, soft_wrap=True)
+
+
+def _bar(console: "Console") -> "Progress":
+    """Return a progress bar of one line: a narrow terminal gets fewer columns, not broken lines."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    length = 28 if console.width >= _WIDE else 10
+    bar = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=length), MofNCompleteColumn())
+    pace = (TextColumn("{task.fields[unit]}  {task.fields[rate]}"), TimeElapsedColumn(), TextColumn("left"))
+    # The note gets what is left of the line; the other columns keep their width.
+    note = TextColumn("[dim]{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    is_narrow = console.width < _NARROW
+    columns = (*bar, TimeRemainingColumn()) if is_narrow else (*bar, *pace, TimeRemainingColumn(), note)
+    return Progress(*columns, console=console, disable=not sys.stderr.isatty(), expand=not is_narrow)

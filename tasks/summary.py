@@ -1,6 +1,7 @@
 """Summary of a finished run: results, where the files are, and next steps."""
 
 import os
+import sys
 import textwrap
 
 from ratchet.errors import RegistryError
@@ -10,6 +11,7 @@ from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import columns_of, fitted, wrapped
 from ratchet.workspace import Workspace
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
@@ -27,25 +29,28 @@ _NEXT = {
 
 
 def print_summary(params: Params, workspace: Workspace, *, title: str | None = None) -> None:
-    """Print the summary of the last run, in lines of at most 100 columns; only URLs may be longer."""
+    """Print the summary of the last run, in lines that fit the terminal and 100 columns; only URLs may be longer."""
     from rich.console import Console
 
     lines = summary(params, workspace)
-    width = max(map(len, lines))
+    width, columns = max(map(len, lines)), min(_COLUMNS, columns_of(sys.stdout) or _COLUMNS)
     console = Console(highlight=False, soft_wrap=True)
     console.print()
     if title:
-        console.print(title, style="bold")
+        console.print(fitted(title, sys.stdout), style="bold", markup=False)
     for caption, text in lines.items():
         console.print(f"  [bold]{caption:<{width}}[/]  ", end="")
-        wrapped = textwrap.wrap(text, _COLUMNS - width - 4, break_long_words=False, break_on_hyphens=False)
-        console.print(f"\n{'':{width + 4}}".join(wrapped), markup=False)
+        parts = textwrap.wrap(text, columns - width - 4, break_long_words=False, break_on_hyphens=False)
+        console.print(f"\n{'':{width + 4}}".join(parts), markup=False)
     console.print()
-    console.print(verdict_table(Registration.load(workspace).verdict), markup=False)
+    console.print(verdict_table(Registration.load(workspace).verdict, columns=columns), markup=False)
     console.print()
     width = max(map(len, _NEXT))
     for number, (command, purpose) in enumerate(_NEXT.items()):
-        console.print(f"{'' if number else 'Next:':7}[bold]{command:<{width}}[/]  {purpose}")
+        line = f"{'' if number else 'Next:':7}[bold]{command:<{width}}[/]  {purpose}"
+        if 7 + width + 2 + max(map(len, _NEXT.values())) > columns:
+            line = f"{'' if number else 'Next:':7}[bold]{command}[/]\n" + wrapped(" " * 9 + purpose, columns)
+        console.print(line)
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:

@@ -52,8 +52,8 @@ class RuleText:
     short: str = ""
 
 
-def verdict_table(verdict: Verdict) -> str:
-    """Return the verdict as a table of at most 100 columns: a heading, then each rule with its measured values."""
+def verdict_table(verdict: Verdict, *, columns: int = _WIDTH) -> str:
+    """Return the verdict as a table of so many columns: a heading, then each rule with its measured values."""
     failed, count = len(verdict.failed), len(verdict.rules)
     heading = f"PASSED ({count} of {count} rules)" if verdict.passed else f"REFUSED ({failed} of {count} rules failed)"
     mark_width = len("ok") if verdict.passed else len("FAILED")
@@ -62,9 +62,9 @@ def verdict_table(verdict: Verdict) -> str:
     for rule in verdict.rules:
         text, mark = rule_text(rule, verdict.kind), "ok" if rule.passed else "FAILED"
         first = f"  {mark:<{mark_width}}  {rule.name:<{name_width}}  "
-        lines += _wrapped(text.short, first)
+        lines += _wrapped(text.short, first, columns)
         if text.fix:
-            lines += _wrapped(f"Fix: {text.fix}", " " * len(first))
+            lines += _wrapped(f"Fix: {text.fix}", " " * len(first), columns)
     return "\n".join(lines)
 
 
@@ -388,8 +388,9 @@ def _reload(rule: ReloadResult, noun: Noun) -> RuleText:
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured if rule.passed else "")
 
 
-def _wrapped(text: str, first: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
+def _wrapped(text: str, first: str, columns: int) -> list[str]:
+    indent = " " * len(first)
+    return textwrap.wrap(text, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _percent(share: float, digits: int | None = None) -> str:

@@ -32,16 +32,26 @@ def main() -> None:
 def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")]) -> None:
     """Change settings in params.yaml. Comments are kept."""
     from ratchet import settings
+    from ratchet.references import broken_references
 
     workspace = Workspace.find()
     _restore_settings(workspace)
-    settings.override(workspace.params, settings.parse_assignments(assignments))
+    params = settings.override(workspace.params, settings.parse_assignments(assignments))
+    for fault in broken_references(params, workspace):
+        echo(f"warning: {fault}", err=True)
+    _note_running(workspace)
 
 
 def _restore_settings(workspace: Workspace) -> None:
     """Undo what a killed run has set, before params.yaml is changed."""
     if restored := workspace.restore_if_idle():
         echo(restored, err=True)
+
+
+def _note_running(workspace: Workspace) -> None:
+    """Say that a run works on the settings that it has read, if one is running."""
+    if held := workspace.holder():
+        echo(f"{held[0]} goes on with the settings that it has read. The new ones are for the next run", err=True)
 
 
 @app.command()
@@ -61,6 +71,7 @@ def use(
     _restore_settings(workspace)
     for key, (before, after) in examples.use(workspace.root, name, force=force).items():
         echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
+    _note_running(workspace)
     echo("next: ratchet train")
 
 

@@ -20,6 +20,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError
 from ratchet.kinds import Classes, TokensInput
+from ratchet.references import require_references
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.scratch_project import Scratch
@@ -230,6 +231,7 @@ def preflight(workspace: Workspace) -> int:
     from ratchet.training.doctor import describe_finding
 
     params, console = settings.load(workspace.params), new_console()
+    require_references(params, workspace)
     source = params.data.source if params.data.kind == "image" else params.data.path
     console.print(
         f"[bold]Preflight[/]: {source}, about {PER_CLASS} samples of each class; "

@@ -43,10 +43,12 @@ def run(
     with _held() as workspace:
         from flows.packed_data import bring_data
         from ratchet import settings
+        from ratchet.references import require_references
         from ratchet.settings.run_settings import overridden
 
         changes = settings.parse_assignments(assignments or [])
         with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as settled:
+            require_references(settled.params, workspace)
             if settled.params.search.space:
                 bring_data(settled.params, workspace)
             _search(workspace, settled.params)

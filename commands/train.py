@@ -9,6 +9,7 @@ from commands.app import echo
 from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.references import require_references
 from ratchet.settings.run_settings import RunSettings, overridden
 from ratchet.workspace import Workspace
 
@@ -26,7 +27,8 @@ def train(workspace: Workspace, assignments: list[str]) -> None:
     """
     changes = settings.parse_assignments(assignments)
     if not workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
-        settings.plan(workspace.params, changes)  # refuse a wrong value before anything is written
+        planned = settings.plan(workspace.params, changes)  # refuse a wrong value before anything is written
+        require_references(planned.params, workspace)
     with workspace.hold("ratchet train") as restored:
         if restored:
             _print_note(restored)
@@ -39,7 +41,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     from tasks.summary import print_summary
 
     params = run.params
-    if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root):
+    if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root, params=workspace.settings_as_read):
         run.keep()
         print_summary(params, workspace, title="Nothing to do: code, data and settings are those of the last run.")
         return
@@ -58,7 +60,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     if not state.is_completed():
         raise _failure(state)
     run.keep()
-    print_summary(settings.load(workspace.params), workspace)
+    print_summary(params, workspace)
 
 
 def _import_ahead() -> None:

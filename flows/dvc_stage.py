@@ -1,5 +1,6 @@
 """DVC stages in this process: check, record and restore them as `dvc repro` does, without starting a command."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, nullcontext
 from io import BytesIO
@@ -16,22 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["all_unchanged", "bring", "record", "settle", "share"]
 
 
-def all_unchanged(root: Path) -> bool:
-    """Return whether `dvc status` is clean, so that no stage has anything to do."""
-    with _opened(root) as repo:
+def all_unchanged(root: Path, *, params: Path | None = None) -> bool:
+    """Return whether `dvc status` is clean, so that no stage has anything to do. `params` as for `settle`."""
+    with _opened(root, params=params) as repo:
         return not repo.status()
 
 
-def settle(root: Path, name: str) -> str | None:
+def settle(root: Path, name: str, *, params: Path | None = None) -> str | None:
     """Settle a stage without running it, if possible. Return how; None: it has to run.
 
     Unchanged stages are left alone. Results for the same code, data and settings in DVC's run cache are restored, as by
     `dvc repro`.
+
+    Args:
+        params: a copy of params.yaml as the run has read it. DVC uses it in place of the file, which may have been
+            edited since.
     """
     from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.stage.cache import RunCacheNotFoundError
 
-    with _opened(root) as repo:
+    with _opened(root, params=params) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
         _adopt_sources(repo, stage)
         if not stage.changed():
@@ -83,13 +88,15 @@ def _forget_outputs(stage: Any) -> None:
         out.hash_info = HashInfo()
 
 
-def record(root: Path, name: str, *, say: Callable[[str], None]) -> None:
+def record(root: Path, name: str, *, say: Callable[[str], None], params: Path | None = None) -> None:
     """Record the stage's new outputs in DVC's cache and dvc.lock, and store them in the default remote, if any.
+
+    dvc.lock names the settings that made them: those of `params`, as for `settle`.
 
     Inputs that `dvc add` tracks are stored there too: without them `dvc pull` fails in another clone. An unreachable
     remote is reported, and is no error: `dvc push` stores them later.
     """
-    with _opened(root) as repo:
+    with _opened(root, params=params) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
         stage.save()
         stage.commit()
@@ -174,8 +181,20 @@ def _pull(repo: Any, sources: list[str]) -> None:
         ) from error
 
 
+def _reading(path: Path, copy: Path) -> Any:
+    """Return a file system for DVC in which the content of `path` is that of `copy`."""
+    from dvc.fs import LocalFileSystem
+
+    class WithCopy(LocalFileSystem):  # type: ignore[misc, unused-ignore]  # DVC has no types
+        def open(self, opened: str, *arguments: Any, **options: Any) -> Any:
+            is_path = os.path.realpath(opened) == os.path.realpath(path)
+            return super().open(os.fspath(copy) if is_path else opened, *arguments, **options)
+
+    return WithCopy()
+
+
 @contextmanager
-def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
+def _opened(root: Path, *, locked: bool = True, params: Path | None = None) -> "Iterator[Repo]":
     import logging
 
     from dvc.exceptions import DvcException
@@ -188,6 +207,8 @@ def _opened(root: Path, *, locked: bool = True) -> "Iterator[Repo]":
     try:
         with chdir(root):  # where DVC looks for dvc.yaml, wherever its repository is
             repo = Repo(str(root), _wait_for_lock=True)
+            if params is not None and params.exists():
+                repo.fs = _reading(root / "params.yaml", params)
             try:
                 with lock_repo(repo) if locked else nullcontext():
                     yield repo

@@ -15,6 +15,7 @@ from flows.progress import PrefectProgress, log_errors_without_traceback
 from flows.stages import ingest_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.references import require_references
 from ratchet.registry.access import require, user
 from ratchet.reports.templating import escaped
 from ratchet.search.records import Study
@@ -49,6 +50,7 @@ def search_flow(
                 say(restored)
             changes = settings.flatten(overrides)
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
+                require_references(run.params, workspace)
                 require(run.params.access, "runners", user(), "run search-flow")
                 ingest_stage(run.params, workspace)
                 state: State[Any] = search_task(run.params, workspace, return_state=True)

@@ -18,10 +18,9 @@ from flows import dvc_stage
 from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress
 from flows.quotas import gpu_slot
-from ratchet import settings
 from ratchet.data.versions import DatasetVersion, read_version
-from ratchet.errors import RatchetError, SettingsError
-from ratchet.settings.model import BESIDE, Params
+from ratchet.errors import RatchetError
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
 from tasks.export import Exported, export
@@ -65,7 +64,7 @@ def as_task(
 
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         logger = get_run_logger()
-        settled = dvc_stage.settle(workspace.root, name)
+        settled = dvc_stage.settle(workspace.root, name, params=workspace.settings_as_read)
         if settled:
             recorded = result.load(workspace)
             logger.info("%s: %s, nothing to do: %s", name, settled, recorded.summary)
@@ -75,8 +74,7 @@ def as_task(
         with place, disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
             output = stage(params, workspace, watch=watch, **extra)
             watch.say(output.summary)
-            _refuse_if_edited(params, workspace)
-            dvc_stage.record(workspace.root, name, say=watch.say)
+            dvc_stage.record(workspace.root, name, say=watch.say, params=workspace.settings_as_read)
         return Completed(message=output.summary, data=output)
 
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
@@ -114,15 +112,6 @@ def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
     except Exception:  # any other error may be temporary
         return True
     return True
-
-
-def _refuse_if_edited(params: Params, workspace: Workspace) -> None:
-    """Refuse to record a result if the settings were edited while the stage ran."""
-    now = settings.load(workspace.params)
-    if now.model_dump(exclude=set(BESIDE)) != params.model_dump(exclude=set(BESIDE)):
-        raise SettingsError(
-            f"{workspace.params}: was changed while the stage ran, so its result is not recorded. Fix: run it again"
-        )
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")

@@ -11,6 +11,7 @@ from flows.progress import log_errors_without_traceback
 from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.references import require_references
 from ratchet.registry.access import require, user
 from ratchet.settings.model import Overrides
 from ratchet.settings.run_settings import overridden
@@ -44,6 +45,7 @@ def train_flow(
             changes = settings.flatten(overrides)
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 params = run.params
+                require_references(params, workspace)
                 require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
                 try:
                     dataset = ingest_stage(params, workspace)

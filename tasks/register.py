@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.data.manifest import Manifest
 from ratchet.errors import ChampionMoved
 from ratchet.settings.model import Params
 from ratchet.typed_json import from_plain, parse, to_plain
@@ -71,10 +70,10 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     """
     from ratchet.provenance.record import finish_record
     from ratchet.registry.access import require, user
+    from ratchet.registry.names import registered_name
     from ratchet.registry.promotion import Promotions
 
-    trained, name = TrainedModel.load(workspace), params.registry.model
-    name = Manifest.read(workspace.packed).name if name == "auto" else name
+    trained, name = TrainedModel.load(workspace), registered_name(params, workspace)
     require(params.access, "runners", user(), f"register {name}")
     weights = files.digest_file(workspace.model / "model.safetensors")
     run = _open_run(workspace, params, trained.key, weights)

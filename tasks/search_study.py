@@ -9,6 +9,7 @@ from typing import Any
 from ratchet import settings as settings_file
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError, StudyError, TrainingError
+from ratchet.registry.names import registered_name
 from ratchet.registry.runs import Run
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
@@ -36,7 +37,7 @@ def study_name(params: Params, workspace: Workspace) -> str:
     """Return the name of the study of these settings."""
     if params.search.study != "auto":
         return params.search.study
-    name = params.registry.model if params.registry.model != "auto" else Manifest.read(workspace.packed).name
+    name = registered_name(params, workspace)
     return (
         "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).lstrip("-.")[:64] or "study"
     )

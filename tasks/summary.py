@@ -47,10 +47,12 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
     console.print()
     width = max(map(len, _NEXT))
     for number, (command, purpose) in enumerate(_NEXT.items()):
-        line = f"{'' if number else 'Next:':7}[bold]{command:<{width}}[/]  {purpose}"
-        if 7 + width + 2 + max(map(len, _NEXT.values())) > columns:
-            line = f"{'' if number else 'Next:':7}[bold]{command}[/]\n" + wrapped(" " * 9 + purpose, columns)
-        console.print(line)
+        lead = "" if number else "Next:"
+        if 7 + width + 2 + max(map(len, _NEXT.values())) <= columns:
+            console.print(f"{lead:7}[bold]{command:<{width}}[/]  {purpose}")
+            continue
+        console.print(wrapped(f"{lead:7}{command}", columns), style="bold", markup=False)
+        console.print(wrapped(f"{'':9}{purpose}", columns), markup=False)
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:

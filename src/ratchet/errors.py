@@ -15,6 +15,7 @@
     │   ├── LedgerBroken       entries of the ledger were changed
     │   └── NotAllowed         the settings do not allow this user to do that
     ├── TrackingUnavailable  MLflow does not answer; metrics wait in the journal
+    │   └── TrackingRefused    it answers and refuses: a deleted experiment or run, a value that it does not allow
     ├── PlatformError      a local server does not start or does not stop
     └── StudyError         a search cannot begin or continue, or a study does not exist
         └── StudyUnavailable  its database does not answer now
@@ -36,6 +37,7 @@ __all__ = [
     "StorageUnavailable",
     "StudyError",
     "StudyUnavailable",
+    "TrackingRefused",
     "TrackingUnavailable",
     "TrainingBusy",
     "TrainingError",
@@ -107,6 +109,10 @@ class NotAllowed(RegistryError):
 
 class TrackingUnavailable(RatchetError):
     """MLflow does not answer; what was recorded waits in the journal."""
+
+
+class TrackingRefused(TrackingUnavailable):
+    """MLflow answers, and refuses: a deleted experiment or run, or a value that it does not allow."""
 
 
 class PlatformError(RatchetError):

@@ -77,6 +77,7 @@ class Workspace:
     report = _In("reports", "report.html")
     card = _In("reports", "data.html")  # the data card
     overrides = _In("state", "overrides.json")  # settings of params.yaml that a run has replaced (run_settings)
+    settings_as_read = _In("state", "settings-as-read.yaml")  # params.yaml as the run that holds the folder has read it
 
     @property
     def params(self) -> Path:
@@ -158,9 +159,10 @@ class Workspace:
             try:
                 lock.acquire(timeout=wait)
             except Timeout:
-                raise WorkspaceBusy(self._busy(holder)) from None
+                raise WorkspaceBusy(self._busy()) from None
         try:
             with disk_errors(self.root):
+                self.settings_as_read.unlink(missing_ok=True)  # of a killed run
                 holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
             os.environ[HOLDER_VARIABLE] = str(self.root)
             yield self._restored()
@@ -193,13 +195,30 @@ class Workspace:
         except WorkspaceBusy:
             return None
 
-    def _busy(self, holder: Path) -> str:
+    def holder(self) -> tuple[str, int] | None:
+        """Describe the run that holds the workspace, and return its process id; None if no run holds it."""
+        from filelock import FileLock, Timeout
+
+        if not (self.state / "workspace.lock").exists():
+            return None
         try:
-            who = json.loads(holder.read_text())
+            with FileLock(self.state / "workspace.lock", timeout=0):
+                return None
+        except Timeout:
+            return self._describe_holder()
+
+    def _describe_holder(self) -> tuple[str, int] | None:
+        try:
+            who = json.loads((self.state / "holder.json").read_text())
         except (OSError, ValueError):  # the holder is about to write or remove it
-            return f"{self.root}: another run holds this workspace: wait for it to end"
+            return None
         since = time.strftime("%H:%M:%S", time.localtime(who["since"]))
+        return f"{who['purpose']} (process {who['pid']}) since {since}", int(who["pid"])
+
+    def _busy(self) -> str:
+        if (held := self._describe_holder()) is None:
+            return f"{self.root}: another run holds this workspace: wait for it to end"
+        who, process = held
         return (
-            f"{self.root}: held by {who['purpose']} (process {who['pid']}) since {since}: "
-            f"wait for it to end, stop it with `kill {who['pid']}`, or work in a second clone"
+            f"{self.root}: held by {who}: wait for it to end, stop it with `kill {process}`, or work in a second clone"
         )

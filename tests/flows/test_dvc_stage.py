@@ -95,6 +95,30 @@ def test_stage_runs_after_an_edited_setting(root: Path) -> None:
     assert text(root) == "abc" * 3
 
 
+def test_dvc_records_the_settings_that_the_run_has_read(root: Path) -> None:
+    """The file is edited while the stage works: what ran is recorded, and the stage is outdated for the new value."""
+    as_read = root / "as-read.yaml"
+    shutil.copy2(root / "params.yaml", as_read)
+    assert dvc_stage.settle(root, "double", params=as_read) is None
+    double(root)
+    choose(root, times=3)
+    dvc_stage.record(root, "double", say=pytest.fail, params=as_read)
+    assert "times: 2" in (root / "dvc.lock").read_text()
+    assert dvc_stage.settle(root, "double", params=as_read) == UNCHANGED
+    assert dvc_stage.settle(root, "double") is None
+    assert run(root) == {"double": RAN, "count": RAN}
+    assert text(root) == "abc" * 3
+
+
+def test_a_half_written_edit_does_not_stop_the_run(root: Path) -> None:
+    as_read = root / "as-read.yaml"
+    shutil.copy2(root / "params.yaml", as_read)
+    double(root)
+    (root / "params.yaml").write_text("double: [")
+    dvc_stage.record(root, "double", say=pytest.fail, params=as_read)
+    assert dvc_stage.settle(root, "double", params=as_read) == UNCHANGED
+
+
 def test_stage_runs_after_edited_data(root: Path) -> None:
     run(root)
     (root / "source.txt").write_text("xyz")

@@ -13,8 +13,8 @@ import pytest
 from waiting import until
 
 from ratchet.cost import Cost
-from ratchet.errors import TrackingUnavailable, TrainingError
-from ratchet.registry.mlflow_store import VIEW, connect, experiment_id
+from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingError
+from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, reachable
 from ratchet.registry.runs import Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
@@ -204,6 +204,52 @@ def test_without_mlflow_training_continues_with_a_warning(tmp_path: Path) -> Non
     assert DEAD in run.away
     assert "`ratchet sync`" in run.away
     assert not run.journal.is_sent
+
+
+def test_a_deleted_experiment_is_named_with_its_fix(place: Any, key: str) -> None:
+    experiment = experiment_id(place.client, place.workspace, place.params.tracking)
+    place.client.delete_experiment(experiment)
+    run = Run(place.workspace, place.params, key)
+    run.tags({"a": "b"})
+    try:
+        for send in (run.send, lambda: check_experiment(place.workspace, place.params.tracking)):
+            with pytest.raises(TrackingRefused, match=rf"mlflow experiments restore --experiment-id {experiment}`"):
+                send()
+    finally:
+        place.client.restore_experiment(experiment)
+    run.send()
+    assert closed(run).journal.is_sent
+
+
+def test_a_deleted_run_is_named_and_another_one_is_sent(place: Any, key: str) -> None:
+    gone, fine = (Run(place.workspace, place.params, f"{key}{name}") for name in ("-gone", "-fine"))
+    gone.tags({"a": "b"})
+    run_id = gone.send()
+    place.client.delete_run(run_id)
+    gone.tags({"a": "c"})
+    fine.tags({"a": "d"})
+    with pytest.raises(TrackingRefused, match=rf"run {run_id}, .* is deleted. Fix: `.*mlflow runs restore --run-id"):
+        gone.send()
+    closed(gone)
+    closed(fine)
+    with pytest.raises(TrackingRefused, match="1 sent, 1 refused:"):
+        send_all(place.workspace, place.params)
+    with pytest.raises(TrackingRefused, match="is deleted"):  # before the training begins
+        Run(place.workspace, place.params, f"{key}-gone").__enter__()
+    assert closed(Run(place.workspace, place.params, f"{key}-fine")).journal.is_sent
+    (gone.journal.folder / "state.json").unlink()
+    assert [name for name, _ in send_all(place.workspace, place.params)] == [f"{key}-gone"]
+
+
+def test_an_answer_of_mlflow_is_not_called_an_outage(place: Any) -> None:
+    uri = place.client.tracking_uri
+    with pytest.raises(TrackingRefused, match=r"refuses this: .*bob's/sales"), reachable(uri):
+        place.client.create_registered_model("bob's/sales")
+    with pytest.raises(TrackingRefused, match="refuses this"), reachable(uri):
+        place.client.get_run("0" * 32)
+    with pytest.raises(TrackingUnavailable, match="does not accept requests") as silent, reachable(DEAD):
+        connect(place.workspace, TrackingSettings(uri=DEAD)).search_experiments()
+    assert not isinstance(silent.value, TrackingRefused)
 
 
 def test_waiting_entries_are_sent_once_when_mlflow_returns(server: Any, served: Any) -> None:

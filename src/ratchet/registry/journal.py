@@ -16,7 +16,10 @@ from typing import Any
 
 from ratchet import files
 
-__all__ = ["Entry", "Journal"]
+__all__ = ["STATE", "Entry", "Journal"]
+
+STATE = "state.json"
+"""File of a journal with its id, and how far it has been sent to which MLflow run."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._path = folder / "events.jsonl"
-        self._state_path = folder / "state.json"
+        self._state_path = folder / STATE
         self._state: dict[str, Any] = files.read_json(self._state_path) if self._state_path.exists() else {}
         if "uid" not in self._state:
             self._remember(uid=uuid.uuid4().hex)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet.errors import RegistryError, TrackingUnavailable, first_line
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -22,6 +22,7 @@ __all__ = [
     "address",
     "all_pages",
     "artifacts",
+    "check_experiment",
     "connect",
     "experiment_id",
     "file_errors",
@@ -36,6 +37,14 @@ GONE = (
     "INVALID_PARAMETER_VALUE",
     "NOT_FOUND",
 )  # MLflow's error codes for a thing that does not exist
+_SILENT = (
+    "INTERNAL_ERROR",
+    "TEMPORARILY_UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "CANCELLED",
+    "UNKNOWN",
+    "REQUEST_LIMIT_EXCEEDED",
+)  # MLflow's error codes for a server or database that does not answer; the others are answers
 _SQLITE = "sqlite:///"
 VIEW = "accuracy"
 """Id of the saved view of the runs page with accuracy first: `viewStateShareKey` in the page's address."""
@@ -121,10 +130,11 @@ def active(workspace: Workspace, settings: TrackingSettings) -> Iterator[None]:
 
 @contextmanager
 def reachable(uri: str) -> Iterator[None]:
-    """Turn the errors of a server or database that does not answer into one.
+    """Turn the errors of a server or database into one: it does not answer, or it answers and refuses.
 
     Raises:
         TrackingUnavailable: names the address and the fix, and for a server with users, the environment variables.
+        TrackingRefused: MLflow answered; the message has its reason.
     """
     from mlflow.exceptions import MlflowException
     from requests import RequestException
@@ -136,6 +146,8 @@ def reachable(uri: str) -> Iterator[None]:
         known = isinstance(error, (MlflowException, RequestException, SQLAlchemyError, OSError))
         if not known and not _of_s3(error):
             raise
+        if (answer := _answer(error)) is not None:
+            raise TrackingRefused(f"tracking.uri: MLflow at {uri} refuses this: {answer}") from error
         problem, fix = _refusal(error) or (
             f"does not accept requests ({first_line(error)[:200]})",
             "start the server or correct the address, then `ratchet sync`",
@@ -143,6 +155,19 @@ def reachable(uri: str) -> Iterator[None]:
         raise TrackingUnavailable(
             f"tracking.uri: MLflow at {uri} {problem}. Nothing is lost: it waits in mlruns/journal. Fix: {fix}"
         ) from error
+
+
+def _answer(error: Exception) -> str | None:
+    """Return MLflow's reason, and the fix, if it has answered and refused; None if it is silent or asks for a login."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(error, MlflowException) or error.error_code in _SILENT or _refusal(error) is not None:
+        return None
+    reason, fix = first_line(error)[:300].rstrip("."), "correct the setting or name in this message"
+    if "deleted" in reason:
+        noun = "experiments" if "experiment" in reason.lower() else "runs"
+        fix = f"`mlflow {noun} restore` (see its --help) with MLFLOW_TRACKING_URI set to that address"
+    return f"{reason}. What was recorded waits in mlruns/journal. Fix: {fix}, then run the same command again"
 
 
 def _refusal(error: Exception) -> tuple[str, str] | None:
@@ -230,6 +255,7 @@ def experiment_id(client: "MlflowClient", workspace: Workspace, settings: Tracki
 
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is not None:
+        _refuse_deleted_experiment(experiment, address(workspace, settings))
         if _VIEW_TAG not in experiment.tags:
             client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, _view())
         return str(experiment.experiment_id)
@@ -242,6 +268,31 @@ def experiment_id(client: "MlflowClient", workspace: Workspace, settings: Tracki
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+def check_experiment(workspace: Workspace, settings: TrackingSettings) -> None:
+    """Check that the experiment takes new runs. Creates nothing.
+
+    Raises:
+        TrackingRefused: it is deleted.
+        TrackingUnavailable: MLflow does not answer.
+    """
+    uri = address(workspace, settings)
+    if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).exists():
+        return  # the first run creates it
+    client = connect(workspace, settings)
+    with reachable(uri):
+        if (experiment := client.get_experiment_by_name(settings.experiment)) is not None:
+            _refuse_deleted_experiment(experiment, uri)
+
+
+def _refuse_deleted_experiment(experiment: Any, uri: str) -> None:
+    if experiment.lifecycle_stage != "deleted":
+        return
+    raise TrackingRefused(
+        f"tracking.experiment: {experiment.name} is deleted in MLflow at {uri}. Fix: `MLFLOW_TRACKING_URI={uri} mlflow "
+        f"experiments restore --experiment-id {experiment.experiment_id}`, or set tracking.experiment to another name"
+    )
 
 
 def _view() -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from ratchet.cost import Cost, add
-from ratchet.errors import TrackingUnavailable, TrainingBusy
+from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
-from ratchet.registry.journal import Entry, Journal
-from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, reachable
+from ratchet.registry.journal import STATE, Entry, Journal
+from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, or_none, reachable
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -66,6 +66,7 @@ class Run:
 
         Raises:
             TrainingBusy: another process runs this training: folders of one project share the journals.
+            TrackingRefused: the training continues a run that is deleted in MLflow.
         """
         try:
             self._training_lock.acquire(timeout=0)
@@ -75,6 +76,14 @@ class Run:
                 f"training {self.key} is already running in another folder of this project. Fix: wait for it to "
                 "finish, then run again; finished stages are reused"
             ) from None
+        try:
+            _refuse_deleted_run(self.journal, self.workspace, self.params)
+        except TrackingRefused:
+            self.journal.close()
+            self._training_lock.release()
+            raise
+        except TrackingUnavailable as error:  # the journal keeps what a silent server does not take
+            log.debug("%s", error)
         self._thread.start()
         return self
 
@@ -164,6 +173,28 @@ class Run:
                 self._pending.wait()
 
 
+def _refuse_deleted_run(journal: Journal, workspace: Workspace, params: Params) -> None:
+    """Check that the run which the journal names takes new values.
+
+    Raises:
+        TrackingRefused: it is deleted, or gone for good.
+        TrackingUnavailable: MLflow does not answer.
+    """
+    if journal.run_id is None:
+        return
+    uri, client = address(workspace, params.tracking), connect(workspace, params.tracking)
+    with reachable(uri):
+        run = or_none(lambda: client.get_run(str(journal.run_id)))
+    if run is not None and run.info.lifecycle_stage == "active":
+        return
+    state = journal.folder / STATE
+    restore = f"`MLFLOW_TRACKING_URI={uri} mlflow runs restore --run-id {journal.run_id}`, or for a new run of it: "
+    raise TrackingRefused(
+        f"MLflow at {uri}: run {journal.run_id}, in which {journal.folder} is recorded, is deleted. Fix: "
+        f"{restore if run else ''}`rm {state}`, then run the same command again"
+    )
+
+
 def total_cost(journal: Journal) -> Cost | None:
     """Return the cost of all attempts at a run, as far as recorded; None if nothing was recorded."""
     attempts = {entry.content["attempt"]: entry.content for entry in journal.entries(0) if entry.kind == "cost"}
@@ -175,8 +206,9 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
 
     Raises:
         TrackingUnavailable: MLflow does not answer.
+        TrackingRefused: MLflow refuses some journals; the others are sent.
     """
-    sent = []
+    sent, refused = [], []
     trials = (workspace.project.root / params.search.folder).glob(f"*/*/{JOURNAL}/")
     for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *sorted(trials)):
         journal = Journal(folder, store=params.tracking.uri)
@@ -185,8 +217,12 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
                 is_trial = folder.name == JOURNAL
                 name = folder.parent.name if is_trial else folder.name
                 sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
+        except TrackingRefused as error:
+            refused.append(str(error))
         finally:
             journal.close()
+    if refused:
+        raise TrackingRefused("\n".join([f"{len(sent)} sent, {len(refused)} refused:", *dict.fromkeys(refused)]))
     return sent
 
 
@@ -218,7 +254,14 @@ def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapp
 
 
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
-    client = connect(workspace, params.tracking)
+    try:
+        return _send_entries(connect(workspace, params.tracking), journal, workspace, params)
+    except TrackingRefused:
+        _refuse_deleted_run(journal, workspace, params)  # names the run and the ways to go on
+        raise
+
+
+def _send_entries(client: "MlflowClient", journal: Journal, workspace: Workspace, params: Params) -> str:
     with reachable(address(workspace, params.tracking)):
         run_id = journal.run_id or _find_or_create(client, journal, workspace, params)
         entries = journal.entries(journal.sent)

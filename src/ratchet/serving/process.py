@@ -136,18 +136,16 @@ def configured(workspace: Workspace, params: Params) -> str:
     Raises:
         RegistryError: there are no data that name the model.
     """
-    from ratchet.data.manifest import Manifest
+    from ratchet.registry.names import registered_name
 
     if params.serving.model != "auto":
         return params.serving.model
-    if params.registry.model != "auto":
-        return f"{params.registry.model}@champion"
-    if not (workspace.packed / "manifest.json").exists():
+    if params.registry.model == "auto" and not (workspace.packed / "manifest.json").exists():
         raise RegistryError(
             "serving.model: found auto, and there are no packed data that name the model. Fix: `ratchet train`, or "
             "name it: `ratchet serve --model NAME@champion`"
         )
-    return f"{Manifest.read(workspace.packed).name}@champion"
+    return f"{registered_name(params, workspace)}@champion"
 
 
 def _log(workspace: Workspace, params: Params) -> RequestLog | None:

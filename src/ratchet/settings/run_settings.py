@@ -1,5 +1,8 @@
 """Settings of one run. They are in params.yaml while it runs, and stay there only if it completes.
 
+A run works on the settings that it has read. A copy of the file (.ratchet/settings-as-read.yaml) is what DVC records
+for it, so that params.yaml is free for the next experiment.
+
 Before params.yaml is changed, a note (.ratchet/overrides.json) records the settings that the run replaces. So the
 settings of a killed run are restored too: by the next process that locks the workspace.
 """
@@ -47,16 +50,30 @@ def overridden(
         SettingsError: a change is not allowed; the file stays unchanged.
     """
     edit = settings_file.plan(path, changes)
-    if edit.after == edit.before:
-        yield RunSettings(edit.params, note)  # nothing to restore
-        return
     note.parent.mkdir(exist_ok=True)
+    as_read = note.with_name("settings-as-read.yaml")
+    settings_file.write_text(as_read, edit.after)
+    try:
+        with _replaced(edit, changes, note, say):
+            yield RunSettings(edit.params, note)
+    finally:
+        as_read.unlink(missing_ok=True)
+
+
+@contextmanager
+def _replaced(
+    edit: settings_file.Edit, changes: Mapping[str, object], note: Path, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Write a change to params.yaml, and restore it at the end unless `keep` has removed the note."""
+    if edit.after == edit.before:
+        yield
+        return
     files.write_json(note, {"keys": sorted(changes), "before": edit.before, "after": edit.after})
     edit.write()
     try:
-        yield RunSettings(edit.params, note)
+        yield
     finally:
-        _restore_after_run(path, note, say)
+        _restore_after_run(edit.path, note, say)
 
 
 def restore(path: Path, note: Path) -> str | None:

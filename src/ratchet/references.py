@@ -1,0 +1,126 @@
+"""Settings that name a file, folder, model, experiment or registered name: does it exist, before anything runs?
+
+The checks take milliseconds and import no library. `ratchet set` prints what they find as a warning, because the next
+command can make it true; a run refuses.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
+from ratchet.settings import model_names, source_names
+from ratchet.settings.model import Params, TrackingSettings
+from ratchet.workspace import Workspace
+
+__all__ = ["broken_references", "require_references"]
+
+_SQLITE = "sqlite:///"
+_WEIGHTS = (".safetensors", ".pt", ".pth")
+
+
+def require_references(params: Params, workspace: Workspace) -> None:
+    """Check at the start of a run that everything exists which its settings name.
+
+    Raises:
+        SettingsError: something does not; one line for each setting.
+        TrackingRefused: the experiment is deleted on a tracking server.
+    """
+    if faults := list(broken_references(params, workspace)):
+        raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in faults))
+    if params.tracking.uri.startswith(_SQLITE):
+        return
+    from ratchet.registry.mlflow_store import check_experiment
+
+    try:
+        check_experiment(workspace, params.tracking)
+    except TrackingRefused:
+        raise
+    except TrackingUnavailable:
+        return  # a run works without the server: the journal keeps what it records
+
+
+def broken_references(params: Params, workspace: Workspace) -> Iterator[str]:
+    """Yield one message for each setting that names something which does not exist, or which cannot be used."""
+    from ratchet.registry.names import name_fault
+
+    yield from _missing_weights(params, workspace)
+    if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
+        yield fault
+    yield from _missing_code(params, workspace.root)
+    if fault := _missing_data(params, workspace.root):
+        yield fault
+    if params.registry.model != "auto" and (fault := name_fault(params.registry.model)):
+        yield fault
+    if fault := _deleted_experiment(params.tracking, workspace):
+        yield fault
+
+
+def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
+    folder, name, teacher = workspace.pretrained, params.model.pretrained, params.training.teacher
+    if name != "none" and not (folder / name).is_file():
+        files = sorted(path.name for path in folder.glob("*") if path.suffix in _WEIGHTS)
+        yield (
+            f"model.pretrained: there is no file {name} in {folder}. Existing: {', '.join(files) or 'none'}. Fix: put "
+            "a state dict there (.safetensors, .pt or .pth), name an existing file, or set model.pretrained to none"
+        )
+    if teacher != "none" and not (folder / teacher / "model.json").is_file():
+        yield (
+            f"training.teacher: there is no model in {folder / teacher}. Fix: `ratchet export NAME@champion --variant "
+            f"model --to {folder / teacher}`, or `ratchet set training.teacher=none`"
+        )
+
+
+def _missing_code(params: Params, root: Path) -> Iterator[str]:
+    """Look for the file of each function or class of the user's own, and for the folder that holds its code."""
+    model, data = params.model, params.data
+    named = [("model.factory", model.factory, "model.code", model.code)]
+    named.append(("data.factory", data.factory if data.source == "factory" else "none", "data.code", data.code))
+    named.append(("data.kind", data.kind if ":" in data.kind else "none", "data.code", data.code))
+    for key, name, code_key, code in named:
+        if name == "none":
+            continue
+        module = name.partition(":")[0].replace(".", "/")
+        if not (root / f"{module}.py").is_file() and not (root / module / "__init__.py").is_file():
+            yield (
+                f"{key}: no module of {name}: there is neither {module}.py nor {module}/__init__.py in the project "
+                f"folder {root}"
+            )
+        elif not (root / code).exists():
+            yield (
+                f"{code_key}: {code} is not a file or folder in the project folder {root}. Fix: set it to the one that "
+                f"holds the module of {key}"
+            )
+
+
+def _missing_data(params: Params, root: Path) -> str | None:
+    data = params.data
+    if "://" in data.path or ":" in data.kind:
+        return None
+    is_downloaded = data.kind == "image" and data.source not in source_names.OWN
+    if data.kind == "image" and (data.source in ("digits", "factory") or is_downloaded):
+        return None
+    if (root / data.path).exists() or (root / f"{data.path}.dvc").exists():
+        return None
+    return f"data.path: {root / data.path} does not exist. Fix: put the data there, or set data.path to where they are"
+
+
+def _deleted_experiment(tracking: TrackingSettings, workspace: Workspace) -> str | None:
+    """Look into MLflow's database, without MLflow, which takes seconds to import."""
+    uri = workspace.database(tracking.uri)
+    path = Path(uri.removeprefix(_SQLITE))
+    if not uri.startswith(_SQLITE) or not path.is_file():
+        return None
+    query = "select experiment_id from experiments where name = ? and lifecycle_stage = 'deleted'"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+            row = database.execute(query, (tracking.experiment,)).fetchone()
+    except sqlite3.Error:  # MLflow itself says what is wrong with it
+        return None
+    if row is None:
+        return None
+    return (
+        f"tracking.experiment: {tracking.experiment} is deleted in MLflow at {uri}. Fix: `MLFLOW_TRACKING_URI={uri} "
+        f"mlflow experiments restore --experiment-id {row[0]}`, or set tracking.experiment to another name"
+    )

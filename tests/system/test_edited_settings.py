@@ -1,0 +1,71 @@
+"""params.yaml is edited while a run works: the run ends with the settings that it has read, and DVC and MLflow say so.
+
+The edit is made by the model's own code, as the training builds its network: after the settings are read, and before
+the stage is recorded.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ratchet import files, settings
+from ratchet.registry.mlflow_store import connect
+
+pytestmark = pytest.mark.system
+NET = """
+import pathlib, subprocess, sys
+from torch import nn
+
+
+def net(*, classes, channels, height, width):
+    edit = pathlib.Path("edit.txt")
+    if edit.exists():
+        command = [sys.executable, "-m", "commands", "set", *edit.read_text().split()]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+        edit.rename("edited.txt")
+        pathlib.Path("said.txt").write_text(said)
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(new_project: Callable[[str], Any]) -> Any:
+    project = new_project("edited")
+    (project.root / "nets").mkdir()
+    (project.root / "nets" / "editing.py").write_text(NET)
+    changes = {"model.factory": "nets.editing:net", "model.code": "nets", "training.doctor": "never"}
+    settings.override(project.workspace.params, changes)
+    return project
+
+
+def test_run_works_on_the_settings_that_it_has_read(project: Any) -> None:
+    (project.root / "edit.txt").write_text("training.epochs=1 gate.minimum=0.4 budget.wall_hours=9")
+    project.good("ratchet", "train")
+    now = settings.load(project.workspace.params)
+    assert (now.training.epochs, now.gate.minimum) == (1, 0.4)  # the edit stays
+    lock = files.read_yaml(project.root / "dvc.lock")["stages"]
+    assert lock["train"]["params"]["params.yaml"]["training.epochs"] == 2  # and DVC has what ran
+    assert lock["register"]["params"]["params.yaml"]["gate"]["minimum"] == 0.5
+    client = connect(project.workspace, now.tracking)
+    [run] = client.search_runs([client.get_experiment_by_name(now.tracking.experiment).experiment_id])
+    assert (run.data.params["training.epochs"], run.info.status) == ("2", "FINISHED")
+    said = (project.root / "said.txt").read_text()
+    assert "goes on with the settings that it has read" in said
+    assert "ratchet train (process " in said
+    assert not project.workspace.settings_as_read.exists()
+    status = project.good("dvc", "status")
+    assert "training.epochs" in status
+    assert "ingest:" not in status
+
+
+def test_dvc_repro_never_records_an_edit_that_did_not_run(project: Any) -> None:
+    (project.root / "edit.txt").write_text("training.epochs=3")
+    before = files.read_yaml(project.root / "dvc.lock")["stages"]["train"]
+    output = project.refused("dvc", "repro", "train")
+    assert "training.epochs was 1, is now 3" in output
+    assert files.read_yaml(project.root / "dvc.lock")["stages"]["train"] == before
+    (project.root / "edit.txt").write_text("gate.minimum=0.3")  # a setting of another stage
+    project.good("dvc", "repro", "train")
+    lock = files.read_yaml(project.root / "dvc.lock")["stages"]
+    assert lock["train"]["params"]["params.yaml"]["training.epochs"] == 3

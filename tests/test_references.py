@@ -1,0 +1,106 @@
+"""Settings that name something are checked in a moment by `ratchet set`, and at the start of every run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratchet import settings
+from ratchet.errors import SettingsError
+from ratchet.references import broken_references, require_references
+from ratchet.registry.mlflow_store import connect, experiment_id
+from ratchet.registry.names import name_fault, valid_name
+from ratchet.settings import model_names
+from ratchet.settings.model import Params
+from ratchet.training import models
+from ratchet.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    project = Workspace(tmp_path)
+    project.params.write_text(settings.template())
+    return project
+
+
+def params(workspace: Workspace, **changes: object) -> Params:
+    return settings.plan(workspace.params, {key.replace("__", "."): value for key, value in changes.items()}).params
+
+
+BROKEN = {
+    "model.pretrained": ("resnet18.safetensors", "there is no file resnet18.safetensors in"),
+    "training.teacher": ("big", "there is no model in"),
+    "model.name": ("resnet19", "Nearest: resnet18"),
+    "model.factory": ("nets.mine:net", "neither nets/mine.py nor nets/mine/__init__.py"),
+    "data.kind": ("sounds:Clips", "neither sounds.py nor sounds/__init__.py"),
+    "registry.model": ("team/bob's: sales", "Fix: `ratchet set 'registry.model=team-bob-s- sales'`"),
+}
+
+
+@pytest.mark.parametrize("key", BROKEN)
+def test_a_missing_thing_is_named_before_a_run(workspace: Workspace, key: str) -> None:
+    value, message = BROKEN[key]
+    changed = settings.plan(workspace.params, {key: value}).params
+    [fault] = broken_references(changed, workspace)
+    assert fault.startswith(f"{key}: ")
+    assert message in fault
+    with pytest.raises(SettingsError, match=rf"^params.yaml: {key}: "):
+        require_references(changed, workspace)
+
+
+def test_shipped_settings_name_nothing_that_is_missing(workspace: Workspace) -> None:
+    assert list(broken_references(Params(), workspace)) == []
+
+
+@pytest.mark.parametrize("kind", ["table", "text", "tokens"])
+def test_data_that_do_not_exist_are_named(workspace: Workspace, kind: str) -> None:
+    changed = params(workspace, data__kind=kind, data__path="data/raw/rows.csv")
+    assert [fault for fault in broken_references(changed, workspace) if fault.startswith("data.path: ")]
+    (workspace.root / "data" / "raw").mkdir(parents=True)
+    (workspace.root / "data" / "raw" / "rows.csv").write_text("a,label\n1,2\n")
+    assert list(broken_references(changed, workspace)) == []
+
+
+def test_a_deleted_experiment_is_named_without_mlflow(workspace: Workspace) -> None:
+    shipped = Params()
+    client = connect(workspace, shipped.tracking)
+    experiment = experiment_id(client, workspace, shipped.tracking)
+    assert list(broken_references(shipped, workspace)) == []
+    client.delete_experiment(experiment)
+    [fault] = broken_references(shipped, workspace)
+    assert f"mlflow experiments restore --experiment-id {experiment}`" in fault
+    client.restore_experiment(experiment)
+    assert list(broken_references(shipped, workspace)) == []
+
+
+def test_names_of_models_equal_those_that_can_be_built() -> None:
+    assert {kind: tuple(networks) for kind, networks in models._NETWORKS.items()} == model_names.OWN
+    assert set(model_names.torchvision_classifiers()) == set(models.torchvision_names())
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("bob's sales", "bob-s sales"), ("digits", "digits"), ("a/b:c@d", "a-b-c-d"), ("'", "-"), ("..", "model")],
+)
+def test_the_name_of_a_file_becomes_a_valid_name(data: str, name: str) -> None:
+    assert valid_name(data) == name
+    assert name_fault(name) is None
+
+
+def test_set_warns_and_writes(workspace: Workspace) -> None:
+    command = [sys.executable, "-m", "commands", "set", "model.name=resnet19"]
+    done = subprocess.run(command, cwd=workspace.root, capture_output=True, text=True, check=True)
+    assert "warning: model.name: no model for the data's kind, image, is called 'resnet19'" in done.stderr
+    assert settings.load(workspace.params).model.name == "resnet19"
+
+
+@pytest.mark.parametrize("stage", ["ingest", "train", "register"])
+def test_every_stage_refuses_before_it_works(workspace: Workspace, stage: str) -> None:
+    settings.override(workspace.params, {"model.pretrained": "gone.pt"})
+    command = [sys.executable, "-m", f"tasks.{stage}"]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=workspace.root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{stage}: params.yaml: model.pretrained: there is no file gone.pt")
+    assert not (workspace.root / "data").exists()

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flows.cancelled_runs import ended_by
 from flows.progress import log_errors_without_traceback
+from flows.run_records import record_run
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.registry.access import user
@@ -42,6 +43,7 @@ def approve_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
+        record_run(workspace)
         params = settings.load(workspace.params)
         model = ModelRegistry(workspace, params).find(version)
         promotions, via = Promotions(workspace, params, model.name), f"Prefect, by a worker of {user()}"

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback
+from flows.run_records import record_run
 from ratchet import settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingUnavailable
 from ratchet.reports.templating import escaped
@@ -47,6 +48,7 @@ def score_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
+        record_run(workspace)
         params = settings.load(workspace.params)
         paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
         (folder,) = absolute([output], base=workspace.root)

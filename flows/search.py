@@ -12,6 +12,7 @@ from pydantic import Field
 from flows import quotas
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import PrefectProgress, log_errors_without_traceback
+from flows.run_records import record_run
 from flows.stages import ingest_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -44,6 +45,7 @@ def search_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
+        record_run(workspace)
         say = get_run_logger().info
         with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("search-flow", wait=5.0) as restored:
             if restored:
@@ -78,6 +80,7 @@ def search_worker_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
+        record_run(workspace)
         params = settings.load(workspace.params)
         if workers:
             params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})

@@ -8,6 +8,7 @@ from flows import quotas, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import log_errors_without_traceback
+from flows.run_records import record_run
 from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -37,6 +38,7 @@ def train_flow(
     log_errors_without_traceback()
     try:
         workspace = revisions.find_workspace(revision)
+        record_run(workspace)
         say = get_run_logger().info
         with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
             if restored:

@@ -22,6 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType, WorkerStatus
 from prefect.states import Cancelled, Crashed
 
+from flows.run_records import close_dead_runs
 from ratchet import settings
 from ratchet.servers.start import POOL
 from ratchet.workspace import Workspace
@@ -80,9 +81,9 @@ def _close(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str
 
 @dataclass
 class StaleWorkers:
-    """Closes the runs of workers that were silent for platform.lost_after seconds.
+    """Closes the runs of this folder's dead processes, and of workers silent for platform.lost_after seconds.
 
-    Only the worker's silence counts, never that of a run: a run may be suspended for an hour or busy in one long step.
+    Only a worker's silence counts, never that of a run: a run may be suspended for an hour or busy in one long step.
     Silence is measured by this process's own clock, from when it first saw the last heartbeat. So no worker counts as
     stale because Prefect's server was down itself, the machine slept, or a clock was set.
     """
@@ -99,6 +100,8 @@ class StaleWorkers:
             SettingsError: params.yaml cannot be read.
             httpx.HTTPError: Prefect's server does not answer.
         """
+        for line in close_dead_runs(self.client, self.workspace):
+            print(line, flush=True)
         for worker in self.client.read_workers_for_work_pool(POOL):
             name, beat, now = worker.name, worker.last_heartbeat_time, time.monotonic()
             known, since = self._last.get(name, (None, now))

@@ -42,6 +42,7 @@ def close(api: str, name: str, *, missed: bool = False) -> None:
     """Correct the state of the runs that this folder's worker left behind, if Prefect's server answers."""
     if not answers(f"{api}/health"):
         return
+    from flows.run_records import close_dead_runs
     from flows.server.client import prefect_client
     from flows.server.deployments import create_pool
     from flows.server.runs_of_dead_workers import close_runs
@@ -49,7 +50,7 @@ def close(api: str, name: str, *, missed: bool = False) -> None:
     try:
         with prefect_client(api) as client:
             create_pool(client)
-            for line in close_runs(client, name, missed=missed):
+            for line in (*close_dead_runs(client, Workspace.find()), *close_runs(client, name, missed=missed)):
                 print(line, flush=True)
     except PlatformError as error:  # the supervisor restarts this process
         sys.exit(f"ratchet: {error}")

@@ -1,0 +1,81 @@
+"""Which process carries out a flow run, however it was started: so that the run of a killed process is closed.
+
+Each flow writes a file to .ratchet/runs. The process removes it as it ends. A process that was killed, or ended by the
+kernel for want of memory, cannot: its file stays, and the next check closes the run.
+"""
+
+import atexit
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Crashed
+
+from ratchet import files
+from ratchet.workspace import Workspace
+
+__all__ = ["close_dead_runs", "record_run"]
+
+_ACTIVE = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+_REASON = "Its process ended before the run did. To continue at its last checkpoint: run it again."
+
+
+def record_run(workspace: Workspace) -> None:
+    """Record that this process carries out the current flow run, until the process ends."""
+    path = _folder(workspace) / f"{flow_run.get_id()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = psutil.Process()
+    files.write_json(path, {"pid": own.pid, "began": own.create_time(), "machine": socket.gethostname()})
+    atexit.register(_remove, path, own.pid)
+
+
+def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator[str]:
+    """Close the runs of this folder whose process has ended on this machine. Yield a line for each.
+
+    Raises:
+        httpx.HTTPError: Prefect's server does not answer.
+    """
+    for path in sorted(_folder(workspace).glob("*.json")):
+        if not _is_dead(path):
+            continue
+        try:
+            run = client.read_flow_run(UUID(path.stem))
+        except ObjectNotFound:  # of a server that was replaced
+            run = None
+        if run is not None and run.state is not None and run.state.type in _ACTIVE:
+            cancelling = run.state.is_cancelling()
+            state: State[object] = Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON)
+            client.set_flow_run_state(run.id, state, force=True)
+            yield f"run {run.name} was {run.state_name}, now {state.name}"
+        path.unlink(missing_ok=True)
+
+
+def _folder(workspace: Workspace) -> Path:
+    return workspace.project.state / "runs"
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # not a process that was forked from it
+        path.unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    """Return whether the recorded process has ended. Another process may have its number."""
+    try:
+        record = files.read_json(path)
+        if record["machine"] != socket.gethostname():
+            return False
+        process = psutil.Process(int(record["pid"]))
+        is_same = abs(process.create_time() - float(record["began"])) < 1.0
+        return not is_same or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):  # just removed, or damaged: nobody can close that run
+        return False

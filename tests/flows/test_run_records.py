@@ -1,0 +1,76 @@
+"""The run of a killed process is closed, however it was started; others are left alone. On a real Prefect server."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.run_records import close_dead_runs
+from flows.server.client import prefect_client
+from ratchet.servers import client_environment, prefect_server
+from ratchet.workspace import Workspace
+
+pytestmark = pytest.mark.system
+REPOSITORY = Path(__file__).parents[2]
+RUNS = """
+import sys
+from pathlib import Path
+
+from prefect import flow
+
+from flows.run_records import record_run
+from ratchet.workspace import Workspace
+
+
+@flow(name="train-flow")
+def train_flow() -> None:
+    record_run(Workspace(Path(sys.argv[1])))
+    print("running", flush=True)
+    sys.stdin.readline()
+
+
+train_flow()
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def api(workspace: Workspace) -> Iterator[str]:
+    with prefect_server(workspace) as url:
+        yield url
+
+
+def begin(workspace: Workspace, api: str) -> "subprocess.Popen[str]":
+    """Start a run in a process of its own, as `ratchet train` does, and wait until it works."""
+    path = f"{REPOSITORY / 'src'}:{REPOSITORY}"
+    environment = os.environ | client_environment(workspace, api) | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", RUNS, str(workspace.root)]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    return process
+
+
+def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: str) -> None:
+    killed, working = begin(workspace, api), begin(workspace, api)
+    with prefect_client(api) as client:
+        assert list(close_dead_runs(client, workspace)) == []
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        [line] = close_dead_runs(client, workspace)
+        assert line.endswith("was Running, now Crashed")
+        assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Crashed", "Running"]
+        assert list(close_dead_runs(client, workspace)) == []
+        working.communicate("\n")
+        assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Completed", "Crashed"]
+    assert list((workspace.state / "runs").iterdir()) == []

@@ -3,19 +3,31 @@
 import logging
 import time
 from types import TracebackType
+from typing import cast
 from uuid import UUID
 
 from httpx import HTTPError
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.utilities.annotations import opaque
 
 from ratchet.errors import RatchetError, first_line
+from ratchet.settings.model import Params
 from tasks.progress import Terminal
 
-__all__ = ["PrefectProgress", "log_errors_without_traceback"]
+__all__ = ["PrefectProgress", "log_errors_without_traceback", "whole"]
 
 _INTERVAL = 3.0  # seconds before the artifact is created, and between its updates: each is a request
 _RETRY_PAUSE = 60.0  # further seconds after a failed request, which was retried by the client
+
+
+def whole(params: Params) -> Params:
+    """Return the settings as an argument of a Prefect task, which gets them as they are.
+
+    Prefect looks for results of other tasks inside of arguments. Of settings it does so by `dict(section)`, which takes
+    serving.keys for the method of a mapping and fails.
+    """
+    return cast(Params, opaque(params))
 
 
 class PrefectProgress(Terminal):

@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from flows.cancelled_runs import ended_by
-from flows.progress import PrefectProgress, log_errors_without_traceback
+from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_records import record_run
 from ratchet import settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingUnavailable
@@ -53,7 +53,7 @@ def score_flow(
         paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
         (folder,) = absolute([output], base=workspace.root)
         request = Request(paths, folder, model or None, column or None, shard_rows or None, again)
-        state: State[Any] = score_task(params, workspace, request, return_state=True)
+        state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
         scored: Scored = state.result()
         _publish(scored)
         if scored.refused == scored.rows:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from flows import quotas
 from flows.cancelled_runs import ended_by, publish_stop
-from flows.progress import PrefectProgress, log_errors_without_traceback
+from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_records import record_run
 from flows.stages import ingest_stage
 from ratchet import settings
@@ -55,7 +55,7 @@ def search_flow(
                 require_references(run.params, workspace)
                 require(run.params.access, "runners", user(), "run search-flow")
                 ingest_stage(run.params, workspace)
-                state: State[Any] = search_task(run.params, workspace, return_state=True)
+                state: State[Any] = search_task(whole(run.params), workspace, return_state=True)
                 result: Searched = state.result()
                 run.keep()
                 _publish(result)
@@ -84,7 +84,7 @@ def search_worker_flow(
         params = settings.load(workspace.params)
         if workers:
             params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
-        state: State[Any] = join_task(params, workspace, study, return_state=True)
+        state: State[Any] = join_task(whole(params), workspace, study, return_state=True)
         joined: Study = state.result()
         return Completed(message=_summary(joined), data=joined)
     except RatchetError as error:

@@ -16,7 +16,7 @@ from prefect.states import Completed
 
 from flows import dvc_stage
 from flows.cancelled_runs import ended_by
-from flows.progress import PrefectProgress
+from flows.progress import PrefectProgress, whole
 from flows.quotas import gpu_slot
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError
@@ -96,7 +96,7 @@ def as_task(
 
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the summary; the caller needs the result or the error.
-        state: State[Any] = wrapped(params, workspace, *waits_for, return_state=True)
+        state: State[Any] = wrapped(whole(params), workspace, *waits_for, return_state=True)
         outcome: R = state.result()
         return outcome
 

@@ -187,3 +187,24 @@ def test_a_folder_in_use_is_not_changed(project: Workspace) -> None:
     with FileLock(checkout.state / "workspace.lock"), pytest.raises(WorkspaceBusy, match="another run holds"):
         checkout_revision(project, "old")
     assert checkout.params.read_text() == "seed: 2\n"
+
+
+def test_a_git_worktree_has_the_records_of_the_main_one(project: Workspace, git: Git, tmp_path: Path) -> None:
+    git("worktree", "add", "--quiet", str(tmp_path / "second"), "HEAD")
+    second = Workspace(tmp_path / "second")
+    assert second.project == project
+    assert second.mlruns == project.mlruns
+    assert address(second, Params().tracking) == address(project, Params().tracking)
+    assert second.params.parent == tmp_path / "second"
+    assert project.project == project
+
+
+def test_a_dvc_experiment_has_the_records_of_the_project(project: Workspace) -> None:
+    root = project.root / ".dvc" / "tmp" / "exps" / "tmp123"
+    root.mkdir(parents=True)
+    (root / "params.yaml").write_text("seed: 1\n")
+    experiment = Workspace(root)
+    assert experiment.project == project
+    ledger = Params().registry.ledger
+    assert experiment.database(ledger) == project.database(ledger)
+    assert experiment.packed == root / "data" / "packed"

@@ -47,6 +47,26 @@ def disk_errors(place: Path) -> Iterator[None]:
         raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {fix}") from error
 
 
+def _project_of_experiment(root: Path) -> Path | None:
+    """Return the folder above .dvc/tmp/exps, in which DVC runs experiments that do not use the project folder."""
+    for folder in root.parents:
+        if folder.parts[-3:] == (".dvc", "tmp", "exps"):
+            return folder.parents[2]
+    return None
+
+
+def _project_of_worktree(root: Path) -> Path | None:
+    """Return the same folder in the main working tree, if git added the one that holds `root` by `git worktree`."""
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if top is None or not (top / ".git").is_file():
+        return None
+    own = top / (top / ".git").read_text(encoding="utf-8").removeprefix("gitdir: ").strip()
+    common = own / "commondir"  # a submodule has none
+    if not common.is_file():
+        return None
+    return (own / common.read_text(encoding="utf-8").strip()).resolve().parent / root.relative_to(top)
+
+
 class _In:
     """A path in one of the workspace's folders, which a subclass may move."""
 
@@ -116,9 +136,16 @@ class Workspace:
 
     @property
     def project(self) -> "Workspace":
-        """The project that owns MLflow's records, ledger and servers; not this folder in a checkout of a revision."""
+        """The project that owns MLflow's records, ledger and servers.
+
+        It is another folder for a checkout of a revision, for an experiment that DVC runs in a temporary folder (`dvc
+        exp run --temp`, `--queue`), and for a git worktree: their records would end with the folder.
+        """
         note = self.state / "project"
-        return Workspace(Path(note.read_text(encoding="utf-8"))) if note.exists() else self
+        if note.exists():
+            return Workspace(Path(note.read_text(encoding="utf-8")))
+        owner = _project_of_experiment(self.root) or _project_of_worktree(self.root)
+        return Workspace(owner) if owner and (owner / "params.yaml").is_file() else self
 
     def database(self, uri: str) -> str:
         """Return a database's address with an absolute SQLite path, so that every process uses the same file."""

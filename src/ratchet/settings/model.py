@@ -660,6 +660,7 @@ Overrides: type[_Partial] = _partial(
         "registry.ledger_keys",
         "registry.ledger_signed_from",
         "registry.promotion",
+        "serving.keys",
     ),
 )
 """Settings that the caller of a flow may change: `Params` with every key optional, typed for Prefect's form.

@@ -77,5 +77,5 @@ def _is_dead(path: Path) -> bool:
         return not is_same or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-    except (OSError, ValueError, KeyError, TypeError):  # just removed, or damaged: nobody can close that run
+    except (OSError, ValueError, KeyError, TypeError):  # just removed, or damaged: that run cannot be closed
         return False

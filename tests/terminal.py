@@ -98,12 +98,12 @@ class Terminal:
     @property
     def broken_words(self) -> list[str]:
         """Words that go on in the next line, because the terminal has broken them at its edge."""
-        words = []
+        broken = []
         for row in self.wrapped:
             before, after = "".join(self.lines[row - 1]), "".join(self.lines[row])
             if not before.endswith(" ") and after[:1].strip():
-                words.append(before.split(" ")[-1] + after.split(" ")[0])
-        return words
+                broken.append(before.split(" ")[-1] + after.split(" ")[0])
+        return broken
 
     @property
     def screen(self) -> list[str]:

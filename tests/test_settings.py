@@ -14,7 +14,7 @@ from ratchet import settings
 from ratchet.errors import SettingsError
 from ratchet.settings import errors as settings_errors
 from ratchet.settings import source_names
-from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, TrainingSettings
+from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, ServingSettings, TrainingSettings
 from ratchet.training import Plan
 
 REPOSITORY = Path(__file__).parents[1]
@@ -341,6 +341,7 @@ def test_every_override_has_the_description_of_its_setting() -> None:
             if name not in ("AccessSettings", "AlertSettings", "PlatformSettings")
         ]
         withheld = {RegistrySettings.model_fields[name].description for name in LEDGER}
+        withheld.add(ServingSettings.model_fields["keys"].description)
         return {
             f["description"] for group in [schema, *groups] for f in group["properties"].values() if "description" in f
         } - withheld
@@ -356,6 +357,7 @@ def test_callers_of_flows_cannot_change_permissions() -> None:
         {"registry": {"ledger": "x"}},
         {"registry": {"ledger_keys": []}},
         {"registry": {"ledger_signed_from": 9}},
+        {"serving": {"keys": "auto"}},
         {"alerts": {"webhook": "none"}},
         {"platform": {"person_runs": 9}},
     ):

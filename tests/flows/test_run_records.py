@@ -63,7 +63,7 @@ def begin(workspace: Workspace, api: str) -> "subprocess.Popen[str]":
 
 def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: str) -> None:
     killed, working = begin(workspace, api), begin(workspace, api)
-    with prefect_client(api) as client:
+    with killed, working, prefect_client(api) as client:
         assert list(close_dead_runs(client, workspace)) == []
         killed.send_signal(signal.SIGKILL)
         killed.wait()

@@ -50,9 +50,9 @@ def test_run_works_on_the_settings_that_it_has_read(project: Any) -> None:
     client = connect(project.workspace, now.tracking)
     [run] = client.search_runs([client.get_experiment_by_name(now.tracking.experiment).experiment_id])
     assert (run.data.params["training.epochs"], run.info.status) == ("2", "FINISHED")
-    said = (project.root / "said.txt").read_text()
-    assert "goes on with the settings that it has read" in said
-    assert "ratchet train (process " in said
+    message = (project.root / "said.txt").read_text()
+    assert "goes on with the settings that it has read" in message
+    assert "ratchet train (process " in message
     assert not project.workspace.settings_as_read.exists()
     status = project.good("dvc", "status")
     assert "training.epochs" in status

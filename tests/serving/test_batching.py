@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.versions.batching import Batcher, Overloaded
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -44,7 +45,7 @@ def run(model: Model, requests: list[Any], *, deadline: float = ENOUGH, queue: i
 
         async def one(values: Any, seconds: float) -> Any:
             ends = time.monotonic() + seconds
-            return await batcher.predict(loaded, (np.array(values, np.float32),), deadline=ends)
+            return await batcher.predict(loaded, (np.array(values, np.float32),), Lifetime(ends))
 
         model.free.clear()
         first = asyncio.create_task(one(requests[0], ENOUGH))
@@ -101,8 +102,8 @@ def test_an_idle_model_answers_after_a_slow_batch() -> None:
     async def ask() -> list[float]:
         batcher, loaded = Batcher(queue_rows=9), cast(LoadedVersion, Model(check))
         rows = (np.ones((1, 1), np.float32),)
-        await batcher.predict(loaded, rows, deadline=time.monotonic() + ENOUGH)
-        answers = [await batcher.predict(loaded, rows, deadline=time.monotonic() + 1.0) for _ in range(3)]
+        await batcher.predict(loaded, rows, Lifetime(time.monotonic() + ENOUGH))
+        answers = [await batcher.predict(loaded, rows, Lifetime(time.monotonic() + 1.0)) for _ in range(3)]
         await asyncio.to_thread(batcher.close)
         return [float(answer[0, 0]) for answer in answers]
 
@@ -123,7 +124,7 @@ def threads_of(model: Model, *, requests: int, until: str = "") -> list[str]:
         batcher = Batcher(queue_rows=64)
         for value in range(requests):
             row, deadline = np.array([[value]], np.float32), time.monotonic() + ENOUGH
-            answer = await batcher.predict(cast(LoadedVersion, model), (row,), deadline=deadline)
+            answer = await batcher.predict(cast(LoadedVersion, model), (row,), Lifetime(deadline))
             assert answer.item() == value
             await asyncio.sleep(0.001)  # the thread waits again
             if model.threads[-1] == until:

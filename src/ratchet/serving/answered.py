@@ -10,9 +10,14 @@ __all__ = ["Answered", "Observer"]
 
 
 class Answered(NamedTuple):
-    """A request that was answered. `began` is in seconds since 1970; `seconds` from the request to the answer.
+    """A request that was answered.
 
-    `key` is the name of its API key.
+    Attributes:
+        key: name of its API key.
+        client: its key, or its address.
+        began: in seconds since 1970.
+        seconds: from the request to the answer.
+        model_seconds: of the version, without the client's upload and the reading of the request.
     """
 
     envelope: str
@@ -20,8 +25,10 @@ class Answered(NamedTuple):
     answer: Answer
     loaded: LoadedVersion
     key: str
+    client: str
     began: float
     seconds: float
+    model_seconds: float
 
 
 Observer = Callable[[Answered], None]

@@ -1,9 +1,8 @@
 """The path of one request: read it, compute it in a batch, write the answer, and pass it to observers."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,19 +11,29 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ratchet.errors import RatchetError
-from ratchet.kinds import TokensInput
 from ratchet.serving.answered import Answered, Observer
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
+from ratchet.serving.lifetime import Lifetime, stays
 from ratchet.serving.metrics import Metrics
-from ratchet.serving.recent import RecentAnswers
-from ratchet.serving.requests import Refused, Reply, deadline_seconds, error_response, headers_of, read_body
+from ratchet.serving.recent import RecentAnswers, request_key
+from ratchet.serving.requests import (
+    Bodies,
+    Refused,
+    Reply,
+    content_length,
+    deadline_seconds,
+    discard,
+    error_response,
+    headers_of,
+)
 from ratchet.serving.streaming import TextStream, event
 from ratchet.serving.time_limit import TimeLimit
-from ratchet.serving.versions.batching import Batcher, Overloaded
+from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
 from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.worker import Worker
 from ratchet.settings.model import ServingSettings
 
 if TYPE_CHECKING:
@@ -45,22 +54,36 @@ class Call(NamedTuple):
         path: parameters of the path: model and version, if it names them.
         headers: by names in lower case.
         key: name of the API key, or empty.
+        client: its key, or its address.
         receive: returns the parts of the body.
-        began: on the clock of `time.monotonic`.
+        began: when its first byte came, on the clock of `time.monotonic`.
+        has_left: returns whether its client has gone; in any thread.
     """
 
     envelope: str
     path: Mapping[str, str | None]
     headers: Mapping[str, str]
     key: str
+    client: str
     receive: Receive
     began: float
+    has_left: Callable[[], bool] = stays
 
     @classmethod
     def of(cls, envelope: str, scope: Scope, receive: Receive) -> "Call":
         """Return the request that begins now."""
         key, path = scope.get("ratchet.key", ""), scope.get("path_params", {})
-        return cls(envelope, path, headers_of(scope["headers"]), key, receive, time.monotonic())
+        began, has_left = scope.get("ratchet.began") or time.monotonic(), scope.get("ratchet.has_left", stays)
+        client = key or (scope.get("client") or ("",))[0]
+        return cls(envelope, path, headers_of(scope["headers"]), key, client, receive, began, has_left)
+
+    def lifetime(self, settings: ServingSettings) -> Lifetime:
+        """Return until when an answer is of use.
+
+        Raises:
+            Refused: the client gives a wrong deadline.
+        """
+        return Lifetime(self.began + deadline_seconds(self.headers, settings), self.has_left)
 
 
 class Answering:
@@ -69,6 +92,8 @@ class Answering:
     Attributes:
         observers: called for each answer.
         canary: answers a share of the requests, if it is set.
+        bodies: of all requests in memory.
+        worker: writes large answers.
     """
 
     def __init__(
@@ -82,6 +107,7 @@ class Answering:
         self.follower, self.batcher, self.metrics, self.settings = follower, batcher, metrics, settings
         self.observers: list[Observer] = []
         self.canary: Canary | None = None
+        self.bodies, self.worker = Bodies(settings), Worker("writing")
         self._fallback, self._recent = fallback, RecentAnswers()
 
     def version_for(self, path: Mapping[str, str | None]) -> LoadedVersion:
@@ -111,7 +137,8 @@ class Answering:
             return served
         return self.canary.version_for(call.headers, call.key, served)
 
-    def _batcher(self, loaded: LoadedVersion) -> Batcher:
+    def batcher_of(self, loaded: LoadedVersion) -> Batcher:
+        """Return the queue of a version."""
         return self.canary.batcher if self.canary and self.canary.follower.current is loaded else self.batcher
 
     async def answer(self, envelope: Envelope, loaded: LoadedVersion, call: Call) -> Response:
@@ -121,21 +148,24 @@ class Answering:
             ClientDisconnect: the client has gone.
             Refused: the request is wrong, or is not answered within its deadline.
         """
-        longest, body = deadline_seconds(call.headers, self.settings), None
-        deadline = call.began + longest
+        body = None
         try:
-            with TimeLimit(self.settings.deadline) as limit:
-                # Read in any case: a client that is still sending would get a reset connection, not the refusal.
-                body = await read_body(call.receive, self.settings)
-                if longest < self.settings.deadline:
-                    limit.reschedule(deadline - time.monotonic())
-                if envelope.is_slow(body, call.headers, loaded):
-                    question = await asyncio.to_thread(envelope.read, body, call.headers, loaded)
-                else:
-                    question = envelope.read(body, call.headers, loaded)
+            lifetime = call.lifetime(self.settings)
+            with TimeLimit(call.began + self.settings.deadline - time.monotonic()) as limit, self.bodies.hold() as held:
+                await self._check(loaded, call, lifetime)
+                body = await held.read(call.receive, call.headers)
+                limit.reschedule(lifetime.deadline - time.monotonic())
+                question, answer, seconds = await self._answered(envelope, loaded, body, call, lifetime)
                 if question.options.get("stream"):
-                    return await self._streamed(question, loaded, call, deadline)
-                answer = await self._answered(loaded, question, deadline)
+                    return await self._streamed(question, loaded, call, lifetime)
+                if question.prompts:
+                    began = time.monotonic()
+                    answer = await self._generated(loaded, question, lifetime)
+                    seconds = time.monotonic() - began
+                assert answer
+                write = partial(envelope.write, answer, question)
+                is_large = question.rows * loaded.spec.target.outputs > _LARGE
+                content, headers = await self.worker.run(write, lifetime) if is_large else write()
         except TimeoutError:
             if body is None:
                 raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
@@ -146,27 +176,41 @@ class Answering:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
             raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
-        if question.rows * loaded.spec.target.outputs > _LARGE:
-            content, headers = await asyncio.to_thread(envelope.write, answer, question)
-        else:
-            content, headers = envelope.write(answer, question)
-        self.observe(question, answer, loaded, call)
+        self.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
 
-    def observe(self, question: Question, answer: Answer, loaded: LoadedVersion, call: Call) -> None:
+    async def _check(self, loaded: LoadedVersion, call: Call, lifetime: Lifetime) -> None:
+        """Refuse a request before its body is read, unless a cached answer or the fallback may be given.
+
+        Raises:
+            Overloaded: it would not be answered within its deadline.
+        """
+        try:
+            self.batcher_of(loaded).check(content_length(call.headers), lifetime.deadline)
+        except Overloaded:
+            if self._fallback is None and not self._recent:
+                await discard(call.receive, call.headers)
+                raise
+
+    def observe(
+        self, question: Question, answer: Answer, loaded: LoadedVersion, call: Call, model_seconds: float
+    ) -> None:
         """Pass an answer to the observers."""
         seconds = time.monotonic() - call.began
-        answered = Answered(call.envelope, question, answer, loaded, call.key, time.time() - seconds, seconds)
+        answered = Answered(
+            call.envelope, question, answer, loaded, call.key, call.client, time.time() - seconds, seconds,
+            model_seconds,
+        )  # fmt: skip
         for observe in self.observers:
             observe(answered)
 
-    async def _streamed(self, question: Question, loaded: LoadedVersion, call: Call, deadline: float) -> Response:
+    async def _streamed(self, question: Question, loaded: LoadedVersion, call: Call, lifetime: Lifetime) -> Response:
         """Return the response that sends a text while it is generated, once its first piece is there."""
         parameters = self._generation(question)
         stream = TextStream(
             partial(loaded.pieces, question.prompts[0], parameters),
-            partial(self._batcher(loaded).call, rows=1, deadline=deadline),
-            deadline=deadline,
+            partial(self.batcher_of(loaded).take_turns, count=1, tokens=parameters["max_tokens"]),
+            lifetime,
         )
         pieces = stream.pieces()
         try:
@@ -176,12 +220,13 @@ class Answering:
             raise
 
         async def events() -> AsyncIterator[bytes]:
+            began = time.monotonic()
             try:
                 yield event({"text": first})
                 async for piece in pieces:
                     yield event({"text": piece})
-                answer = Answer(new_id(), loaded.identity, loaded.spec, [stream.text.result()])
-                self.observe(question, answer, loaded, call)
+                answer = Answer(new_id(), loaded.identity, loaded.spec, stream.text.result())
+                self.observe(question, answer, loaded, call, time.monotonic() - began)
                 yield event(own_content(answer, 1), "end")
             except TimeoutError:
                 yield event({"error": _LATE}, "error")
@@ -193,35 +238,56 @@ class Answering:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    async def _answered(self, loaded: LoadedVersion, question: Question, deadline: float) -> Answer:
-        """Return the answer; when the server is overloaded, that to an equal request, or the fallback's.
+    async def _answered(
+        self, envelope: Envelope, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime
+    ) -> tuple[Question, Answer | None, float]:
+        """Return what a request asks, the answer, and the seconds of the version.
+
+        When the server is overloaded, it is that to an equal request, or the fallback's. A language model has none yet.
 
         Raises:
             Overloaded: there is none.
         """
-        is_loaded = self._batcher(loaded).is_busy  # only then will repeated requests need the answer
+        batcher, key = self.batcher_of(loaded), None
+        if batcher.is_busy:  # only then will repeated requests need the answer
+            key = request_key(call.envelope, call.headers, body, loaded)
+        raw = Raw(partial(envelope.read, body, call.headers, loaded, lifetime.check), len(body))
         try:
-            predictions = await self._predictions(loaded, question, deadline)
-            if is_loaded and question.arrays:
-                self._recent.add(loaded, question.arrays, predictions)
-            return Answer(new_id(), loaded.identity, loaded.spec, predictions)
+            if envelope.is_slow(body, call.headers, loaded):
+                question, predictions, seconds = await batcher.answer(loaded, raw, lifetime)
+            else:
+                question, began = raw.read(), time.monotonic()
+                predictions = await batcher.predict(loaded, question.arrays, lifetime) if question.arrays else None
+                seconds = time.monotonic() - began
         except Overloaded:
-            if not question.arrays:
-                raise
-            known = self._recent.get(loaded, question.arrays)
-            if known is not None:
-                return Answer(new_id(), loaded.identity, loaded.spec, known, "cache")
+            if (known := self._recent.get(key)) is not None:
+                return known[0], Answer(new_id(), loaded.identity, loaded.spec, known[1], "cache"), 0.0
             if self._fallback is None or (smaller := self._fallback.version_for(loaded)) is None:
                 raise
-        predictions = await self._fallback.batcher.predict(smaller, question.arrays, deadline=deadline)
-        return Answer(new_id(), smaller.identity, smaller.spec, predictions, "fallback")
+            question, predictions, seconds = await self._fallback.batcher.answer(smaller, raw, lifetime)
+            return question, Answer(new_id(), smaller.identity, smaller.spec, predictions, "fallback"), seconds
+        if predictions is None:
+            return question, None, seconds
+        self._recent.add(key, question, predictions)
+        return question, Answer(new_id(), loaded.identity, loaded.spec, predictions), seconds
 
-    def _predictions(self, loaded: LoadedVersion, question: Question, deadline: float) -> Awaitable[Any]:
-        batcher = self._batcher(loaded)
-        if not isinstance(loaded.spec.input, TokensInput):
-            return batcher.predict(loaded, question.arrays, deadline=deadline)
-        write = partial(loaded.generate, question.prompts, self._generation(question), deadline=deadline)
-        return batcher.call(write, rows=question.rows, deadline=deadline)
+    async def _generated(self, loaded: LoadedVersion, question: Question, lifetime: Lifetime) -> Answer:
+        """Return the texts of a language model, one prompt at a time, in turns with other requests.
+
+        Raises:
+            Refused: several prompts need longer than the deadline.
+        """
+        parameters, batcher = self._generation(question), self.batcher_of(loaded)
+        tokens, rest = parameters["max_tokens"], lifetime.deadline - time.monotonic()
+        seconds = batcher.seconds_of(question.rows, tokens) or question.rows * tokens * loaded.token_seconds
+        if question.rows > 1 and seconds > rest:
+            raise Refused(
+                413, f"found {question.rows} prompts with up to {tokens} tokens each; they need about {seconds:.0f} s; "
+                f"allowed: {max(0.0, rest):.1f} s. Fix: send fewer prompts in one request, or a smaller max_tokens",
+            )  # fmt: skip
+        turns = loaded.generate(question.prompts, parameters, lifetime.check)
+        texts = await batcher.take_turns(turns, lifetime, count=question.rows, tokens=tokens)
+        return Answer(new_id(), loaded.identity, loaded.spec, texts)
 
     def _generation(self, question: Question) -> dict[str, Any]:
         """Return the parameters of a generation.
@@ -258,6 +324,9 @@ class Endpoint:
             _LOG.exception("%s failed", scope["path"])
             response = error_response(Refused(500, "the model server failed; its log has the cause"))
         answering.metrics.count(self._name, response.status_code, time.monotonic() - call.began, loaded)
-        if answering.canary and loaded and response.status_code >= 500:
-            answering.canary.failed(loaded)
+        is_fault = (
+            response.status_code >= 500 and "ratchet-deadline" not in call.headers
+        )  # a client may give it no time
+        if answering.canary and loaded and is_fault:
+            answering.canary.failed(loaded, call.client)
         await response(scope, receive, send)

@@ -1,6 +1,7 @@
 """The model server: its routes, and what starts and ends with it."""
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -38,7 +39,7 @@ from ratchet.traffic.writing import RequestLog
 
 __all__ = ["ModelServer"]
 
-
+_LOG = logging.getLogger(__name__)
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _ENVELOPES: dict[str, tuple[str, type[Envelope]]] = {
     "/v1/predict": ("own", Own),
@@ -77,7 +78,7 @@ class ModelServer:
         if self.shadow:
             self.answering.observers.append(self.shadow.observe)
             self.metrics.count_dropped(self.shadow)
-        self.explaining = Explaining(self.answering, self.batcher)
+        self.explaining = Explaining(self.answering)
         self.labelling = Labelling(self.answering, LabelStore(log.folder) if log else None)
         self._endpoints = {
             path: Endpoint(self.answering, name, envelope(settings.rows))
@@ -122,21 +123,27 @@ class ModelServer:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         others = [each.follower for each in (self.fallback, self.shadow, self.canary) if each]
         tasks = [asyncio.create_task(each.follow(every=self.settings.poll)) for each in (self.follower, *others)]
+        tasks.append(asyncio.create_task(self._warm()))
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for each in (self.fallback, self.canary):
-                if each:
-                    await each.close()
-            await asyncio.to_thread(self.batcher.close)
-            if self.shadow:
-                await asyncio.to_thread(self.shadow.close)
-            if self.log:
-                await asyncio.to_thread(self.log.close)
+            closes = [self.explaining.close, self.labelling.worker.close, self.answering.worker.close]
+            closes += [each.close for each in (self.log, self.fallback, self.canary, self.batcher, self.shadow) if each]
+            for close in closes:
+                close()
             self.follower.close()
+
+    async def _warm(self) -> None:
+        """Load what explanations need, once a version is ready."""
+        while (loaded := self.follower.current) is None:
+            await asyncio.sleep(self.settings.poll)
+        try:
+            await self.explaining.warm(loaded)
+        except Exception:  # of a user's model: the answer to a request for an explanation names it
+            _LOG.exception("%s cannot be explained", loaded.identity)
 
     def _health(self, _: Request) -> Response:
         return json_response({"status": "live", **self._state()})

@@ -1,12 +1,13 @@
 """Canary: another version answers a share of the live requests, until it is significantly worse."""
 
-import asyncio
 import hashlib
 import json
 import logging
+import math
 import random
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ __all__ = ["STICKY_HEADER", "Canary"]
 _LOG = logging.getLogger(__name__)
 STICKY_HEADER = "x-canary-key"
 _ALPHA = 0.005  # of each of the two tests: a version that is not worse is withdrawn with a probability of 1 % at most
+_SPAN = 1.0  # seconds in which one outcome of a client counts for each version
+_CLIENTS = 4096  # that are remembered, before those of earlier spans are forgotten
 _PAIRS = 256  # requests that wait for one of the other version
 
 
@@ -41,6 +44,7 @@ class _Trial:
     )
     seconds: dict[tuple[bool, str, int], float] = field(default_factory=dict)  # the latest, by envelope and size
     requests: int = 0  # that the canary has answered
+    counted: dict[tuple[str, bool], float] = field(default_factory=dict)  # time of a client's latest outcome
 
 
 class Canary:
@@ -51,11 +55,25 @@ class Canary:
         withdrawn: why the version gets no requests any more; empty: it does.
     """
 
-    def __init__(self, follower: Follower, settings: ServingSettings, record: Path) -> None:
-        """Start the thread. `record`: file of the latest withdrawal, which stays valid after a restart."""
+    def __init__(
+        self,
+        follower: Follower,
+        settings: ServingSettings,
+        record: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            follower: of the version.
+            settings: of the server.
+            record: file of the latest withdrawal, which stays valid after a restart.
+            clock: returns the time in seconds.
+        """
         self.follower, self.settings, self.withdrawn = follower, settings, ""
         self.batcher = Batcher(queue_rows=settings.queue)
-        self._record = record
+        self._record, self._clock = record, clock
         self._before = _read(record)
         self._trial: _Trial | None = None
 
@@ -99,30 +117,45 @@ class Canary:
         is_canary = self._is_canary(answered.loaded)
         if is_canary is None:
             return
-        self._add(is_canary, False)
         assert self._trial
         self._trial.requests += is_canary
+        if not self._counts(is_canary, answered.client):
+            return
+        self._add(is_canary, False)
         if answered.answer.instead:  # it was overloaded: these are not its seconds
             return
         kind = (answered.envelope, answered.question.rows.bit_length())
         partner = self._trial.seconds.pop((not is_canary, *kind), None)
         if partner is None:
-            self._trial.seconds[is_canary, *kind] = answered.seconds
+            self._trial.seconds[is_canary, *kind] = answered.model_seconds
             return
-        pair = (answered.seconds, partner) if is_canary else (partner, answered.seconds)
+        pair = (answered.model_seconds, partner) if is_canary else (partner, answered.model_seconds)
         self._trial.slower.add(*pair)
         self._judge()
 
-    def failed(self, loaded: LoadedVersion) -> None:
-        """Count a request that the version has not answered, by its own or the server's fault."""
+    def failed(self, loaded: LoadedVersion, client: str) -> None:
+        """Count a request of a client that the version has not answered, by its own or the server's fault."""
         is_canary = self._is_canary(loaded)
-        if is_canary is not None:
+        if is_canary is not None and self._counts(is_canary, client):
             self._add(is_canary, True)
             self._judge()
 
-    async def close(self) -> None:
-        """Answer what waits, and delete the version's files."""
-        await asyncio.to_thread(self.batcher.close)
+    def _counts(self, is_canary: bool, client: str) -> bool:
+        """Return whether this outcome counts: one of each client in a span of time, so that none decides alone."""
+        assert self._trial
+        counted, now = self._trial.counted, self._clock()
+        if now < counted.get((client, is_canary), -math.inf) + _SPAN:
+            return False
+        if len(counted) >= _CLIENTS:
+            self._trial.counted = counted = {
+                key: latest for key, latest in counted.items() if now < latest + _SPAN
+            }  # fmt: skip
+        counted[client, is_canary] = now
+        return True
+
+    def close(self) -> None:
+        """Drop what waits, and delete the version's files."""
+        self.batcher.close()
         self.follower.close()
 
     def _is_canary(self, loaded: LoadedVersion) -> bool | None:
@@ -160,7 +193,8 @@ class Canary:
         elif trial.slower.evidence >= 1 / _ALPHA:
             reason = (
                 f"it needed more than {trial.slower.factor:g} times the seconds of the served version "
-                f"in {trial.slower.slower} of {trial.slower.pairs} pairs of requests (serving.canary_latency)"
+                f"in {sum(trial.slower.latest)} of the latest {len(trial.slower.latest)} pairs of requests "
+                "(serving.canary_latency)"
             )
         else:
             return

@@ -7,9 +7,12 @@
 
 import asyncio
 import base64
+import contextlib
+import importlib
 import io
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -22,12 +25,14 @@ from starlette.responses import Response
 from ratchet.errors import RatchetError
 from ratchet.kinds import Classes, ImageInput, TableInput, TextInput
 from ratchet.serving.answering import Answering, Call
-from ratchet.serving.formats.envelopes import Answer, Own, as_json, new_id, own_content
+from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, new_id, own_content
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest
-from ratchet.serving.requests import Refused, Reply, deadline_seconds, error_response, read_body
-from ratchet.serving.versions.batching import Batcher, Overloaded
+from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.requests import Refused, Reply, error_response
+from ratchet.serving.versions.batching import Overloaded, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.worker import Worker
 
 __all__ = ["Explaining", "column_variants"]
 
@@ -40,9 +45,9 @@ _RETRY = {"Retry-After": "1"}
 class Explaining:
     """Answers requests for explanations, one at a time."""
 
-    def __init__(self, answering: Answering, batcher: Batcher) -> None:
-        self.answering, self.batcher = answering, batcher
-        self._one = asyncio.Semaphore(1)
+    def __init__(self, answering: Answering) -> None:
+        self.answering = answering
+        self._worker = Worker("explanations")
 
     async def endpoint(self, request: Request) -> Response:
         """Answer one request."""
@@ -62,13 +67,14 @@ class Explaining:
         return response
 
     async def _answer(self, call: Call) -> Response:
-        loaded, settings = self.answering.version_for(call.path), self.answering.settings
-        deadline = call.began + deadline_seconds(call.headers, settings)
+        answering = self.answering
+        loaded = answering.chosen(call)
+        lifetime = call.lifetime(answering.settings)
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                body = await read_body(call.receive, settings)
-                async with self._one:
-                    return await self._explained(loaded, body, call, deadline)
+            async with asyncio.timeout(max(0.0, lifetime.deadline - time.monotonic())):
+                with answering.bodies.hold() as held:
+                    body = await held.read(call.receive, call.headers)
+                    return await self._explained(loaded, body, call, lifetime)
         except TimeoutError:
             raise Refused(503, "it was not explained within the deadline", _RETRY) from None
         except (BadRequest, RatchetError) as error:
@@ -76,7 +82,7 @@ class Explaining:
         except Overloaded as error:
             raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
 
-    async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, deadline: float) -> Response:
+    async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime) -> Response:
         if not isinstance(loaded.spec.input, ImageInput | TableInput | TextInput):
             raise BadRequest(
                 f"models of kind {loaded.spec.input.kind} have no explanations; allowed: image, table, text"
@@ -85,29 +91,36 @@ class Explaining:
             raise BadRequest("explanations of images need a model with classes")
         if not isinstance(loaded.spec.input, TableInput) and not find_spec("torch"):
             raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
-        question = await asyncio.to_thread(Own(self.answering.settings.rows).read, body, call.headers, loaded)
-        if question.rows != 1:
-            raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")
-        predictions = await self.batcher.predict(loaded, question.arrays, deadline=deadline)
+        read = partial(self._question, body, call, loaded, lifetime)
+        question, predictions, seconds = await self.answering.batcher_of(loaded).answer(
+            loaded, Raw(read, len(body)), lifetime
+        )
         best = int(np.argmax(predictions[0]))
         match loaded.spec.input:
             case TableInput():
-                explanation = await self._columns(loaded, question.arrays, predictions[0], best, deadline)
+                explanation = await self._columns(loaded, question.arrays, predictions[0], best, lifetime)
             case TextInput():
-                explanation = await _in_torch(partial(_words, loaded, body, best))
+                explanation = await self._in_torch(partial(_words, loaded, body, best), lifetime)
             case _:
-                explanation = await _in_torch(partial(_pixels, loaded, question.arrays[0][0], predictions[0]))
+                pixels = partial(_pixels, loaded, question.arrays[0][0], predictions[0])
+                explanation = await self._in_torch(pixels, lifetime)
         answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
         content, headers = as_json(own_content(answer, _TOP) | {"explanation": explanation})
-        self.answering.observe(question, answer, loaded, call)
+        self.answering.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
 
+    def _question(self, body: bytes, call: Call, loaded: LoadedVersion, lifetime: Lifetime) -> Question:
+        question = Own(self.answering.settings.rows).read(body, call.headers, loaded, lifetime.check)
+        if question.rows != 1:
+            raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")
+        return question
+
     async def _columns(
-        self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, deadline: float
+        self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, lifetime: Lifetime
     ) -> dict[str, Any]:
         assert isinstance(loaded.spec.input, TableInput)
         variants, owners = column_variants(arrays, loaded.spec.input)
-        changed = await self.batcher.predict(loaded, variants, deadline=deadline)
+        changed = await self.answering.batcher_of(loaded).predict(loaded, variants, lifetime)
         names = [column.name for column in (*loaded.spec.input.numeric, *loaded.spec.input.categorical)]
         values = [float(outputs[best] - changed[owners == at, best].mean()) for at in range(len(names))]
         order = np.argsort(-np.abs(values), kind="stable")
@@ -116,6 +129,25 @@ class Explaining:
             "of": _name(loaded, best),
             "contributions": [{"name": names[at], "value": values[at]} for at in order],
         }
+
+    async def _in_torch(self, function: Callable[[], Any], lifetime: Lifetime) -> Any:
+        """Return the function's result, computed by the thread of explanations, one after the other."""
+        try:
+            return await self._worker.run(function, lifetime)
+        except ImportError as error:
+            raise Refused(
+                501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
+            ) from None
+
+    async def warm(self, loaded: LoadedVersion) -> None:
+        """Load what explanations of a version need, so that the first one does not wait for PyTorch."""
+        if isinstance(loaded.spec.input, ImageInput | TextInput) and find_spec("torch"):
+            with contextlib.suppress(ImportError):  # the answer to a request says so
+                await self._worker.run(partial(_warm, loaded))
+
+    def close(self) -> None:
+        """Drop what waits."""
+        self._worker.close()
 
 
 def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDArray[np.int64]]:
@@ -142,21 +174,15 @@ def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDAr
     return (np.stack(numbers), np.stack(codes)), np.array(owners, np.int64)
 
 
-async def _in_torch(function: Any) -> Any:
-    """Return the function's result, computed in another thread.
+def _warm(loaded: LoadedVersion) -> None:
+    assert loaded.explained is not None
+    if isinstance(loaded.spec.input, TextInput):
+        import ratchet.evaluation.text_explanations
+    elif isinstance(loaded.spec.target, Classes):
+        import ratchet.evaluation.explanations
+        import ratchet.reports.images  # noqa: F401
 
-    A thread cannot be stopped: it ends after a deadline that it exceeds, and only then the next explanation begins.
-    """
-    task = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-    except ImportError as error:
-        raise Refused(
-            501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
-        ) from None
+        importlib.import_module("captum.attr")
 
 
 def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """A smaller version that answers while the served one is overloaded."""
 
-import asyncio
-
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.exchange import takes_equal
 from ratchet.serving.versions.following import Follower
@@ -33,7 +31,7 @@ class Fallback:
             return f"serving.fallback: {loaded.identity} has another input or target than {served.identity}"
         return ""
 
-    async def close(self) -> None:
-        """Answer what waits, and delete the version's files."""
-        await asyncio.to_thread(self.batcher.close)
+    def close(self) -> None:
+        """Drop what waits, and delete the version's files."""
+        self.batcher.close()
         self.follower.close()

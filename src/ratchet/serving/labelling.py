@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,8 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratchet.kinds import Classes, Numbers
-from ratchet.serving.answering import Answering
-from ratchet.serving.requests import Refused, error_response, json_response, read_body
+from ratchet.serving.answering import Answering, Call
+from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.requests import Refused, error_response, json_response
+from ratchet.serving.versions.batching import Overloaded
+from ratchet.serving.worker import Worker
 from ratchet.traffic.labels import LabelStore, Stored
 from ratchet.traffic.schema import target_id
 
@@ -21,6 +25,7 @@ __all__ = ["Labelling"]
 
 _LOG = logging.getLogger(__name__)
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
+_RETRY = {"Retry-After": "1"}
 _LARGEST = 3.4e38  # of float32
 
 
@@ -29,22 +34,30 @@ class Labelling:
 
     def __init__(self, answering: Answering, store: LabelStore | None) -> None:
         """`store` is None where the server keeps no request log."""
-        self._answering, self._store = answering, store
+        self._answering, self._store, self.worker = answering, store, Worker("labels")
 
     async def endpoint(self, request: Request) -> Response:
         """Answer with the numbers of new, corrected and known labels."""
+        body = None
         try:
             if self._store is None:
                 raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
             target = self._answering.version_for(request.path_params).spec.target
             if not isinstance(target, Classes | Numbers):
                 raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
-            async with asyncio.timeout(self._answering.settings.deadline):
-                body = await read_body(request.receive, self._answering.settings)
-            labels = _read(body, target)
-            stored = await asyncio.to_thread(self._add, self._store, labels, target)
+            call = Call.of("labels", request.scope, request.receive)
+            deadline = call.began + self._answering.settings.deadline
+            async with asyncio.timeout(deadline - time.monotonic()):
+                with self._answering.bodies.hold() as held:
+                    body = await held.read(call.receive, call.headers)
+                    add = partial(self._add, self._store, body, target)
+                    stored = await self.worker.run(add, Lifetime(deadline, call.has_left))
         except TimeoutError:
-            return error_response(Refused(408, "the body did not arrive within serving.deadline"))
+            if body is None:
+                return error_response(Refused(408, "the body did not arrive within serving.deadline"))
+            return error_response(Refused(503, "the labels were not stored within serving.deadline", _RETRY))
+        except Overloaded:
+            return error_response(Refused(503, "too many labels wait", _RETRY))
         except Refused as error:
             return error_response(error)
         except ClientDisconnect:
@@ -54,9 +67,8 @@ class Labelling:
             return error_response(Refused(500, "the model server failed; its log has the cause"))
         return json_response(asdict(stored))
 
-    def _add(
-        self, store: LabelStore, labels: Mapping[tuple[str, int], list[float]], target: Classes | Numbers
-    ) -> Stored:
+    def _add(self, store: LabelStore, body: bytes, target: Classes | Numbers) -> Stored:
+        labels = _read(body, target)
         try:
             logged = store.logged({answer for answer, _ in labels})
         except FileNotFoundError:

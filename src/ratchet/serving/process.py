@@ -1,7 +1,10 @@
 """The process of the model server: its version, its address, and what stands before it."""
 
+import contextlib
 import gc
+import os
 import sys
+import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -16,9 +19,15 @@ from ratchet.traffic.writing import RequestLog
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    import uvicorn
+
     from ratchet.serving.app import ModelServer
     from ratchet.serving.keys import KeyStore
 
+_LAST = 5.0  # seconds after those of the last requests, until the process is ended
+_NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configured", "run", "serve"]
 
 _SWITCH = (
@@ -113,7 +122,7 @@ def run(
     from ratchet.servers.addresses import address, is_loopback, own_origins
     from ratchet.serving.formats.uploads import UPLOADS
     from ratchet.serving.keys import KeyFilter
-    from ratchet.serving.protocol import HeadLimits
+    from ratchet.serving.protocol import HeadLimits, allow_connections
 
     place, follower = address(host, port), server.follower
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
@@ -124,10 +133,30 @@ def run(
     sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
-    uvicorn.run(
-        filtered, host=host, port=port, http=HeadLimits, log_level="warning", access_log=False, proxy_headers=False,
-        timeout_graceful_shutdown=round(server.settings.deadline) + 1,
+    protocol = type("Protocol", (HeadLimits,), {"most": allow_connections()})
+    graceful = round(server.settings.deadline) + 1
+    config = uvicorn.Config(
+        filtered, host=host, port=port, http=protocol, log_level="warning", access_log=False, proxy_headers=False,
+        timeout_graceful_shutdown=graceful,
     )  # fmt: skip
+    _run_until_signal(uvicorn.Server(config), graceful + _LAST)
+
+
+def _run_until_signal(server: "uvicorn.Server", seconds: float) -> None:
+    """Run the server. A signal ends the process within so many seconds, whatever a user's model does."""
+    handle_exit = server.handle_exit
+
+    def end(sig: int, frame: "FrameType | None") -> None:
+        handle_exit(sig, frame)
+        timer = threading.Timer(seconds, os._exit, (128 + sig,))
+        timer.daemon = True
+        timer.start()
+
+    server.handle_exit = end  # type: ignore[method-assign]
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(_NOT_STARTED)
 
 
 def configured(workspace: Workspace, params: Params) -> str:

@@ -1,28 +1,95 @@
-"""HTTP with limits for the head of a request, its first line and headers: uvicorn has none."""
+"""HTTP with limits for the head of a request, its first line and headers, and for connections: uvicorn has none."""
 
 import asyncio
+import logging
+import resource
+import time
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HeadLimits"]
+from ratchet.serving.requests import Refused, error_response
 
+__all__ = ["HeadLimits", "allow_connections"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_CONNECTIONS = 4096
+_RESERVE = 64  # connections above the limit, at which health is answered
+_OTHER_FILES = 256  # that the process may open besides its connections
+_EVERY = 60.0  # seconds between two lines of the log about connections
+_HEALTH = ("/health", "/ready", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
 _MOST_BYTES = 64 << 10
 _SECONDS = 30.0  # until a head that has begun is complete
 
 
-class HeadLimits(HttpToolsProtocol):
-    """Refuses a head that is too long, and closes a connection that does not complete one, or sends none."""
+def allow_connections() -> int:
+    """Let the process open as many files as the system allows, and return how many connections it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_CONNECTIONS + _RESERVE + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return max(1, min(_MOST_CONNECTIONS, soft - _RESERVE - _OTHER_FILES))
 
+
+class HeadLimits(HttpToolsProtocol):
+    """Refuses a head that is too long, and closes a connection that does not complete one, or sends none.
+
+    At the limit of connections, a new one closes the oldest without a request. If there is none, the new one gets 503,
+    except for health.
+
+    Attributes:
+        most: connections at a time.
+    """
+
+    most = _MOST_CONNECTIONS
+    _last_line = 0.0  # time of the latest line about connections
     _is_in_head = True
     _has_ended = False  # a head or a body, in the bytes that came last
     _bytes = 0  # of an incomplete head so far
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer."""
+        """Start the timer, and make room for the connection."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(_SECONDS, transport.close)
+        if len(self.connections) > self.most:
+            self._make_room()
+        self._idle[self] = None
+
+    @property
+    def _idle(self) -> "dict[HeadLimits, None]":
+        """Connections of this server without a request; the oldest first."""
+        idle: dict[HeadLimits, None] = self.server_state.__dict__.setdefault("idle", {})
+        return idle
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._idle), None)
+        if oldest is not None:
+            del self._idle[oldest]
+            oldest.transport.close()
+        elif len(self.connections) > self.most + _RESERVE:
+            self.transport.abort()
+        else:
+            self.app = _Full(self.app)
+        if time.monotonic() > HeadLimits._last_line + _EVERY or not HeadLimits._last_line:
+            HeadLimits._last_line = time.monotonic()
+            done = "the oldest without a request are closed" if oldest else "further ones get 503"
+            _LOG.warning("%d connections are open, as many as are allowed: %s", self.most, done)
+
+    def on_message_begin(self) -> None:
+        """Begin a request: note its time, and how to learn that its client has gone."""
+        super().on_message_begin()
+        self.scope |= {"ratchet.began": time.monotonic(), "ratchet.has_left": self.transport.is_closing}  # type: ignore[misc]
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
+            self._idle[self] = None
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client. A head that comes in one piece is complete afterwards, and costs no timer."""
@@ -40,6 +107,7 @@ class HeadLimits(HttpToolsProtocol):
         """End the head."""
         self._is_in_head, self._has_ended, self._bytes = False, True, 0
         self._stop_timer()
+        self._idle.pop(self, None)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -50,9 +118,26 @@ class HeadLimits(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._stop_timer()
+        self._idle.pop(self, None)
         super().connection_lost(exc)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Full:
+    """Answers health, and refuses everything else, because too many connections are open."""
+
+    def __init__(self, app: Any) -> None:
+        self._app: ASGIApp = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        app = self._app
+        if scope["path"] not in _HEALTH:
+            app = error_response(
+                Refused(503, "too many connections are open", {"Retry-After": "1", "Connection": "close"})
+            )
+        await app(scope, receive, send)

@@ -2,46 +2,53 @@
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.serving.formats.envelopes import Question
 from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["RecentAnswers"]
+__all__ = ["RecentAnswers", "request_key"]
 
 _MOST_BYTES = 32 << 20
-_Key = tuple[str, int, bytes]
-_OVERHEAD = 500  # bytes of an entry besides its predictions
+_LONGEST = 1 << 20  # bytes of a body; the digest of a longer one would take too long
+_OVERHEAD = 1000  # bytes of an entry besides its arrays
+RequestKey = tuple[str, ...] | None
+
+
+def request_key(envelope: str, headers: Mapping[str, str], body: bytes, loaded: LoadedVersion) -> RequestKey:
+    """Return what equal requests to a version have in common; None: the body is too long."""
+    if len(body) > _LONGEST:
+        return None
+    form = headers.get("content-type", ""), headers.get("inference-header-content-length", "")
+    return loaded.identity.run_id, envelope, *form, hashlib.sha256(body).hexdigest()
 
 
 class RecentAnswers:
-    """Predictions by version and input; the oldest are forgotten first."""
+    """Requests that were read, with their predictions; the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[_Key, NDArray[np.float32]] = OrderedDict()
+        self._known: OrderedDict[RequestKey, tuple[Question, Any]] = OrderedDict()
         self._bytes = 0
 
-    def add(self, loaded: LoadedVersion, arrays: Arrays, predictions: NDArray[np.float32]) -> None:
-        """Remember the predictions, float32 (n, outputs), for the arrays of n rows."""
-        key = _key(loaded, arrays)
-        if key in self._known:
+    def __bool__(self) -> bool:
+        """Whether a request is remembered."""
+        return bool(self._known)
+
+    def add(self, key: RequestKey, question: Question, predictions: Any) -> None:
+        """Remember the predictions, float32 (n, outputs), for the rows of a request."""
+        if key is None or key in self._known:
             return
-        self._known[key] = predictions.copy()  # a view would keep its whole batch in memory
-        self._bytes += predictions.nbytes + _OVERHEAD
+        self._known[key] = question, predictions.copy()  # a view would keep its whole batch in memory
+        self._bytes += _size(question, predictions)
         while self._bytes > _MOST_BYTES:
             _, forgotten = self._known.popitem(last=False)
-            self._bytes -= forgotten.nbytes + _OVERHEAD
+            self._bytes -= _size(*forgotten)
 
-    def get(self, loaded: LoadedVersion, arrays: Arrays) -> NDArray[np.float32] | None:
-        """Return the predictions of this version for these rows; None: they are not known."""
-        return self._known.get(_key(loaded, arrays))
+    def get(self, key: RequestKey) -> tuple[Question, Any] | None:
+        """Return the rows and the predictions of an equal request; None: they are not known."""
+        return self._known.get(key)
 
 
-def _key(loaded: LoadedVersion, arrays: Arrays) -> _Key:
-    # The version gives types and shapes of its arrays, but for the rows and one length, which the digest implies.
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return loaded.identity.run_id, len(arrays[0]), digest.digest()
+def _size(question: Question, predictions: Any) -> int:
+    return sum(array.nbytes for array in question.arrays) + int(predictions.nbytes) + _OVERHEAD

@@ -11,17 +11,21 @@ from starlette.types import Receive
 from ratchet.settings.model import ServingSettings
 
 __all__ = [
+    "Bodies",
     "Header",
+    "HeldBody",
     "Refused",
     "Reply",
+    "content_length",
     "deadline_seconds",
+    "discard",
     "error_response",
     "headers_of",
     "json_response",
-    "read_body",
 ]
 
 _MIB = 1 << 20
+_BODIES = 128 * _MIB  # of all requests
 Header = tuple[bytes, bytes]
 """Name, in lower case, and value."""
 
@@ -50,26 +54,92 @@ def headers_of(fields: Iterable[Header]) -> dict[str, str]:
     return values
 
 
-async def read_body(receive: Receive, settings: ServingSettings) -> bytes:
-    """Return the body.
+class Bodies:
+    """Bytes of all bodies in memory, which have a common limit.
+
+    Attributes:
+        limit: in bytes.
+        size: bytes in memory now.
+    """
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self.most = int(settings.body_mib * _MIB)  # of one body
+        self.limit, self.size = max(_BODIES, 4 * self.most), 0
+
+    def hold(self) -> "HeldBody":
+        """Return a context with the body of one request; at its end the body counts no longer."""
+        return HeldBody(self)
+
+
+class HeldBody:
+    """The body of one request, which counts while the context lasts."""
+
+    __slots__ = ("_bodies", "_size")
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._size = bodies, 0
+
+    def __enter__(self) -> "HeldBody":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.size -= self._size
+
+    async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        """Return the body.
+
+        Raises:
+            ClientDisconnect: the client has gone.
+            Refused: it is larger than serving.body_mib, or the bodies of all requests are too large.
+        """
+        if content_length(headers) > self._bodies.most:
+            await discard(receive, headers)
+            raise self._too_large()
+        parts, is_whole = list[bytes](), False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part: bytes = message.get("body", b"")
+            if self._size + len(part) > self._bodies.most:
+                raise self._too_large()
+            if self._size and self._bodies.size + len(part) > self._bodies.limit:
+                parts.clear()
+                self._bodies.size, self._size = self._bodies.size - self._size, 0
+                await discard(receive, headers)
+                limit = f"{self._bodies.limit / _MIB:g} MiB"
+                raise Refused(503, f"the bodies of all requests are larger than {limit}", {"Retry-After": "1"})
+            self._size += len(part)
+            self._bodies.size += len(part)
+            parts.append(part)
+            is_whole = not message.get("more_body", False)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"the body is larger than {self._bodies.most / _MIB:g} MiB (serving.body_mib)")
+
+
+async def discard(receive: Receive, headers: Mapping[str, str]) -> None:
+    """Receive the rest of a body and forget it.
+
+    A client that is still sending would get a reset connection, not the refusal. One that waits for `100 Continue`
+    sends nothing.
 
     Raises:
         ClientDisconnect: the client has gone.
-        Refused: it is larger than serving.body_mib.
     """
-    limit = int(settings.body_mib * _MIB)
-    parts, size, is_whole = list[bytes](), 0, False
-    while not is_whole:
+    more = headers.get("expect", "").lower() != "100-continue"
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise Refused(413, f"the body is larger than {settings.body_mib:g} MiB (serving.body_mib)")
-        parts.append(part)
-        is_whole = not message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        more = message.get("more_body", False)
+
+
+def content_length(headers: Mapping[str, str]) -> int:
+    """Return the bytes of the body by its header; 0: it does not say."""
+    value = headers.get("content-length", "")
+    return int(value) if value.isdecimal() and len(value) < 20 else 0
 
 
 def deadline_seconds(headers: Mapping[str, str], settings: ServingSettings) -> float:

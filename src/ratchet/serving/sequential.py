@@ -1,13 +1,16 @@
 """Tests of a version against the served one that stay valid however often they are looked at.
 
-Each multiplies e-values. If the version is not worse, the product reaches 1 / alpha at any time with a probability of
-at most alpha (Ville's inequality), so no number of requests must be fixed before.
+Each multiplies e-values. In the test of errors, if the version is not worse, the product reaches 1 / alpha at any time
+with a probability of at most alpha (Ville's inequality), so no number of requests must be fixed before.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 __all__ = ["MoreErrors", "Slower"]
 
+_BETS = (0.1, 0.3, 0.6, 0.9)  # shares of the capital
+_RUN = 5000  # pairs
 _PRIOR = 0.18  # of the Beta prior that Turner et al. recommend
 
 
@@ -43,24 +46,33 @@ class MoreErrors:
 class Slower:
     """Whether a version needs more than `factor` times the seconds of the served one in more than half of the pairs.
 
-    A sign test by betting, with the bet that has earned most so far; see Waudby-Smith & Ramdas, "Estimating means of
-    bounded random variables by betting" (2024).
+    A sign test by betting, as an e-detector (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric framework for
+    sequential change detection", 2024): it begins again at 1 whenever the bets have lost, so good pairs of the past do
+    not hide that a version has become slow. Of a version that is not slower, `evidence` reaches 1 / alpha once in
+    5,000 / alpha pairs at most.
 
     Attributes:
-        evidence: product of the e-values.
         pairs: so far.
         slower: pairs in which the version was slower than allowed.
+        latest: of the latest 100 pairs, whether the version was slower than allowed.
     """
 
     factor: float
-    evidence: float = 1.0
     pairs: int = 0
     slower: int = 0
+    latest: deque[bool] = field(default_factory=lambda: deque(maxlen=100))
+    _capital: dict[float, float] = field(default_factory=lambda: dict.fromkeys(_BETS, 1.0))
+
+    @property
+    def evidence(self) -> float:
+        """Mean capital of the bets, for each pair in which a false alarm is allowed."""
+        return sum(self._capital.values()) / len(self._capital) / _RUN
 
     def add(self, seconds: float, served_seconds: float) -> None:
         """Add the seconds of one request of the version, and of a similar one of the served version."""
-        bet = max(0.0, 2 * (self.slower + 0.5) / (self.pairs + 1) - 1)
         is_slower = seconds > self.factor * served_seconds
-        self.evidence *= 1 + bet if is_slower else 1 - bet
+        for bet, capital in self._capital.items():
+            self._capital[bet] = max(1.0, capital) * (1 + bet if is_slower else 1 - bet)
         self.pairs += 1
         self.slower += is_slower
+        self.latest.append(is_slower)

@@ -3,12 +3,12 @@
 import contextlib
 import logging
 import os
-import queue
 import threading
 import time
+from collections import deque
 
 from ratchet.serving.answered import Answered
-from ratchet.serving.formats.raw_inputs import Arrays, from_arrays, to_arrays
+from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
 from ratchet.serving.versions.exchange import can_replace, takes_equal
 from ratchet.serving.versions.following import Follower
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -19,6 +19,10 @@ __all__ = ["Shadow"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 32 << 20  # of requests that wait
+_MOST = 1024  # requests that wait
+_SECONDS = 10.0  # for which one may wait
+_OVERHEAD = 5000  # bytes of a request that waits, besides its arrays
+_CLOSE = 0.25  # seconds for which `close` waits for the request that is answered
 _NICE = 10  # of the thread, so that live requests come first
 
 
@@ -35,8 +39,8 @@ class Shadow:
         """Start the thread. `share`: of the logged requests."""
         self.follower, self.dropped, self.failure = follower, 0, ""
         self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
-        self._waiting: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
-        self._bytes, self._lock = 0, threading.Lock()
+        self._waiting: deque[tuple[float, Answered]] = deque()  # with the time since when it waits
+        self._bytes, self._changed, self._closed = 0, threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
         self._thread.start()
 
@@ -59,23 +63,32 @@ class Shadow:
         answer, arrays = answered.answer, answered.question.arrays
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
             return
-        with self._lock:
-            if self._bytes and self._bytes + _size(arrays) > _MOST_BYTES:
+        with self._changed:
+            now = time.monotonic()
+            while self._waiting and now - self._waiting[0][0] > _SECONDS:  # the newest requests are answered
+                self._bytes -= _size(self._waiting.popleft()[1])
+                self.dropped += 1
+            if len(self._waiting) >= _MOST or (self._bytes and self._bytes + _size(answered) > _MOST_BYTES):
                 self.dropped += 1
                 return
-            self._bytes += _size(arrays)
-        self._waiting.put(answered)
+            self._bytes += _size(answered)
+            self._waiting.append((now, answered))
+            self._changed.notify()
 
     def close(self) -> None:
-        """Answer what waits, end the thread, and delete the version's files."""
-        self._waiting.put(None)
-        self._thread.join()
+        """Drop what waits, end the thread, and delete the version's files. A model that hangs is not waited for."""
+        with self._changed:
+            self._closed = True
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
+            self._changed.notify()
+        self._thread.join(_CLOSE)
         self.follower.close()
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # not on this system
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while answered := self._waiting.get():
+        while (answered := self._next()) is not None:
             try:
                 self._answer(answered)
                 self.failure = ""
@@ -84,8 +97,16 @@ class Shadow:
                 if failure != self.failure:
                     _LOG.error("%s", failure)
                 self.failure = failure
-            with self._lock:
-                self._bytes -= _size(answered.question.arrays)
+
+    def _next(self) -> Answered | None:
+        """Wait for a request, and take it; None: the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            _, answered = self._waiting.popleft()
+            self._bytes -= _size(answered)
+            return answered
 
     def _answer(self, answered: Answered) -> None:
         loaded, served = self.version, answered.loaded
@@ -104,5 +125,8 @@ class Shadow:
         self._log.add(logged.answer, lambda: logged)
 
 
-def _size(arrays: Arrays) -> int:
-    return sum(array.nbytes for array in arrays)
+def _size(answered: Answered) -> int:
+    """Return the bytes of a request that waits: arrays, predictions and the objects around them."""
+    predictions = answered.answer.predictions
+    rest = sum(map(len, predictions)) if isinstance(predictions, list) else predictions.nbytes
+    return sum(array.nbytes for array in answered.question.arrays) + rest + _OVERHEAD

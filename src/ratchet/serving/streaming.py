@@ -1,11 +1,13 @@
 """The text of a language model as server-sent events, while it is generated."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
+
+from ratchet.serving.lifetime import Lifetime
 
 __all__ = ["TextStream", "event"]
 
@@ -14,28 +16,27 @@ class TextStream:
     """A text that a thread generates and the event loop sends piece by piece.
 
     Attributes:
-        text: the whole text, when it is generated; or the exception.
+        text: a list with the whole text, when it is generated; or the exception.
     """
 
     def __init__(
         self,
         generate: Callable[[], Iterator[str]],
-        submit: Callable[[Callable[[], str]], Awaitable[str]],
-        *,
-        deadline: float,
+        submit: Callable[[Iterator[str], Lifetime], Awaitable[list[str]]],
+        lifetime: Lifetime,
     ) -> None:
         """Begin the generation.
 
         Args:
             generate: returns the pieces.
-            submit: runs a function in a thread.
-            deadline: on the clock of `time.monotonic`; the generation ends then with a TimeoutError.
+            submit: takes the items of an iterator in a thread.
+            lifetime: of the request; at its deadline the generation ends with a TimeoutError.
         """
-        self._generate, self._deadline = generate, deadline
+        self._generate, self._lifetime = generate, lifetime
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
         self._is_left = False
-        self.text = asyncio.ensure_future(submit(self._write))
+        self.text = asyncio.ensure_future(submit(self._write(), lifetime))
         self.text.add_done_callback(self._end)
 
     async def pieces(self) -> AsyncIterator[str]:
@@ -53,18 +54,17 @@ class TextStream:
         self._is_left = True
         self.text.cancel()
 
-    def _write(self) -> str:
+    def _write(self) -> Iterator[str]:
         pieces = []
         for piece in self._generate():
             if self._is_left:
-                break
-            if time.monotonic() > self._deadline:
-                raise TimeoutError
+                raise ClientDisconnect
+            self._lifetime.check()
             pieces.append(piece)
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        return "".join(pieces)
+        yield "".join(pieces)
 
-    def _end(self, text: "asyncio.Future[str]") -> None:
+    def _end(self, text: "asyncio.Future[list[str]]") -> None:
         if not text.cancelled():
             text.exception()  # retrieved here, since its client may have gone
         self._pieces.put_nowait(None)

@@ -6,7 +6,7 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import BadRequest, check_rows, texts_in
+from ratchet.serving.formats.request_values import BadRequest, check_rows, go_on, texts_in
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -78,8 +78,12 @@ class Envelope:
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+    def read(
+        self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
+    ) -> Question:
         """Return the rows of a request.
+
+        `check` is called between two image files, and raises an exception when nobody waits any more.
 
         Raises:
             BadRequest: naming the field.
@@ -88,7 +92,7 @@ class Envelope:
         raise NotImplementedError
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
-        """Return whether `read` takes so long that other requests would wait for it: it must run in a thread.
+        """Return whether `read` takes so long that other requests would wait: the thread of the batches reads it.
 
         A small image file may have many pixels.
         """
@@ -106,7 +110,9 @@ class Own(Envelope):
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         return is_upload(headers) or super().is_slow(body, headers, loaded)
 
-    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+    def read(
+        self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
+    ) -> Question:
         described = loaded.spec.input
         content = read_upload(body, headers, described) if is_upload(headers) else read_object(body)
         known_fields(content, {"model", "input", "options"}, "")
@@ -125,7 +131,7 @@ class Own(Envelope):
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
         return Question(
-            loaded.given_arrays(content["input"], "input", most=self.rows),
+            loaded.given_arrays(content["input"], "input", most=self.rows, check=check),
             options={"top_k": top},
         )
 
@@ -152,7 +158,9 @@ class Invocations(Envelope):
 
     _FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
-    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+    def read(
+        self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
+    ) -> Question:
         content = read_object(body)
         known_fields(content, {*self._FORMS, "params", "signature_name"}, "")
         given = [form for form in self._FORMS if form in content]
@@ -167,7 +175,7 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question(loaded.given_arrays(values, form, most=self.rows))
+        return Question(loaded.given_arrays(values, form, most=self.rows, check=check))
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions})

@@ -4,7 +4,7 @@ An image model has one input tensor, a table one for each column, texts and prom
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from ratchet.serving.formats.envelopes import (
     prompts_of,
     read_object,
 )
-from ratchet.serving.formats.request_values import BadRequest, as_type
+from ratchet.serving.formats.request_values import BadRequest, as_type, go_on
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -49,7 +49,9 @@ _FIELDS = frozenset({"id", "inputs", "outputs", "parameters"})
 class Infer(Envelope):
     """Open Inference Protocol v2, with its extension for binary tensors."""
 
-    def read(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> Question:
+    def read(
+        self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
+    ) -> Question:
         length, spec = _head_length(headers, body), loaded.spec
         # The head of a request with bytes is short, and a client sends the same one again and again.
         parse = _known_head if length < len(body) and length <= _SHORT else _head
@@ -67,7 +69,7 @@ class Infer(Envelope):
             values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        return Question(loaded.given_arrays(values, "inputs", most=self.rows), options=options, id=head.id)
+        return Question(loaded.given_arrays(values, "inputs", most=self.rows, check=check), options=options, id=head.id)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.

@@ -3,7 +3,8 @@
 import base64
 import binascii
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,20 @@ from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ratchet.data.tables.encode import PlainRows
 
-__all__ = ["BadRequest", "TooManyRows", "as_type", "check_rows", "given_arrays", "rows_of", "texts_in"]
+__all__ = ["BadRequest", "TooManyRows", "as_type", "check_rows", "given_arrays", "go_on", "rows_of", "texts_in"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
 _LONGEST = 600  # characters of a message
 _MOST_PIXELS = 40_000_000  # of an image file, before it is scaled
+_MOST_PIXELS_IN_ALL = 100_000_000  # of the files of one request; decoding so many takes about a second
+
+
+def go_on() -> None:
+    """Do nothing: somebody waits for the result."""
 
 
 class BadRequest(ValueError):
@@ -37,7 +45,14 @@ class TooManyRows(BadRequest):
 
 
 def given_arrays(
-    values: Any, described: Input, field: str, *, most: int, own: Any = None, plain: "PlainRows | None" = None
+    values: Any,
+    described: Input,
+    field: str,
+    *,
+    most: int,
+    own: Any = None,
+    plain: "PlainRows | None" = None,
+    check: Callable[[], None] = go_on,
 ) -> Arrays:
     """Return the arrays of `LoadedVersion.predict` for raw values.
 
@@ -50,6 +65,7 @@ def given_arrays(
         most: rows that are allowed. They are counted before a file is decoded or a text is split into tokens.
         own: the user's own kind.
         plain: of a table, encodes rows that need no reading.
+        check: is called between two image files, and raises an exception when nobody waits any more.
 
     Raises:
         BadRequest: a value has another type, shape or range, or a column is missing or unknown.
@@ -58,7 +74,7 @@ def given_arrays(
     check_rows(values, most)
     match described:
         case ImageInput():
-            return (_images(values, described, field),)
+            return (_images(values, described, field, check),)
         case TableInput():
             return _table(rows_of(values, field), described, field, plain)
         case TextInput():
@@ -166,9 +182,9 @@ def _typed(columns: dict[str, list[Any]], field: str) -> Any:
     return polars.DataFrame(series)
 
 
-def _images(values: Any, described: ImageInput, field: str) -> NDArray[Any]:
+def _images(values: Any, described: ImageInput, field: str, check: Callable[[], None]) -> NDArray[Any]:
     if isinstance(values, list) and values and all(_is_file(value) for value in values):
-        return np.stack([_decoded(value, described, f"{field}[{row}]") for row, value in enumerate(values)])
+        return _files(values, described, field, check)
     if (images := _bytes(values, described)) is not None:
         return images
     # Of type object: with another one each value would take as much memory as the longest text.
@@ -228,29 +244,60 @@ def _is_file(value: Any) -> bool:
     return isinstance(value, bytes) or (isinstance(value, Mapping) and set(value) == {"b64"})
 
 
-def _decoded(value: Any, described: ImageInput, field: str) -> NDArray[Any]:
-    """Return the pixels of an image file as ingest would pack them."""
+def _files(values: list[Any], described: ImageInput, field: str, check: Callable[[], None]) -> NDArray[Any]:
+    """Return the pixels of image files. They are counted before the first one is decoded."""
+    if described.dtype != "uint8" or described.depth is not None or described.height != described.width:
+        raise BadRequest(f"{field}[0]: image files are not possible with this model; send {_allowed(described)}")
+    contents = [_content(value, f"{field}[{row}]") for row, value in enumerate(values)]
+    pixels = 0
+    for row, content in enumerate(contents):
+        check()
+        with _opened(content, f"{field}[{row}]") as image:
+            pixels += image.width * image.height
+        if pixels > _MOST_PIXELS_IN_ALL:
+            raise TooManyRows(
+                f"{field}: found more than {_MOST_PIXELS_IN_ALL:,} pixels in {row + 1} of {len(values)} image files; "
+                f"allowed: {_MOST_PIXELS_IN_ALL:,} in one request. Fix: send fewer or smaller files"
+            )
+    images = []
+    for row, content in enumerate(contents):
+        check()
+        images.append(_decoded(content, described, f"{field}[{row}]"))
+    return np.stack(images)
+
+
+def _content(value: Any, field: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value["b64"], validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise BadRequest(f"{field}.b64: is not base64") from None
+
+
+@contextmanager
+def _opened(content: bytes, field: str) -> "Iterator[Image]":
+    """Open an image file, with at most the allowed pixels; any fault of it is named."""
     from PIL import Image, UnidentifiedImageError
 
-    from ratchet.data.reading.pixels import to_pixels
-
-    if described.dtype != "uint8" or described.depth is not None or described.height != described.width:
-        raise BadRequest(f"{field}: image files are not possible with this model; send {_allowed(described)}")
-    if isinstance(value, Mapping):
-        try:
-            value = base64.b64decode(value["b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise BadRequest(f"{field}.b64: is not base64") from None
     try:
-        with Image.open(io.BytesIO(value), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise BadRequest(f"{field}: found {image.width} x {image.height} pixels; allowed: {_MOST_PIXELS:,}")
-            return to_pixels(image, size=described.height, channels=described.channels)
+            yield image
     except BadRequest:
         raise
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"  # that one shows an object's address
         raise BadRequest(f"{field}: is not an image that can be read{why}; allowed: {', '.join(FORMATS)}") from None
+
+
+def _decoded(content: bytes, described: ImageInput, field: str) -> NDArray[Any]:
+    """Return the pixels of an image file as ingest would pack them."""
+    from ratchet.data.reading.pixels import to_pixels
+
+    with _opened(content, field) as image:
+        return to_pixels(image, size=described.height, channels=described.channels)
 
 
 def _kind(value: Any) -> str:

@@ -72,6 +72,7 @@ function field(name, input, hint) {
 
 const schema = name => document_.components.schemas[name];
 const example = () => document_.paths["/v1/predict"].post.requestBody.content["application/json"].example;
+let answered = "";  // version of the answer that is shown
 let read = null;  // returns the body and headers of a request
 
 const asJson = input => {
@@ -202,8 +203,8 @@ function showAnswer(answer) {
   $("answer").replaceChildren(...parts);
 }
 
-function showExplanation({ explanation }) {
-  const parts = [make("h3", { textContent: "Explanation" })];
+function showExplanation({ explanation, model, version }) {
+  const parts = [make("h3", { textContent: `Explanation by ${model}/${version}` })];
   const note = text => parts.push(make("p", { className: "none", textContent: text }));
   if (explanation.kind === "pixels") {
     note(`Orange pixels support ${explanation.of}, blue pixels support ${explanation.against}.`);
@@ -218,10 +219,15 @@ function showExplanation({ explanation }) {
     const values = explanation.contributions.map(({ name, value }) => [name, value]);
     parts.push(bars(values, signed, { largest: Math.max(...values.map(([, value]) => Math.abs(value))), signed: true }));
   }
+  if (answered !== version) note(`Version ${answered} gave the answer above.`);
   $("explanation").replaceChildren(...parts);
 }
 
-async function send(path, request, then) {
+function failExplanation(error) {  // the answer above stays right
+  $("explanation").replaceChildren(make("p", { className: "none", textContent: `There is no explanation: ${error.message}` }));
+}
+
+async function send(path, request, then, fail = error => show("error", error.message)) {
   if (busy) return;
   busy = true;
   for (const id of ["predict", "explain"]) $(id).disabled = true;
@@ -229,7 +235,7 @@ async function send(path, request, then) {
   try {
     then(await ask(path, { method: "POST", ...request() }));
   } catch (error) {
-    show("error", error.message);
+    fail(error);
   } finally {
     busy = false;
     for (const id of ["predict", "explain"]) $(id).disabled = false;
@@ -240,14 +246,20 @@ function predict() {
   $("explanation").replaceChildren();
   $("explain").hidden = true;
   $("answer").replaceChildren();
-  return send("/v1/predict", () => { const sent = read(); repeat = () => sent; return sent; }, answer => {
+  return send("/v1/predict", () => {
+    const sent = read();
+    sent.headers["X-Canary-Key"] = crypto.randomUUID?.() ?? String(Math.random());  // one version answers and explains
+    repeat = () => sent;
+    return sent;
+  }, answer => {
+    answered = answer.version;
     showAnswer(answer);
     $("explain").hidden = !document_.paths["/v1/explain"] || !answer.predictions.length;
   });
 }
 
 $("ask").addEventListener("submit", event => { event.preventDefault(); if (read) predict(); });
-$("explain").addEventListener("click", () => send("/v1/explain", () => repeat(), showExplanation));
+$("explain").addEventListener("click", () => send("/v1/explain", () => repeat(), showExplanation, failExplanation));
 $("key").addEventListener("submit", event => {
   event.preventDefault();
   sessionStorage.setItem(KEY, $("secret").value);

@@ -1,30 +1,34 @@
 """Batches without a timer: a model that is free computes all that waits, and what arrives meanwhile is the next batch.
 
-One thread computes, so that the event loop stays free for requests. A batch that takes about as long as waking that
-thread is computed in the event loop. A request waits in a queue of limited size, and is refused at once if it would not
-be answered within its deadline.
+One thread reads the requests and computes, so that the event loop stays free. A batch that takes about as long as
+waking that thread is computed in the event loop. A request waits in a queue of limited size, and is refused at once if
+it would not be answered within its deadline. A request of many rows is computed in pieces, in turns with the others.
 """
 
 import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.requests import ClientDisconnect
 
 from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.versions.durations import Duration, Slack
 from ratchet.serving.versions.loaded import SIZES, LoadedVersion
 
-__all__ = ["Batcher", "Overloaded"]
+__all__ = ["Batcher", "Computed", "Overloaded", "Raw"]
 
-_FORGET = 0.98  # of the times of earlier batches, per batch
 _LARGEST = SIZES[-1]
 _SHORT = 0.001  # seconds of a batch that the event loop computes; waking the thread and the loop takes about 0.2 ms
+_READ = 0.02  # seconds of reading after which a batch is computed
+_CLOSE = 0.25  # seconds for which `close` waits for the batch that is computed
 Key = tuple[object, ...]
 
 
@@ -36,39 +40,58 @@ class Overloaded(Exception):
         self.retry_after = retry_after
 
 
-@dataclass
-class _Job:
-    """A request in the queue. Jobs with the same key can be computed together; a job without arrays runs alone."""
+@dataclass(frozen=True)
+class Raw:
+    """A request that is not read yet. `read` returns an object with `arrays`; `size` is in bytes."""
 
-    key: Key
-    rows: int
-    deadline: float  # on the clock of `time.monotonic`
+    read: Callable[[], Any]
+    size: int
+
+
+class Computed(NamedTuple):
+    """A request that the thread has read and computed: predictions, or None for one without arrays.
+
+    `seconds` are those from its arrays to its predictions.
+    """
+
+    question: Any
+    predictions: Any
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Job:
+    """A request in the queue. Jobs with the same key can be computed together.
+
+    A raw job is read first. A job with turns runs alone, one turn at a time.
+    """
+
+    lifetime: Lifetime
     future: "asyncio.Future[Any]"
-    loop: asyncio.AbstractEventLoop
-    run: Callable[[Arrays], Any]
+    loaded: LoadedVersion | None = None
+    rows: int = 1  # that wait; of a raw job: expected
+    key: Key = ()
     arrays: Arrays = ()
+    raw: Raw | None = None
+    question: Any = None
+    ready: float = 0.0  # since when it waits for the model
+    turns: Iterator[Any] | None = None
+    tokens: int = 0  # of each turn, at most
+    parts: list[Any] = field(default_factory=list)  # results so far
+    submitted: float = 0.0
+    expected: float = 0.0  # seconds from `submitted` to the answer
     may_be_short: bool = False  # its code is not a user's, and cannot hang
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its client has gone."""
+        return self.future.cancelled() or self.lifetime.has_left()
 
-@dataclass
-class _Duration:
-    """Seconds of a batch as a + b * rows, by least squares over the latest batches."""
-
-    sums: tuple[float, ...] = (0.0,) * 5  # of 1, n, n*n, t, n*t
-
-    def add(self, rows: int, seconds: float) -> None:
-        latest = (1, rows, rows * rows, seconds, rows * seconds)
-        self.sums = tuple(_FORGET * before + value for before, value in zip(self.sums, latest, strict=True))
-
-    def of(self, rows: int) -> float:
-        """Return the expected seconds for this many rows in batches of the largest size; 0 before the first batch."""
-        count, n, nn, t, nt = self.sums
-        if not count:
-            return 0.0
-        spread = count * nn - n * n
-        slope = max(0.0, (count * nt - n * t) / spread) if spread > 1e-9 * nn * count else t / max(n, 1.0)
-        start = max(0.0, (t - slope * n) / count)
-        return float(start * -(-rows // _LARGEST) + slope * rows)
+    def with_arrays(self, arrays: Arrays) -> None:
+        """Wait for the model with these rows."""
+        # Texts of another length would be filled up, and rows of other requests must not change the result.
+        self.key = (id(self.loaded), *(array.shape[1:] for array in arrays))
+        self.arrays, self.rows, self.raw, self.ready = arrays, len(arrays[0]), None, time.monotonic()
 
 
 class Batcher:
@@ -83,13 +106,18 @@ class Batcher:
         self.computed: Callable[[int], None] = lambda rows: None
         self._queue_rows = queue_rows
         self._jobs: deque[_Job] = deque()
+        self._raw: deque[_Job] = deque()
         self._waiting = 0  # rows
-        self._busy_until = 0.0  # expected end of the batch that is computed
+        self._waiting_bytes = 0  # that are not read yet
+        self._waiting_tokens = 0
+        self._busy_until = 0.0  # expected end of what is computed
         self._changed = threading.Condition()
         self._closed = False
         self._idle = False  # the thread waits to be notified
         self._dispatching = False  # `_dispatch` is about to run
-        self._duration = _Duration()
+        self._duration, self._reading, self._writing = Duration(), Duration(), Duration()
+        self._rows_of_bytes = Duration()
+        self._slack = Slack()
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
 
@@ -103,57 +131,118 @@ class Batcher:
         """Whether a request would wait for others."""
         return self._waiting > 0 or not self._idle
 
-    async def predict(self, loaded: LoadedVersion, arrays: Arrays, *, deadline: float) -> NDArray[np.float32]:
+    def check(self, size: int, deadline: float) -> None:
+        """Refuse a request of this many bytes before its body is read, if it would not be answered in time.
+
+        Raises:
+            Overloaded: the deadline, on the clock of `time.monotonic`, would be exceeded, or too many rows wait.
+        """
+        if self._waiting:
+            with self._changed:
+                rows = self._expected_rows(size)
+                self._admit(rows, self._reading.of(size) + self._duration.of(rows, per=_LARGEST), deadline)
+
+    async def predict(self, loaded: LoadedVersion, arrays: Arrays, lifetime: Lifetime) -> NDArray[np.float32]:
         """Return the version's predictions for the rows, computed together with other requests for it.
 
         Args:
+            loaded: the version.
             arrays: as `LoadedVersion.predict` takes them.
-            deadline: on the clock of `time.monotonic`.
+            lifetime: of the request.
 
         Raises:
-            Overloaded: it would be exceeded, or too many rows wait.
+            Overloaded: its deadline would be exceeded, or too many rows wait.
         """
-        # Texts of another length would be filled up, and rows of other requests must not change the result.
-        key = (id(loaded), *(array.shape[1:] for array in arrays))
-        may_be_short = loaded.engine == "onnxruntime"
-        predictions: NDArray[np.float32] = await self._submit(
-            key, len(arrays[0]), deadline, loaded.predict, arrays, may_be_short=may_be_short
-        )
+        job = self._job(lifetime, loaded)
+        job.with_arrays(arrays)
+        job.may_be_short = loaded.engine == "onnxruntime"
+        predictions: NDArray[np.float32] = await self._submit(job, self._duration.of(job.rows, per=_LARGEST))
         return predictions
 
-    async def call(self, function: Callable[[], Any], *, rows: int, deadline: float) -> Any:
-        """Return the function's result. It runs in the thread between two batches.
+    async def answer(self, loaded: LoadedVersion, raw: Raw, lifetime: Lifetime) -> Computed:
+        """Return what `raw` reads and the version's predictions for its arrays, both by the thread.
+
+        Raises:
+            Overloaded: its deadline would be exceeded, or too many rows wait.
+        """
+        job = self._job(lifetime, loaded)
+        job.raw, job.rows = raw, self._expected_rows(raw.size)
+        seconds = self._reading.of(raw.size) + self._duration.of(job.rows, per=_LARGEST)
+        computed: Computed = await self._submit(job, seconds)
+        return computed
+
+    async def take_turns(self, turns: Iterator[Any], lifetime: Lifetime, *, count: int, tokens: int) -> list[Any]:
+        """Return what the iterator yields. The thread takes one of its items at a time, between two batches.
+
+        Args:
+            turns: the iterator; it checks the lifetime itself.
+            lifetime: of the request.
+            count: items of it.
+            tokens: of one item, at most.
 
         Raises:
             Overloaded: too much waits.
         """
-        return await self._submit((object(),), rows, deadline, lambda _: function())
+        job = self._job(lifetime, None)
+        job.key, job.turns, job.rows, job.tokens = (object(),), turns, count, tokens
+        texts: list[Any] = await self._submit(job, self.seconds_of(count, tokens))
+        return texts
 
-    def _submit(
-        self,
-        key: Key,
-        rows: int,
-        deadline: float,
-        run: Callable[[Arrays], Any],
-        arrays: Arrays = (),
-        *,
-        may_be_short: bool = False,
-    ) -> "asyncio.Future[Any]":
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
+    def seconds_of(self, texts: int, tokens: int) -> float:
+        """Return the expected seconds of texts with at most this many tokens each; 0 before the first one."""
+        return texts * self._writing.of(tokens)
+
+    def close(self) -> None:
+        """Drop what waits, and end the thread after what it computes. A model that hangs is not waited for."""
         with self._changed:
-            now = time.monotonic()
-            wait = max(0.0, self._busy_until - now) + self._duration.of(self._waiting)
-            # An idle model tries each request, since the estimate may be that of an unusual batch.
-            too_late = wait > 0 and now + wait + self._duration.of(rows) > deadline
-            if too_late or (self._waiting and self._waiting + rows > self._queue_rows):
-                raise Overloaded(max(wait, 0.01))
-            self._jobs.append(_Job(key, rows, deadline, future, loop, run, arrays, may_be_short))
-            self._waiting += rows
+            self._closed, self._idle = True, False
+            dropped = [*self._jobs, *self._raw]
+            self._jobs.clear()
+            self._raw.clear()
+            self._waiting = self._waiting_bytes = self._waiting_tokens = 0
+            self._changed.notify()
+        _answer(dropped, [Overloaded(1.0)] * len(dropped))
+        self._thread.join(_CLOSE)
+
+    @staticmethod
+    def _job(lifetime: Lifetime, loaded: LoadedVersion | None) -> _Job:
+        return _Job(lifetime, asyncio.get_running_loop().create_future(), loaded)
+
+    def _expected_rows(self, size: int) -> int:
+        return max(1, round(self._rows_of_bytes.of(size)))
+
+    def _wait(self) -> float:
+        """Return the seconds until a request that comes now would be computed."""
+        computed = self._duration.of(self._waiting, per=_LARGEST) if self._waiting else 0.0
+        read = self._reading.of(self._waiting_bytes, starts=len(self._raw)) if self._raw else 0.0
+        written = self._writing.of(self._waiting_tokens) if self._waiting_tokens else 0.0
+        return self._slack.ratio * (max(0.0, self._busy_until - time.monotonic()) + computed + read + written)
+
+    def _admit(self, rows: int, seconds: float, deadline: float) -> float:
+        """Return the seconds until the answer of a request; `seconds` are those of its own work."""
+        wait = self._wait()
+        # An idle model tries each request, since the estimate may be that of an unusual batch.
+        too_late = wait > 0 and time.monotonic() + wait + seconds > deadline
+        if self._closed or too_late or (self._waiting and self._waiting + rows > self._queue_rows):
+            raise Overloaded(max(wait, 0.01))
+        return wait + seconds
+
+    def _submit(self, job: _Job, seconds: float) -> "asyncio.Future[Any]":
+        with self._changed:
+            job.expected = self._admit(job.rows, seconds, job.lifetime.deadline)
+            job.submitted = time.monotonic()
+            self._count(job, 1)
+            (self._jobs if job.raw is None else self._raw).append(job)
             if self._idle and not self._dispatching:
                 self._dispatching = True
-                loop.call_soon(self._dispatch)  # after the other requests that have arrived
-        return future
+                job.future.get_loop().call_soon(self._dispatch)  # after the other requests that have arrived
+        return job.future
+
+    def _count(self, job: _Job, sign: int) -> None:
+        """Count a job that waits (1), or does not any more (-1)."""
+        self._waiting += sign * job.rows
+        self._waiting_tokens += sign * job.rows * job.tokens
+        self._waiting_bytes += sign * (job.raw.size if job.raw else 0)
 
     def _dispatch(self) -> None:
         """Compute what waits if it is a short batch; otherwise wake the thread. Runs in the event loop."""
@@ -161,91 +250,178 @@ class Batcher:
             self._dispatching = False
             if not self._idle:  # the thread takes what waits
                 return
-            is_short = 0.0 < self._duration.of(self._waiting) < _SHORT and all(job.may_be_short for job in self._jobs)
+            seconds = self._duration.of(self._waiting, per=_LARGEST)
+            is_short = not self._raw and 0.0 < seconds < _SHORT and self._waiting <= _LARGEST
+            is_short = is_short and all(job.may_be_short for job in self._jobs)
             jobs = self._taken() if is_short else []
-            if self._jobs:
+            if self._jobs or self._raw:
                 self._idle = False
                 self._changed.notify()
         if jobs:
-            _settle(list(zip([job.future for job in jobs], self._results(jobs), strict=True)))
-
-    def close(self) -> None:
-        """Answer what waits, and end the thread."""
-        with self._changed:
-            self._closed, self._idle = True, False
-            self._changed.notify()
-        self._thread.join()
+            _settle(list(zip(*self._results(jobs), strict=True)))
 
     def _work(self) -> None:
-        while jobs := self._next():
-            results = self._results(jobs)
-            self._busy_until = 0.0  # before the answers: a client may ask again at once
-            _answer(jobs, results)
-            del jobs, results  # so that an idle thread keeps no old version in memory
-
-    def _results(self, jobs: list[_Job]) -> list[Any]:
-        """Return the result of each job, or its exception. After an error each job runs alone, so that one fails."""
-        try:
-            arrays = tuple(np.concatenate(parts) for parts in zip(*(job.arrays for job in jobs), strict=True))
-            began = time.monotonic()
-            result = jobs[0].run(arrays)
-            if not arrays:
-                return [result]
-            self._duration.add(len(arrays[0]), time.monotonic() - began)
-            self.computed(len(arrays[0]))
-            ends = list(accumulate(job.rows for job in jobs))
-            return [result[end - job.rows : end] for job, end in zip(jobs, ends, strict=True)]
-        except (Exception, SystemExit) as error:  # of a library or of a user's model
-            if len(jobs) == 1:  # asyncio would end the event loop for a SystemExit
-                return [error if isinstance(error, Exception) else RuntimeError(f"the model's code raised {error!r}")]
-            return [self._results([job])[0] for job in jobs]
-
-    def _next(self) -> list[_Job]:
-        """Wait for jobs; return the first one with all others that fit into its batch; empty: the end."""
-        while True:
+        while self._wait_for_jobs():
+            self._read()
             with self._changed:
-                while not self._jobs and not self._closed:
-                    self._busy_until, self._idle = 0.0, True
-                    while self._idle:
-                        self._changed.wait()
-                if not self._jobs:
-                    return []
                 jobs = self._taken()
                 if jobs:
-                    self._busy_until = time.monotonic() + self._duration.of(sum(job.rows for job in jobs))
-                    return jobs
+                    tokens, rows = jobs[0].tokens, sum(min(job.rows, _LARGEST) for job in jobs)
+                    seconds = self._writing.of(tokens) if tokens else self._duration.of(rows, per=_LARGEST)
+                    self._busy_until = time.monotonic() + seconds
+            if not jobs:
+                continue
+            done, results = self._results(jobs)
+            with self._changed:
+                self._busy_until = 0.0  # before the answers: a client may ask again at once
+                if not self._closed:
+                    for job in jobs:
+                        if job not in done:
+                            self._count(job, 1)
+                            self._jobs.append(job)
+            self._report(done)
+            _answer(done, results)
+            del jobs, done, results  # so that an idle thread keeps no old version in memory
+
+    def _wait_for_jobs(self) -> bool:
+        """Wait for jobs; return False at the end."""
+        with self._changed:
+            while not self._jobs and not self._raw and not self._closed:
+                self._busy_until, self._idle = 0.0, True
+                while self._idle:
+                    self._changed.wait()
+            return not self._closed
+
+    def _report(self, done: list[_Job]) -> None:
+        """Compare the expected seconds with the true ones."""
+        now = time.monotonic()
+        for job in done:
+            self._slack.add(job.expected, now - job.submitted)
+
+    def _read(self) -> None:
+        """Read requests until a batch is full or some time has passed."""
+        rows, until = sum(job.rows for job in self._jobs), time.monotonic() + _READ
+        while rows < _LARGEST and time.monotonic() < until:
+            with self._changed:
+                if not self._raw:
+                    return
+                job = self._raw.popleft()
+                self._count(job, -1)
+            try:
+                job.lifetime.check()
+                assert job.raw
+                if job.future.cancelled():
+                    continue
+                self._read_one(job, job.raw)
+            except (Exception, SystemExit) as error:
+                _answer([job], [_raised(error)])
+                continue
+            if job.arrays:
+                with self._changed:
+                    self._count(job, 1)
+                    self._jobs.append(job)
+                rows += job.rows
+            else:
+                _answer([job], [Computed(job.question, None, 0.0)])
+
+    def _read_one(self, job: _Job, raw: Raw) -> None:
+        began = time.monotonic()
+        job.question = raw.read()
+        self._reading.add(raw.size, time.monotonic() - began)
+        if job.question.arrays:
+            job.with_arrays(job.question.arrays)
+            self._rows_of_bytes.add(raw.size, job.rows)
+
+    def _results(self, jobs: list[_Job]) -> tuple[list[_Job], list[Any]]:
+        """Compute a batch. Return the jobs that are done, and the result of each, or its exception."""
+        done, results = list[_Job](), list[Any]()
+        for job, result in zip(jobs, self._computed(jobs), strict=True):
+            if isinstance(result, Exception):
+                done.append(job)
+                results.append(result)
+                continue
+            if job.turns is None:
+                job.arrays = tuple(array[_LARGEST:] for array in job.arrays)
+                job.rows = len(job.arrays[0])
+            else:
+                job.rows -= 1
+            job.parts.append(result)
+            if job.rows <= 0:
+                done.append(job)
+                results.append(_whole(job))
+        return done, results
+
+    def _computed(self, jobs: list[_Job]) -> list[Any]:
+        """Return the predictions of each job's next rows, or its exception.
+
+        After an error each job runs alone, so that one fails.
+        """
+        try:
+            began, first = time.monotonic(), jobs[0]
+            if first.turns is not None:
+                result = next(first.turns)
+                self._writing.add(first.tokens, time.monotonic() - began)
+                return [result]
+            pieces = [tuple(array[:_LARGEST] for array in job.arrays) for job in jobs]
+            arrays = tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
+            assert first.loaded
+            result = first.loaded.predict(arrays)
+            self._duration.add(len(arrays[0]), time.monotonic() - began)
+            self.computed(len(arrays[0]))
+            ends = [0, *accumulate(len(piece[0]) for piece in pieces)]
+            return [result[begin:end] for begin, end in pairwise(ends)]
+        except (Exception, SystemExit) as error:  # of a library or of a user's model
+            if len(jobs) == 1:
+                return [_raised(error)]
+            return [self._computed([job])[0] for job in jobs]
 
     def _taken(self) -> list[_Job]:
         """Take the jobs of one batch from the queue. Jobs that are late or whose client has gone are dropped."""
         now, chosen, skipped, rows = time.monotonic(), list[_Job](), list[_Job](), 0
-        late = []
+        late = list[tuple[_Job, Exception]]()
         while self._jobs and rows < _LARGEST:  # a long queue is not read to its end for each batch
             job = self._jobs.popleft()
-            if job.future.cancelled():
-                self._waiting -= job.rows
-            elif job.deadline < now:
-                self._waiting -= job.rows
-                late.append(job)
+            if job.is_over:
+                late.append((job, ClientDisconnect()))
+            elif job.lifetime.deadline < now:
+                self._slack.add(job.expected, now - job.submitted)
+                late.append((job, TimeoutError() if job.parts else Overloaded(max(0.01, self._wait()))))
             elif not chosen or (job.key == chosen[0].key and rows + job.rows <= _LARGEST):
-                self._waiting -= job.rows
                 chosen.append(job)
                 rows += job.rows
             else:
                 skipped.append(job)
+                continue
+            self._count(job, -1)
         self._jobs.extendleft(reversed(skipped))
-        _answer(late, [Overloaded(max(0.01, self._duration.of(self._waiting)))] * len(late))
+        _answer([job for job, _ in late], [error for _, error in late])
         return chosen
+
+
+def _whole(job: _Job) -> Any:
+    """Return the result of a job whose rows are all computed."""
+    if job.turns is not None:
+        return job.parts
+    predictions = job.parts[0] if len(job.parts) == 1 else np.concatenate(job.parts)
+    return predictions if job.question is None else Computed(job.question, predictions, time.monotonic() - job.ready)
+
+
+def _raised(error: BaseException) -> Exception:
+    # asyncio would end the event loop for a SystemExit.
+    return error if isinstance(error, Exception) else RuntimeError(f"the model's code raised {error!r}")
 
 
 def _answer(jobs: "list[_Job]", results: Any) -> None:
     """Pass each job its result, or the exception that it is. All jobs of a loop are passed in one call."""
     pairs = list(zip(jobs, results, strict=True))
-    for loop in {id(job.loop): job.loop for job in jobs}.values():
-        loop.call_soon_threadsafe(_settle, [(job.future, result) for job, result in pairs if job.loop is loop])
+    for loop in {job.future.get_loop() for job in jobs}:
+        if not loop.is_closed():  # the server has ended
+            loop.call_soon_threadsafe(_settle, [pair for pair in pairs if pair[0].future.get_loop() is loop])
 
 
-def _settle(pairs: "list[tuple[asyncio.Future[Any], Any]]") -> None:
-    for future, result in pairs:
+def _settle(pairs: "list[tuple[_Job, Any]]") -> None:
+    for job, result in pairs:
+        future = job.future
         if future.done():  # its client has gone
             continue
         if isinstance(result, Exception):

@@ -7,7 +7,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ratchet.errors import RatchetError, TrackingUnavailable
@@ -16,6 +15,7 @@ from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.registry.versions import Version
 from ratchet.serving.versions.folder import ServedFolder
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
+from ratchet.serving.worker import Worker
 
 __all__ = ["Fixed", "Follower", "load"]
 
@@ -73,18 +73,18 @@ class Follower:
         self.refused, self.is_named = "", False
         self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
         self._folder = ServedFolder()
-        self._thread = ThreadPoolExecutor(1)  # of its own: slow requests must not keep it from looking
+        self._thread = Worker("follower")  # of its own: slow requests must not keep it from looking
 
     def close(self) -> None:
         """Delete the files of all versions."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         self._folder.close()
 
     async def follow(self, *, every: float) -> None:
         """Look for another version every so many seconds, until cancelled."""
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self.check)
+                await self._thread.run(self.check)
             except Exception as error:  # of MLflow or its database: what is served stays, and the next look may succeed
                 self._report(f"{self.reference}: {type(error).__name__}: {error}")
             await asyncio.sleep(every)

@@ -17,7 +17,7 @@ from ratchet.exports.program import Program, first_paragraph, input_names
 from ratchet.exports.variants import FULL, choose
 from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput, TextInput, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import given_arrays
+from ratchet.serving.formats.request_values import given_arrays, go_on
 from ratchet.tokens.tokenizers import PADDING
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 _REGISTER = 8  # float32 values
 _COMMON = 0.05  # share of rows from which on a difference is taken for another kernel
 _ROUNDS = 128  # batches of the largest size in the trial of a version
+_TRIAL_TOKENS = 8
 _TRIAL = 1.0  # seconds of this thread after which no other batch is begun
 
 
@@ -56,6 +57,7 @@ class LoadedVersion:
         engine: "onnxruntime", or "torch" for a model that was stored without a program.
         own: the user's own kind; None with another one.
         sizes: batch sizes that may be computed: in each of them a row gets the same bits.
+        token_seconds: that a language model needs for one token; else 0.
     """
 
     def __init__(self, identity: Identity, folder: Path, *, threads: int = 1, variant: str = "auto") -> None:
@@ -86,6 +88,7 @@ class LoadedVersion:
                 else self._torch.answers_to_arrays
             )
             self.sizes = SIZES if is_language else self._reliable_sizes()
+            self.token_seconds = self._token_seconds() if is_language else 0.0
             check_examples(program.path.parent if isinstance(program, Program) else folder, self._run, self.spec.target)
         except RegistryError as error:
             raise RegistryError(f"{identity}: {error}") from error
@@ -97,13 +100,13 @@ class LoadedVersion:
         """Names of the arrays that `predict` takes."""
         return input_names(self.spec.input)
 
-    def given_arrays(self, values: Any, field: str, *, most: int) -> Arrays:
+    def given_arrays(self, values: Any, field: str, *, most: int, check: Callable[[], None] = go_on) -> Arrays:
         """Return the arrays for the raw values of a request, as `request_values.given_arrays`.
 
         Raises:
             BadRequest: naming the field.
         """
-        return given_arrays(values, self.spec.input, field, most=most, own=self.own, plain=self._plain)
+        return given_arrays(values, self.spec.input, field, most=most, own=self.own, plain=self._plain, check=check)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return predictions, float32 (n, outputs): probabilities, or numbers in their own units.
@@ -142,22 +145,22 @@ class LoadedVersion:
             return np.empty((0, self.spec.target.outputs), np.float32)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def generate(self, prompts: Sequence[str], parameters: dict[str, Any], *, deadline: float) -> list[str]:
-        """Return the texts that a language model writes after each prompt. `parameters` are fields of `Sampling`.
+    def generate(
+        self, prompts: Sequence[str], parameters: dict[str, Any], check: Callable[[], None] = go_on
+    ) -> Iterator[str]:
+        """Yield the text that a language model writes after each prompt. `parameters` are fields of `Sampling`.
+
+        `check` is called after each token, and raises an exception when nobody waits any more.
 
         Raises:
             TrainingError: a parameter is not allowed, or a prompt has text that the model does not know.
-            TimeoutError: the deadline, on the clock of `time.monotonic`, has passed before the last token.
         """
-        texts = []
         for prompt in prompts:
             pieces = []
             for piece in self.pieces(prompt, parameters):
-                if time.monotonic() > deadline:
-                    raise TimeoutError
+                check()
                 pieces.append(piece)
-            texts.append("".join(pieces))
-        return texts
+            yield "".join(pieces)
 
     def pieces(self, prompt: str, parameters: dict[str, Any]) -> Iterator[str]:
         """Yield the text that `generate` returns for one prompt, in pieces as they are generated.
@@ -167,6 +170,14 @@ class LoadedVersion:
         """
         pieces: Iterator[str] = self._torch.pieces(prompt, parameters)
         return pieces
+
+    def _token_seconds(self) -> float:
+        """Return the seconds for a token of a short text, after a first one that warms the model."""
+        prompt = next(iter(self.spec.input.vocabulary), "a") if isinstance(self.spec.input, TokensInput) else ""
+        for _ in range(2):
+            began = time.monotonic()
+            list(self.pieces(prompt, {"max_tokens": _TRIAL_TOKENS}))
+        return (time.monotonic() - began) / _TRIAL_TOKENS
 
     @cached_property
     def explained(self) -> Any:

@@ -1,0 +1,34 @@
+"""Until when a request is worth work: its deadline, and whether its client waits."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect
+
+__all__ = ["Lifetime", "stays"]
+
+
+def stays() -> bool:
+    """Return False: it is not known that the client has gone."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """`deadline` is on the clock of `time.monotonic`; `has_left` returns whether the client has gone. In any thread."""
+
+    deadline: float
+    has_left: Callable[[], bool] = stays
+
+    def check(self) -> None:
+        """Stop work that nobody waits for.
+
+        Raises:
+            ClientDisconnect: the client has gone.
+            TimeoutError: the deadline has passed.
+        """
+        if self.has_left():
+            raise ClientDisconnect
+        if time.monotonic() > self.deadline:
+            raise TimeoutError

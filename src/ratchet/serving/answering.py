@@ -20,6 +20,7 @@ from ratchet.serving.metrics import Metrics
 from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.requests import (
     Bodies,
+    Busy,
     Refused,
     Reply,
     content_length,
@@ -175,7 +176,7 @@ class Answering:
         except (BadRequest, RatchetError) as error:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
-            raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
+            raise Busy(str(error), error.retry_after) from None
         self.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
 
@@ -311,22 +312,21 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        answering, loaded = self._answering, None
+        answering, loaded, is_fault = self._answering, None, False
         call = Call.of(self._name, scope, receive)
         try:
             loaded = answering.chosen(call)
             response = await answering.answer(self._envelope, loaded, call)
         except Refused as error:
             response = error_response(error)
+            # A client may leave it no time.
+            is_fault = error.status >= 500 and not isinstance(error, Busy) and "ratchet-deadline" not in call.headers
         except ClientDisconnect:
             return
         except Exception:  # of a library or of a user's code
             _LOG.exception("%s failed", scope["path"])
-            response = error_response(Refused(500, "the model server failed; its log has the cause"))
+            response, is_fault = error_response(Refused(500, "the model server failed; its log has the cause")), True
         answering.metrics.count(self._name, response.status_code, time.monotonic() - call.began, loaded)
-        is_fault = (
-            response.status_code >= 500 and "ratchet-deadline" not in call.headers
-        )  # a client may give it no time
         if answering.canary and loaded and is_fault:
             answering.canary.failed(loaded, call.client)
         await response(scope, receive, send)

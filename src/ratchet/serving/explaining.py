@@ -29,7 +29,7 @@ from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, ne
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.requests import Refused, Reply, error_response
+from ratchet.serving.requests import Busy, Refused, Reply, error_response
 from ratchet.serving.versions.batching import Overloaded, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.serving.worker import Worker
@@ -80,7 +80,7 @@ class Explaining:
         except (BadRequest, RatchetError) as error:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
-            raise Refused(503, str(error), {"Retry-After": str(max(1, round(error.retry_after)))}) from None
+            raise Busy(str(error), error.retry_after) from None
 
     async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime) -> Response:
         if not isinstance(loaded.spec.input, ImageInput | TableInput | TextInput):

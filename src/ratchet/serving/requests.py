@@ -12,6 +12,7 @@ from ratchet.settings.model import ServingSettings
 
 __all__ = [
     "Bodies",
+    "Busy",
     "Header",
     "HeldBody",
     "Refused",
@@ -36,6 +37,13 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers or {}
+
+
+class Busy(Refused):
+    """The server has no time for the request; that is no fault of a version."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(503, message, {"Retry-After": str(max(1, round(retry_after)))})
 
 
 class Reply(Response):
@@ -103,12 +111,13 @@ class HeldBody:
             part: bytes = message.get("body", b"")
             if self._size + len(part) > self._bodies.most:
                 raise self._too_large()
-            if self._size and self._bodies.size + len(part) > self._bodies.limit:
+            if self._bodies.size and self._bodies.size + len(part) > self._bodies.limit:
                 parts.clear()
                 self._bodies.size, self._size = self._bodies.size - self._size, 0
-                await discard(receive, headers)
+                if message.get("more_body", False):
+                    await discard(receive, headers)
                 limit = f"{self._bodies.limit / _MIB:g} MiB"
-                raise Refused(503, f"the bodies of all requests are larger than {limit}", {"Retry-After": "1"})
+                raise Busy(f"the bodies of all requests are larger than {limit}", 1.0)
             self._size += len(part)
             self._bodies.size += len(part)
             parts.append(part)

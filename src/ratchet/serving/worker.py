@@ -40,9 +40,11 @@ class Worker:
     def close(self) -> None:
         """Drop what waits. The function that runs is not waited for."""
         with self._changed:
-            self._closed = True
+            self._closed, dropped = True, [future for _, future, _ in self._jobs]
             self._jobs.clear()
             self._changed.notify()
+        for future in dropped:
+            _settle(future, None, Overloaded(1.0))
 
     def _work(self) -> None:
         while True:
@@ -59,11 +61,11 @@ class Worker:
                     result = function()
             except (Exception, SystemExit) as raised:
                 error = raised if isinstance(raised, Exception) else RuntimeError(f"the code raised {raised!r}")
-            settle(future, result, error)
+            _settle(future, result, error)
             del future, function, result, error
 
 
-def settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+def _settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
     """Pass a result, or an error, to a future from another thread."""
 
     def set_it() -> None:

@@ -1,0 +1,395 @@
+"""The model server under pressure: what waits is bounded, what nobody waits for stops, and an end does not wait."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.requests import ClientDisconnect
+
+from ratchet.kinds import ImageInput
+from ratchet.serving.answered import Answered
+from ratchet.serving.canary import Canary
+from ratchet.serving.formats.request_values import TooManyRows, given_arrays
+from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.requests import Bodies, Refused
+from ratchet.serving.sequential import Slower
+from ratchet.serving.shadow import Shadow
+from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.worker import Worker
+from ratchet.settings.model import ServingSettings
+
+ENOUGH = 60.0  # seconds
+IMAGES = ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3)
+
+
+class Model:
+    """A model whose predictions are its rows. It computes once `free` is set."""
+
+    engine = "torch"
+
+    def __init__(self) -> None:
+        self.taken, self.free, self.batches = threading.Event(), threading.Event(), list[int]()
+        self.threads = set[str]()
+
+    def predict(self, arrays: tuple[np.ndarray, ...]) -> Any:
+        self.taken.set()
+        assert self.free.wait(ENOUGH)
+        self.batches.append(len(arrays[0]))
+        self.threads.add(threading.current_thread().name)
+        return arrays[0]
+
+    @property
+    def loaded(self) -> LoadedVersion:
+        return cast(LoadedVersion, self)
+
+
+@dataclass
+class Read:
+    """A request that was read."""
+
+    arrays: tuple[np.ndarray, ...] = ()
+
+
+def rows(count: int) -> tuple[np.ndarray, ...]:
+    return (np.arange(count, dtype=np.float32)[:, None],)
+
+
+def soon() -> Lifetime:
+    return Lifetime(time.monotonic() + ENOUGH)
+
+
+async def busy(batcher: Batcher, model: Model) -> "asyncio.Task[Any]":
+    """Ask for one row, and return once the model computes it."""
+    first = asyncio.create_task(batcher.predict(model.loaded, rows(1), soon()))
+    await asyncio.sleep(0)
+    while not model.taken.is_set():
+        await asyncio.sleep(0.001)
+    return first
+
+
+def test_many_rows_take_turns_with_other_requests() -> None:
+    async def ask() -> None:
+        batcher, model = Batcher(queue_rows=1024), Model()
+        first = await busy(batcher, model)
+        large = asyncio.create_task(batcher.predict(model.loaded, rows(100), soon()))
+        small = asyncio.create_task(batcher.predict(model.loaded, rows(2), soon()))
+        await asyncio.sleep(0)
+        model.free.set()
+        np.testing.assert_array_equal(await large, rows(100)[0])
+        np.testing.assert_array_equal(await small, rows(2)[0])
+        await first
+        assert model.batches == [1, 32, 32, 32, 4] or sum(model.batches) == 103
+        assert model.batches.index(32) == 1
+        assert batcher.waiting == 0
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_request_whose_client_left_is_not_computed() -> None:
+    async def ask() -> None:
+        batcher, model, gone, read = Batcher(queue_rows=1024), Model(), threading.Event(), list[str]()
+        first = await busy(batcher, model)
+        lifetime = Lifetime(time.monotonic() + ENOUGH, gone.is_set)
+        arrays = asyncio.create_task(batcher.predict(model.loaded, rows(5), lifetime))
+        raw = Raw(lambda: read.append("left"), 10)
+        unread = asyncio.create_task(batcher.answer(model.loaded, raw, lifetime))
+        await asyncio.sleep(0)
+        gone.set()
+        model.free.set()
+        for task in (arrays, unread):
+            with pytest.raises(ClientDisconnect):
+                await task
+        await first
+        assert (model.batches, read, batcher.waiting) == ([1], [], 0)
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_requests_are_read_by_the_thread_that_computes() -> None:
+    async def ask() -> None:
+        batcher, model, threads = Batcher(queue_rows=1024), Model(), set[str]()
+
+        def read() -> Read:
+            threads.add(threading.current_thread().name)
+            return Read(rows(3))
+
+        first = await busy(batcher, model)
+        tasks = [asyncio.create_task(batcher.answer(model.loaded, Raw(read, 10), soon())) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert batcher.waiting == 4
+        model.free.set()
+        for task in tasks:
+            np.testing.assert_array_equal((await task).predictions, rows(3)[0])
+        await first
+        assert threads == model.threads == {"batches"}
+        assert model.batches == [1, 12]
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_full_queue_refuses_before_the_body_is_read() -> None:
+    async def ask() -> None:
+        batcher, model = Batcher(queue_rows=2), Model()
+        first = await busy(batcher, model)
+        batcher.check(10, time.monotonic() + ENOUGH)
+        waiting = [asyncio.create_task(batcher.predict(model.loaded, rows(1), soon())) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            batcher.check(10, time.monotonic() + ENOUGH)
+        model.free.set()
+        await asyncio.gather(first, *waiting)
+        batcher.check(10, time.monotonic() + ENOUGH)
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_close_drops_what_waits_though_the_model_hangs() -> None:
+    async def ask() -> None:
+        batcher, model = Batcher(queue_rows=1024), Model()
+        first = await busy(batcher, model)
+        waiting = asyncio.create_task(batcher.predict(model.loaded, rows(1), soon()))
+        await asyncio.sleep(0)
+        batcher.close()
+        with pytest.raises(Overloaded):
+            await waiting
+        with pytest.raises(Overloaded):
+            await batcher.predict(model.loaded, rows(1), soon())
+        assert not first.done()
+        model.free.set()
+        await first
+
+    asyncio.run(ask())
+
+
+def test_generations_take_turns_and_end_with_their_client() -> None:
+    async def ask() -> None:
+        batcher, model, order = Batcher(queue_rows=1024), Model(), list[str]()
+        gone = threading.Event()
+        left = Lifetime(time.monotonic() + ENOUGH, gone.is_set)
+
+        def texts(name: str, lifetime: Lifetime) -> Iterator[str]:
+            for number in range(3):
+                lifetime.check()
+                order.append(name)
+                if name == "left":
+                    gone.set()
+                yield f"{name} {number}"
+
+        first = await busy(batcher, model)
+        lifetimes = {"one": soon(), "two": soon(), "left": left}
+        tasks = [
+            asyncio.create_task(batcher.take_turns(texts(name, lifetime), lifetime, count=3, tokens=5))
+            for name, lifetime in lifetimes.items()
+        ]
+        await asyncio.sleep(0)
+        model.free.set()
+        await first
+        assert await tasks[0] == ["one 0", "one 1", "one 2"]
+        assert await tasks[1] == ["two 0", "two 1", "two 2"]
+        with pytest.raises(ClientDisconnect):
+            await tasks[2]
+        assert order == ["one", "two", "left", "one", "two", "one", "two"]
+        assert batcher.waiting == 0
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def sender(*parts: bytes) -> Callable[[], Any]:
+    """Return a `receive` of ASGI for the parts of a body."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    return receive
+
+
+def test_bodies_in_memory_have_a_common_limit() -> None:
+    async def read() -> None:
+        bodies = Bodies(ServingSettings(body_mib=1.0))
+        bodies.limit = 3 << 20
+        part = b"a" * (1 << 19)
+        with bodies.hold() as one, bodies.hold() as two:
+            assert await one.read(sender(part, part), {}) == part + part
+            await two.read(sender(part, part), {})
+            with bodies.hold() as third, bodies.hold() as fourth:
+                await third.read(sender(part), {})
+                receive = sender(part, part)
+                with pytest.raises(Refused, match="the bodies of all requests") as refused:
+                    await fourth.read(receive, {})
+                assert refused.value.status == 503
+                assert bodies.size == 5 * len(part)  # the refused body is not kept
+        assert bodies.size == 0
+        with bodies.hold() as large, pytest.raises(Refused, match="larger than 1 MiB") as refused:
+            await large.read(sender(b"", part), {"content-length": "99000000"})
+        assert (refused.value.status, bodies.size) == (413, 0)
+
+    asyncio.run(read())
+
+
+def image_file(width: int) -> bytes:
+    file = BytesIO()
+    Image.new("L", (width, width)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_pixels_of_all_files_are_counted_before_the_first_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = image_file(6320)  # 38 KB
+    with pytest.raises(TooManyRows, match=r"more than 100,000,000 pixels in 3 of 60 image files"):
+        given_arrays([bomb] * 60, IMAGES, "input", most=1024)
+
+
+def test_decoding_stops_when_nobody_waits() -> None:
+    calls = iter([None, None, None, TimeoutError()])
+
+    def check() -> None:
+        if error := next(calls):
+            raise error
+
+    with pytest.raises(TimeoutError):
+        given_arrays([image_file(8), image_file(9)], IMAGES, "input", most=1024, check=check)
+
+
+def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, upload: float = 0.0) -> Answered:
+    """An answer to one row."""
+    loaded = SimpleNamespace(identity=SimpleNamespace(run_id=run), spec=SimpleNamespace())
+    answer = SimpleNamespace(id="0" * 32, instead="", predictions=np.zeros((1, 3), np.float32))
+    question = SimpleNamespace(arrays=rows(1), rows=1)
+    fields: Any = ("own", question, answer, loaded, "", client, 0.0, seconds + upload, seconds)
+    return Answered(*fields)
+
+
+def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
+    taken, free = threading.Event(), threading.Event()
+
+    class Hung:
+        is_named, reference = True, "image/2"
+        is_closed = False
+
+        @property
+        def current(self) -> Any:
+            if threading.current_thread().name == "shadow":
+                taken.set()
+                free.wait(ENOUGH)
+            return object()
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    follower, log = Hung(), SimpleNamespace(share=1.0)
+    shadow = Shadow(cast(Any, follower), cast(Any, log), share=1.0)
+    shadow.observe(answered())
+    assert taken.wait(ENOUGH)
+    for _ in range(5000):
+        shadow.observe(answered())
+    assert shadow.dropped == 5000 - 1024
+    shadow.close()
+    assert shadow.dropped == 5000
+    assert follower.is_closed
+    free.set()
+
+
+def test_worker_is_bounded_and_its_end_does_not_wait() -> None:
+    async def ask() -> None:
+        worker, taken, free = Worker("test"), threading.Event(), threading.Event()
+
+        def hang() -> None:
+            taken.set()
+            free.wait(ENOUGH)
+
+        tasks = [asyncio.create_task(worker.run(hang, soon()))]
+        await asyncio.sleep(0)
+        while not taken.is_set():
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(worker.run(hang, soon())) for _ in range(16)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await worker.run(hang, soon())
+        worker.close()
+        free.set()
+        assert await tasks[0] is None
+        for task in tasks[1:]:
+            with pytest.raises(Overloaded):
+                await task
+
+    asyncio.run(ask())
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Canary, Clock]]:
+    """A canary on trial beside the version `served`, and its clock."""
+    clock = Clock()
+    loaded = SimpleNamespace(identity=SimpleNamespace(run_id="canary"))
+    follower: Any = SimpleNamespace(current=loaded, is_named=True, problem="", close=lambda: None)
+    canary = Canary(follower, ServingSettings(canary_latency=1.5), tmp_path / "canary.json", clock=clock)
+    canary._follow(cast(Any, loaded), answered().loaded)
+    yield canary, clock
+    canary.close()
+
+
+def test_outcomes_of_one_client_count_once_in_a_span(canary: tuple[Canary, Clock]) -> None:
+    trial, clock = canary
+    for _ in range(500):
+        trial.failed(answered("canary").loaded, "one client")
+        trial.answered(answered("served", client="one client"))
+    assert trial.withdrawn == ""
+    for span in range(1, 40):
+        clock.now = float(span)
+        trial.failed(answered("canary").loaded, "one client")
+        trial.answered(answered("served", client="one client"))
+    assert "of its requests failed" in trial.withdrawn
+
+
+def test_slow_uploads_withdraw_no_canary(canary: tuple[Canary, Clock]) -> None:
+    trial, _ = canary
+    for client in range(2000):
+        trial.answered(answered("canary", client=str(client), upload=5.0))
+        trial.answered(answered("served", client=str(client)))
+    assert trial.state["latency"] == {"pairs": 2000, "slower": 0}
+    assert trial.withdrawn == ""
+
+
+def test_canary_that_becomes_slow_later_is_withdrawn(canary: tuple[Canary, Clock]) -> None:
+    trial, _ = canary
+    for client in range(5000):
+        trial.answered(answered("canary", client=str(client)))
+        trial.answered(answered("served", client=str(client)))
+    for client in range(100):
+        trial.answered(answered("canary", client=f"later {client}", seconds=0.1))
+        trial.answered(answered("served", client=f"later {client}"))
+    assert "times the seconds of the served version" in trial.withdrawn
+
+
+def test_evidence_of_good_pairs_is_not_stored() -> None:
+    test = Slower(1.5)
+    for _ in range(5000):
+        test.add(1.0, 1.0)
+    before = test.evidence
+    for _ in range(60):
+        test.add(2.0, 1.0)
+    assert before < 0.01
+    assert test.evidence >= 200

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -273,9 +274,12 @@ def test_generated_text_is_that_of_mlflows_loader(serve: Callable[..., Served]) 
 
 
 def test_long_generation_ends_at_its_deadline(serve: Callable[..., Served]) -> None:
-    served = serve("tokens")
+    served = serve("tokens", tokens=100_000)
     much = {"input": ["To be"] * 1000, "options": {"max_tokens": 512}}
-    status, answer, _ = served.ask("/v1/predict", much, Ratchet_Deadline="1")
+    status, answer, _ = served.ask("/v1/predict", much, Ratchet_Deadline="1")  # refused before the first token
+    assert (status, "found 1000 prompts with up to 512 tokens each" in answer["error"]) == (413, True)
+    long = {"input": ["To be"], "options": {"max_tokens": 100_000}}
+    status, answer, _ = served.ask("/v1/predict", long, Ratchet_Deadline="1")
     assert (status, answer["error"]) == (503, "it was not answered within the deadline")
     status, answer, _ = served.ask("/v1/predict", {"input": ["To be"], "options": {"max_tokens": 5}})
     assert (status, len(answer["predictions"])) == (200, 1)
@@ -332,6 +336,26 @@ def test_generation_ends_with_its_client_or_deadline(serve: Callable[..., Served
     with urllib.request.urlopen(urllib.request.Request(served.url("/v1/predict"), body, headers)) as answer:
         *_, last = events_of(answer)
     assert last == ("error", {"error": "it was not answered within the deadline"})
+
+
+def test_generations_end_when_their_clients_leave(serve: Callable[..., Served]) -> None:
+    served = serve("tokens", tokens=10_000_000, deadline=10_000.0)
+    body = json.dumps({"input": ["To be"], "options": {"max_tokens": 10_000_000}}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: {HOST}:{served.port}\r\nContent-Type: application/json\r\n"
+    for _ in range(6):
+        with socket.create_connection((HOST, served.port)) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert served.get("/health")[0] == 200
+    assert served.ask("/v1/predict", {"input": ["To be"], "options": {"max_tokens": 5}})[0] == 200
+
+
+def test_server_ends_though_its_model_hangs(serve: Callable[..., Served], registry: Served) -> None:
+    add_own(registry, "hung", '__import__("threading").Event().wait()', model="hung")
+    served = serve("hung", deadline=2.0)  # `model_server` waits for its end
+    for _ in range(2):
+        status, answer, _ = served.ask("/v1/predict", {"input": WHITE})
+        assert (status, "deadline" in answer["error"] or "busy" in answer["error"]) == (503, True)
+    assert served.get("/health")[1]["status"] == "live"
 
 
 def test_image_file_is_decoded_as_by_ingest(images: Served) -> None:
@@ -770,13 +794,13 @@ class Network(nn.Module):
 WHITE = np.full((1, 8, 8, 3), 255, np.uint8).tolist()
 
 
-def add_own(registry: Served, name: str, act: str) -> str:
-    """Register a version of `image` with a network of its own, which does `act` with white images."""
+def add_own(registry: Served, name: str, act: str, *, model: str = "image") -> str:
+    """Register a version with a network of its own, which does `act` with white images."""
     root = registry.workspace.root
     (root / f"{name}.py").write_text(NETWORK.replace("ACT", act))
     own = replace(SPECS["image"], factory=f"{name}:Network", code=f"{name}.py", root=str(root))
     settings.override(registry.workspace.params, {"registry.export": "none"})
-    number = Served(registry.project).add("image", own)
+    number = Served(registry.project).add(model, own)
     settings.override(registry.workspace.params, {"registry.export": "onnx"})
     return number
 

@@ -1,6 +1,7 @@
 """Limits of a request's head: a client cannot fill the memory with headers, or keep a connection without a request."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,11 +25,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"%08d" % size})
 
 
-def served(client: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+def served(client: Callable[[int], Coroutine[Any, Any, None]], http: type[HeadLimits] = HeadLimits) -> None:
     """Run a client with the port of a server."""
 
     async def run() -> None:
-        config = uvicorn.Config(app, port=0, http=HeadLimits, lifespan="off", log_level="critical")
+        config = uvicorn.Config(app, port=0, http=http, lifespan="off", log_level="critical")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         await asyncio.to_thread(until, lambda: server.started)
@@ -92,3 +93,72 @@ def test_a_connection_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyP
         assert rest == b""
 
     served(client)
+
+
+class Few(HeadLimits):
+    """Three connections at a time."""
+
+    most = 3
+
+
+def test_idle_connections_make_room_for_new_ones() -> None:
+    async def client(port: int) -> None:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        whole = HEAD.replace(b"Host", b"Connection: close\r\nHost") + b"Content-Length: 3\r\n\r\nabc"
+        assert b"200 OK" in await answer(port, whole)
+        assert await idle[0][0].read() == b""  # the oldest one was closed
+        idle[1][1].write(whole)
+        assert b"200 OK" in await idle[1][0].read()
+        for _, writer in idle:
+            writer.close()
+
+    served(client, Few)
+
+
+def test_health_is_answered_when_all_connections_are_busy() -> None:
+    async def client(port: int) -> None:
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        part = HEAD + b"Content-Length: 6\r\n\r\nabc"
+        for _, writer in busy:
+            writer.write(part + b"")
+            await writer.drain()
+        health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert b"200 OK" in await answer(port, health)
+        refused = await answer(port, HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n")
+        assert b"503 Service Unavailable" in refused
+        assert b"too many connections are open" in refused
+        for reader, writer in busy:
+            writer.write(b"def")
+            assert b"200 OK" in await reader.readline()
+            writer.close()
+
+    served(client, Few)
+
+
+def test_app_learns_when_a_request_began_and_whether_its_client_left() -> None:
+    left, scopes = asyncio.Event(), list[Any]()
+
+    class Noticed(HeadLimits):
+        """Notes scopes, and the end of a connection."""
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            scopes.append(self.scope)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            left.set()
+
+    async def client(port: int) -> None:
+        began = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+        assert b"200 OK" in await reader.readline()
+        (scope,) = scopes
+        assert began <= scope["ratchet.began"] <= time.monotonic()
+        assert not scope["ratchet.has_left"]()
+        writer.close()
+        await left.wait()
+        assert scope["ratchet.has_left"]()
+
+    served(client, Noticed)

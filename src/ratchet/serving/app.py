@@ -137,7 +137,9 @@ class ModelServer:
             self.follower.close()
 
     async def _warm(self) -> None:
-        """Load what explanations need, once a version is ready."""
+        """Load what explanations need, once a version is ready. A bundle is for machines without PyTorch."""
+        if isinstance(self.follower, Fixed):
+            return
         while (loaded := self.follower.current) is None:
             await asyncio.sleep(self.settings.poll)
         try:

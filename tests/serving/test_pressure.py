@@ -1,4 +1,4 @@
-"""The model server under pressure: what waits is bounded, what nobody waits for stops, and an end does not wait."""
+"""The model server under pressure: what waits is bounded, what no client waits for stops, and an end does not wait."""
 
 import asyncio
 import threading
@@ -254,7 +254,7 @@ def test_pixels_of_all_files_are_counted_before_the_first_is_decoded(monkeypatch
         given_arrays([bomb] * 60, IMAGES, "input", most=1024)
 
 
-def test_decoding_stops_when_nobody_waits() -> None:
+def test_decoding_stops_when_no_client_waits() -> None:
     calls = iter([None, None, None, TimeoutError()])
 
     def check() -> None:

@@ -22,7 +22,7 @@ class Lifetime:
     has_left: Callable[[], bool] = stays
 
     def check(self) -> None:
-        """Stop work that nobody waits for.
+        """Stop work that no client waits for.
 
         Raises:
             ClientDisconnect: the client has gone.

@@ -83,7 +83,7 @@ class Envelope:
     ) -> Question:
         """Return the rows of a request.
 
-        `check` is called between two image files, and raises an exception when nobody waits any more.
+        `check` is called between two image files, and raises an exception when no client waits any more.
 
         Raises:
             BadRequest: naming the field.

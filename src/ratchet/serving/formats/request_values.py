@@ -65,7 +65,7 @@ def given_arrays(
         most: rows that are allowed. They are counted before a file is decoded or a text is split into tokens.
         own: the user's own kind.
         plain: of a table, encodes rows that need no reading.
-        check: is called between two image files, and raises an exception when nobody waits any more.
+        check: is called between two image files, and raises an exception when no client waits any more.
 
     Raises:
         BadRequest: a value has another type, shape or range, or a column is missing or unknown.

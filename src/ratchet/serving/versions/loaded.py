@@ -150,7 +150,7 @@ class LoadedVersion:
     ) -> Iterator[str]:
         """Yield the text that a language model writes after each prompt. `parameters` are fields of `Sampling`.
 
-        `check` is called after each token, and raises an exception when nobody waits any more.
+        `check` is called after each token, and raises an exception when no client waits any more.
 
         Raises:
             TrainingError: a parameter is not allowed, or a prompt has text that the model does not know.

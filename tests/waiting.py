@@ -1,5 +1,6 @@
 """Waits of tests. The only place that sleeps: a test waits for a condition, and its failure says which one."""
 
+import asyncio
 import contextlib
 import inspect
 import subprocess
@@ -44,6 +45,14 @@ def until(
         if waited > seconds:
             raise AssertionError(f"{seconds:g} s were not enough for {_source(condition)}: {value!r}{_end(log)}")
         time.sleep(min(0.5, 0.01 + waited / 20) if pause is None else pause)
+
+
+async def until_in_loop(condition: Callable[[], object], seconds: float = LIMIT) -> None:
+    """Wait until the condition is true, while the event loop runs."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, f"{seconds:g} s were not enough for {_source(condition)}"
+        await asyncio.sleep(0.001)
 
 
 def until_or_end(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.requests import ClientDisconnect
+from waiting import until_in_loop
 
 from ratchet.kinds import ImageInput
 from ratchet.serving.answered import Answered
@@ -71,9 +72,7 @@ def soon() -> Lifetime:
 async def busy(batcher: Batcher, model: Model) -> "asyncio.Task[Any]":
     """Ask for one row, and return once the model computes it."""
     first = asyncio.create_task(batcher.predict(model.loaded, rows(1), soon()))
-    await asyncio.sleep(0)
-    while not model.taken.is_set():
-        await asyncio.sleep(0.001)
+    await until_in_loop(model.taken.is_set)
     return first
 
 
@@ -83,7 +82,7 @@ def test_many_rows_take_turns_with_other_requests() -> None:
         first = await busy(batcher, model)
         large = asyncio.create_task(batcher.predict(model.loaded, rows(100), soon()))
         small = asyncio.create_task(batcher.predict(model.loaded, rows(2), soon()))
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: batcher.waiting == 102)
         model.free.set()
         np.testing.assert_array_equal(await large, rows(100)[0])
         np.testing.assert_array_equal(await small, rows(2)[0])
@@ -104,7 +103,7 @@ def test_request_whose_client_left_is_not_computed() -> None:
         arrays = asyncio.create_task(batcher.predict(model.loaded, rows(5), lifetime))
         raw = Raw(lambda: read.append("left"), 10)
         unread = asyncio.create_task(batcher.answer(model.loaded, raw, lifetime))
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: batcher.waiting == 6)
         gone.set()
         model.free.set()
         for task in (arrays, unread):
@@ -127,8 +126,7 @@ def test_requests_are_read_by_the_thread_that_computes() -> None:
 
         first = await busy(batcher, model)
         tasks = [asyncio.create_task(batcher.answer(model.loaded, Raw(read, 10), soon())) for _ in range(4)]
-        await asyncio.sleep(0)
-        assert batcher.waiting == 4
+        await until_in_loop(lambda: batcher.waiting == 4)
         model.free.set()
         for task in tasks:
             np.testing.assert_array_equal((await task).predictions, rows(3)[0])
@@ -146,7 +144,7 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
         first = await busy(batcher, model)
         batcher.check(10, time.monotonic() + ENOUGH)
         waiting = [asyncio.create_task(batcher.predict(model.loaded, rows(1), soon())) for _ in range(2)]
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: batcher.waiting == 2)
         with pytest.raises(Overloaded):
             batcher.check(10, time.monotonic() + ENOUGH)
         model.free.set()
@@ -162,7 +160,7 @@ def test_close_drops_what_waits_though_the_model_hangs() -> None:
         batcher, model = Batcher(queue_rows=1024), Model()
         first = await busy(batcher, model)
         waiting = asyncio.create_task(batcher.predict(model.loaded, rows(1), soon()))
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: batcher.waiting == 1)
         batcher.close()
         with pytest.raises(Overloaded):
             await waiting
@@ -195,7 +193,7 @@ def test_generations_take_turns_and_end_with_their_client() -> None:
             asyncio.create_task(batcher.take_turns(texts(name, lifetime), lifetime, count=3, tokens=5))
             for name, lifetime in lifetimes.items()
         ]
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: batcher.waiting == 9)
         model.free.set()
         await first
         assert await tasks[0] == ["one 0", "one 1", "one 2"]
@@ -224,9 +222,9 @@ def test_bodies_in_memory_have_a_common_limit() -> None:
         bodies = Bodies(ServingSettings(body_mib=1.0))
         bodies.limit = 3 << 20
         part = b"a" * (1 << 19)
-        with bodies.hold() as one, bodies.hold() as two:
-            assert await one.read(sender(part, part), {}) == part + part
-            await two.read(sender(part, part), {})
+        with bodies.hold() as first, bodies.hold() as second:
+            assert await first.read(sender(part, part), {}) == part + part
+            await second.read(sender(part, part), {})
             with bodies.hold() as third, bodies.hold() as fourth:
                 await third.read(sender(part), {})
                 receive = sender(part, part)
@@ -248,7 +246,7 @@ def image_file(width: int) -> bytes:
     return file.getvalue()
 
 
-def test_pixels_of_all_files_are_counted_before_the_first_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_of_all_files_are_counted_before_decoding() -> None:
     bomb = image_file(6320)  # 38 KB
     with pytest.raises(TooManyRows, match=r"more than 100,000,000 pixels in 3 of 60 image files"):
         given_arrays([bomb] * 60, IMAGES, "input", most=1024)
@@ -313,11 +311,9 @@ def test_worker_is_bounded_and_its_end_does_not_wait() -> None:
             free.wait(ENOUGH)
 
         tasks = [asyncio.create_task(worker.run(hang, soon()))]
-        await asyncio.sleep(0)
-        while not taken.is_set():
-            await asyncio.sleep(0.001)
+        await until_in_loop(taken.is_set)
         tasks += [asyncio.create_task(worker.run(hang, soon())) for _ in range(16)]
-        await asyncio.sleep(0)
+        await until_in_loop(lambda: len(worker._jobs) == 16)
         with pytest.raises(Overloaded):
             await worker.run(hang, soon())
         worker.close()
@@ -340,7 +336,7 @@ class Clock:
 
 
 @pytest.fixture
-def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Canary, Clock]]:
+def canary(tmp_path: Path) -> Iterator[tuple[Canary, Clock]]:
     """A canary on trial beside the version `served`, and its clock."""
     clock = Clock()
     loaded = SimpleNamespace(identity=SimpleNamespace(run_id="canary"))

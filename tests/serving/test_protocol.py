@@ -135,7 +135,7 @@ def test_health_is_answered_when_all_connections_are_busy() -> None:
     served(client, Few)
 
 
-def test_app_learns_when_a_request_began_and_whether_its_client_left() -> None:
+def test_scope_says_when_requests_began_and_clients_left() -> None:
     left, scopes = asyncio.Event(), list[Any]()
 
     class Noticed(HeadLimits):

@@ -40,7 +40,7 @@ class Duration:
 
 @dataclass
 class Slack:
-    """How many times the expected seconds an answer takes: other threads and the event loop need the processor, too."""
+    """Factor from expected to true seconds: other threads and the event loop need the processor, too."""
 
     ratio: float = 1.0
 

@@ -24,7 +24,7 @@ print(json.dumps([before, peak()]))
 """
 
 PAIRS = """
-from ratchet.data.checks.near_duplicates import similar_pairs
+from ratchet.data.checks.near_duplicates import Signatures, similar_pairs
 
 drawn = np.random.default_rng(0)
 rows = 20_000
@@ -34,7 +34,8 @@ for part in range(4):  # like images on a plain background: few fingerprints, ea
     marks = (marks & ~np.uint64(0xFFFF << 16 * part)) | few
 small = drawn.integers(0, 256, (rows, 8, 8), dtype=np.uint8)
 before = peak()
-similar_pairs(marks, small)
+images = np.zeros((rows, 16, 16, 1), np.uint8)
+similar_pairs(Signatures(np.repeat(marks[:, None], 8, axis=1), small), lambda some: images[some])
 """
 
 ABSENT = """

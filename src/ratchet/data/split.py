@@ -69,23 +69,23 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
 
     Samples with equal `u`, which are copies or one group, keep one position. A group counts in its most frequent class.
     """
-    units = (
-        pl.DataFrame({"u": u, "class": classes})
-        .group_by("u", "class").agg(size=pl.len())
-        .sort("size", "class", descending=[True, False])
-        .group_by("u", maintain_order=True).agg(pl.col("class").first(), pl.col("size").sum())
-        .sort("class", "u")
-        .with_columns(
-            before=pl.col("size").cum_sum().over("class") - pl.col("size"), total=pl.col("size").sum().over("class")
-        )
-    )  # fmt: skip
+    values, unit, sizes = np.unique(u, return_inverse=True, return_counts=True)
+    names = classes.unique().sort()
+    codes = classes.cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
+    code = np.zeros(len(values), np.int64)
+    code[unit] = codes
+    copied = np.flatnonzero(sizes[unit] > 1)
+    pairs, counts = np.unique(unit[copied] * len(names) + codes[copied], return_counts=True)
+    ranked = pairs[np.lexsort((-pairs, counts))]  # the most frequent class of a unit is last; of equals the first
+    code[ranked // max(1, len(names))] = ranked % max(1, len(names))
+    order = np.argsort(code, kind="stable")  # by class, then by u
+    total = np.bincount(code, weights=sizes, minlength=len(names))
+    before = np.cumsum(sizes[order]) - sizes[order] - (np.cumsum(total) - total)[code[order]]
     # The start differs by class. Else all classes would be rounded the same way, and small ones would have no test.
-    starts = {name: position(f"class {name}") for name in units["class"].unique()}
-    start = units["class"].replace_strict(starts, return_dtype=pl.Float64)
-    even = ((units["before"] + start * units["size"]) / units["total"]).clip(upper_bound=1 - 2**-53)
-    order = units["u"].arg_sort()
-    places = np.searchsorted(units["u"].gather(order).to_numpy(), u)
-    result: NDArray[np.float64] = even.gather(order).to_numpy()[places]
+    start = np.array([position(f"class {name}") for name in names])[code[order]]
+    even = np.empty(len(values))
+    even[order] = np.minimum((before + start * sizes[order]) / total[code[order]], 1 - 2**-53)
+    result: NDArray[np.float64] = even[unit]
     return result
 
 

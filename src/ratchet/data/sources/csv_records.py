@@ -238,7 +238,8 @@ def _scan(content: bytes, separator: str) -> Layout | None:
         if len(closed):
             count[0] += before
             before = len(marks) - int(upto[-1])
-            new_lines = line + 1 + np.searchsorted(np.flatnonzero(newline), closed)
+            place = np.arange(len(closed)) if outer is True else np.searchsorted(np.flatnonzero(newline), closed)
+            new_lines = line + 1 + place
             ends.append(closed + first)
             lines.append(np.concatenate([[open_line], new_lines[:-1]]))
             cells.append(count)

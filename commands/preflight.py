@@ -18,7 +18,7 @@ from commands.app import new_console
 from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
-from ratchet.errors import DataError, RatchetError, RegistryError
+from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
 from ratchet.kinds import Classes, TokensInput
 from ratchet.references import require_references
 from ratchet.settings.model import Params
@@ -66,7 +66,6 @@ class _Preflight:
 
     def run(self, params: Params, scratch: Scratch) -> bool:
         """Run every step until one fails. Return whether all succeeded."""
-        from tasks.evaluate import evaluate
         from tasks.export import export
 
         tiny = self._tiny(params, scratch)
@@ -74,7 +73,7 @@ class _Preflight:
             "ingest": lambda: self._ingest(params, tiny, scratch),
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
-            "evaluate": lambda: f"{evaluate(tiny, scratch, watch=self).rows} test samples predicted and measured",
+            "evaluate": lambda: self._evaluate(params, tiny, scratch),
             "export": lambda: export(tiny, scratch, watch=self).summary,
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
@@ -185,6 +184,21 @@ class _Preflight:
 
         trained = train(tiny, scratch, watch=self)
         return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
+
+    def _evaluate(self, params: Params, tiny: Params, scratch: Scratch) -> str:
+        """Measure the model, and check that it has the gate's metric. Few samples may leave a metric undefined."""
+        from ratchet.evaluation.metrics import read_metrics
+        from tasks.evaluate import evaluate
+
+        rows, key = evaluate(tiny, scratch, watch=self).rows, params.gate.minimum_metric
+        metrics = read_metrics(scratch.reports)
+        known = ("auto", "none", *metrics.named())
+        if key not in known and not hasattr(getattr(metrics, "average", metrics), key):
+            raise SettingsError(
+                f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: {', '.join(known)}. Fix: "
+                "`ratchet set gate.minimum_metric=auto`"
+            )
+        return f"{rows} test samples predicted and measured"
 
     def _register(self, tiny: Params, scratch: Scratch) -> str:
         from tasks.register import register

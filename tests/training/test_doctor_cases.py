@@ -1,6 +1,7 @@
 """The doctor finds planted bugs of models and Datasets, and is silent about sound ones that look like them."""
 
 import copy
+import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -300,6 +301,43 @@ BUGS |= {
         expect("unused-pixels", share=0.75),
     ),
 }
+
+# Training and eval mode as functions
+BUGS |= {
+    "channels flipped in eval": (
+        before(lambda self, x: x if self.training else x.flip(1)),
+        expect("other-function-in-eval"),
+    ),
+    "logits / 20 in training": (
+        after(lambda self, x: x / 20 if self.training else x),
+        expect("other-function-in-eval"),
+    ),
+    "input times 0": (before(lambda _, x: x * 0), expect("constant-input")),
+    "one-hot argmax": (
+        after(lambda _, x: functional.one_hot(x.argmax(1), 10).float() + 0 * x),
+        expect("bounded-logits", function="one-hot argmax"),
+    ),
+}
+
+
+@bug("one batch norm at two places", "shared-batch-norm", "bn1")
+class _SharedNorm(Net):
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(classes)
+        self.conv2, self.bn2 = nn.Conv2d(16, 16, 3, padding=1), self.bn1
+        self.hidden = nn.Linear(16 * 16, 64)
+
+
+@bug("noise of the system's generator", "unseeded-forward")
+class _SystemNoise(Net):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) + (random.SystemRandom().gauss(0, 1) if self.training else 0.0)
+
+
+def test_noise_is_not_called_a_mixing_of_samples(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert [finding.rule for finding in look(_SystemNoise(), tmp_path)] == ["unseeded-forward"]
+
 
 # Logits
 BUGS |= {

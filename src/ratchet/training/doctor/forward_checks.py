@@ -1,5 +1,6 @@
 """Checks of forward(): modes, randomness, batch norm, dropout, input scale and state, on a few forward passes."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ratchet.training.batches import Inputs
 from ratchet.training.device import seed_step
-from ratchet.training.doctor.layers import batch_norms, layer_name, layer_names, tracks
+from ratchet.training.doctor.layers import batch_norms, layer_name, layer_names, tracks, weighted_layers
 from ratchet.training.doctor.passes import (
     Recorder,
     generator_states,
@@ -70,7 +71,9 @@ def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -
             model.load_state_dict(start, strict=False)
             return _Pass.run(model, inputs, mode, seed=seed + offset)
 
-        first, again, other = (run("training", offset) for offset in (0, 0, 1))
+        with _places(model) as places:
+            first = run("training", 0)
+        again, other = run("training", 0), run("training", 1)
         for offset in range(1, _PASSES):  # stochastic depth skips some layers in each pass
             if not first.unmoved:
                 break
@@ -79,12 +82,36 @@ def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -
         evaluated = run("eval", 0)
     yield from _randomness(first, again, other)
     yield from _batch_norms(model, first, pretrained=pretrained)
+    if shared := tuple(name for name, layers in places.items() if len(layers) > 1):
+        yield Finding.of("shared-batch-norm", *shared)
     yield from _dropouts(model, first)
     if isinstance(model, ImageModel):
-        yield from _input(model.prepared(*inputs)[0].float(), {"training": first.input, "eval": evaluated.input})
+        prepared = model.prepared(*inputs)[0].float()
+        yield from _input(prepared, {"training": first.input, "eval": evaluated.input})
     changed = next((each for each in (first, evaluated) if each.changed), None)
     if changed is not None:
         yield Finding.of("changed-in-forward", *changed.changed, mode=changed.mode)
+
+
+@contextlib.contextmanager
+def _places(model: Model) -> Iterator[dict[str, set[str]]]:
+    """Record inside, for each batch norm, the weighted layers that ran last before it."""
+    places: dict[str, set[str]] = {}
+    last = [""]
+    hooks = [
+        layer.register_forward_hook(lambda *_, name=name: last.__setitem__(0, name))
+        for name, layer in weighted_layers(model).items()
+    ]
+    hooks += [
+        norm.register_forward_pre_hook(lambda *_, name=name: places.setdefault(name, set()).add(last[0]))
+        for name, norm in batch_norms(model).items()
+        if tracks(norm)
+    ]
+    try:
+        yield places
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -161,6 +188,10 @@ class _Scaling(NamedTuple):
 
 def _input(expected: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> Iterator[Finding]:
     """Compare the first layer's input with the normalised images, in each mode."""
+    for mode, value in inputs.items():
+        if value is not None and value.numel() and bool((value == value[:1]).all()) and bool(expected.var() > 0):
+            yield Finding.of("constant-input", mode=mode)
+            return
     scalings = {mode: _scaling(expected, value.float()) for mode, value in inputs.items() if value is not None}
     for mode, scaling in scalings.items():
         if scaling is None:

@@ -20,6 +20,7 @@ _SAMPLES, _SAMPLES_LARGE = 8, 6  # the second where all images together have mor
 _LARGE = 1 << 20
 _GRADIENT_SAMPLES = 4  # for the check for unused input
 _MIXED = 1e-4  # share of the largest logit above which a change is more than rounding
+_OTHER = 0.05  # share of the outputs by which those of training mode may differ from those of eval mode
 _DIFFERS = 1e-2  # share of the largest logit by which a sample alone may differ from the same sample in a batch
 _NOISE = 0.1  # added to weights, as a share of their standard deviation
 _NOISE_FROM_ZERO = 0.02  # added to weights that are all equal
@@ -47,7 +48,8 @@ def check_independence(model: Model, inputs: Inputs, described: Input, seed: int
                 yield from _alone(model, inputs, logits)
             model.train()
             with Steady():
-                _, mixed = _mixing(model, inputs, seed)
+                trained, mixed = _mixing(model, inputs, seed)
+                yield from _other_function(model, inputs, trained, seed)
             if mixed:
                 yield Finding.of("mixed-samples", mode="training", share=mixed, running_statistics=True)
     model.eval()
@@ -84,7 +86,7 @@ def _mixing(model: Model, inputs: Inputs, seed: int) -> tuple[torch.Tensor, floa
     others = tuple(map(_replaced, inputs))
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     logits = []
-    for batch in (inputs, others):
+    for batch in (inputs, others, inputs):
         seed_step(seed, 0, inputs[0].device)
         logits.append(model(*batch))
         for buffer, before in buffers:
@@ -94,7 +96,26 @@ def _mixing(model: Model, inputs: Inputs, seed: int) -> tuple[torch.Tensor, floa
         return logits[0], 0.0
     largest = float(logits[0].abs().max())
     share = largest_difference(logits[0][1::2], logits[1][1::2]) / largest if largest else 0.0
-    return logits[0], share if share > _MIXED else 0.0
+    is_random = not nearly_equal(logits[2], logits[0], _MIXED)  # has its own finding, and says nothing of other samples
+    return logits[0], share if share > _MIXED and not is_random else 0.0
+
+
+def _other_function(model: Model, inputs: Inputs, trained: torch.Tensor, seed: int) -> Iterator[Finding]:
+    """Compare the function of training mode with that of eval mode, where neither is random.
+
+    Batch norms use their running statistics in both, and dropouts are off: a sound model is the same function.
+    """
+    seed_step(seed + 1, 0, inputs[0].device)
+    other = model(*inputs)
+    model.eval()
+    evaluated = model(*inputs)
+    model.train()
+    if evaluated.shape != trained.shape or not nearly_equal(other, trained, _MIXED):
+        return  # such as stochastic depth, whose two passes differ
+    size = max(float(trained.norm()), float(evaluated.norm()))
+    share = float((trained - evaluated).norm()) / size if size else 0.0
+    if share > _OTHER:
+        yield Finding.of("other-function-in-eval", share=share)
 
 
 def _replaced(values: torch.Tensor) -> torch.Tensor:

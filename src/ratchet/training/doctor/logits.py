@@ -48,6 +48,8 @@ def probability_function(logits: torch.Tensor) -> str | None:
     """Return softmax, log-softmax or sigmoid where the logits are the output of one."""
     values = logits.detach().double().flatten(0, -2)
     sums = torch.ones(len(values), dtype=torch.float64, device=values.device)
+    if _is_one_hot(values):
+        return None  # `check_logits` names it
     if values.min() >= 0 and torch.allclose(values.sum(1), sums, rtol=0, atol=_PROBABILITY):
         return "softmax"
     if torch.allclose(values.exp().sum(1), sums, rtol=0, atol=_PROBABILITY):
@@ -103,6 +105,8 @@ def _bound(logits: torch.Tensor, *, binary: bool) -> tuple[str, float] | None:
         lowest = _lowest_loss(_span(last, values) / (2 if binary else 1), 2 if binary else classes)
         if always or lowest > _LOWEST_LOSS:
             return function, lowest
+    if _is_one_hot(values):
+        return "one-hot argmax", _lowest_loss(float((values.amax(1) - values.amin(1)).max()), classes)
     if binary:
         return None
     distance = float((values - values.mean(0)).norm(dim=1).mean())  # of one sample's logits from the others'
@@ -115,6 +119,15 @@ def _bound(logits: torch.Tensor, *, binary: bool) -> tuple[str, float] | None:
         lowest = _lowest_loss(float(norms.mean()) * math.sqrt(2), classes)
         return ("normalisation", lowest) if lowest > _LOWEST_LOSS else None
     return None
+
+
+def _is_one_hot(values: torch.Tensor) -> bool:
+    """Return whether each row has one large value, and the others are equal, as after an argmax."""
+    if values.shape[1] < 3 or len(values) < 2:
+        return False
+    ordered = values.sort(1).values
+    step = ordered[:, -1] - ordered[:, -2]
+    return bool((step > 0).all()) and bool((ordered[:, -2] - ordered[:, 0] <= _ROUNDING * step).all())
 
 
 def _factor(logits: torch.Tensor) -> float | None:

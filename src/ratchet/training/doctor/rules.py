@@ -116,6 +116,11 @@ _MODEL = {
         "softmax, norm), or a permutation of the samples",
         {"running_statistics": ". Batch norms used their running statistics in this test"},
     ),
+    "other-function-in-eval": Rule(
+        "The model computes another function in training than in eval mode: with running statistics and without "
+        "dropout the outputs for the same samples differ by {share:.0%}",
+        "look for `if self.training` in forward(), such as a factor, a flip or an order of channels in one mode only",
+    ),
     "batch-axis-lost": Rule(
         "A batch of one sample gets outputs of shape {shape}, expected {expected}",
         "remove squeeze() from forward(), or name its axis; flatten(1) keeps the batch axis",
@@ -154,6 +159,10 @@ _MODEL = {
         "No logit depends on {share:.0%} of the pixels",
         "look for an index or a slice in forward() that leaves them out",
         severity="warning",
+    ),
+    "constant-input": Rule(
+        "In {mode} mode the first layer gets the same values for every image: no output depends on the images",
+        "look for a factor of 0, or for a tensor that replaces the input in forward()",
     ),
     "input-scaled-again": Rule(
         "forward() scales its input again: the first layer gets the normalised images times {scale:.3g} plus "
@@ -197,6 +206,12 @@ _MODEL = {
         "{subject} has no running statistics (track_running_stats=False): in eval mode the outputs of a sample "
         "depend on the other samples of its batch",
         "leave track_running_stats at its default, True, or use group or layer norm",
+    ),
+    "shared-batch-norm": Rule(
+        "{subject} normalises the outputs of several layers in one pass: its running statistics, which eval mode uses, "
+        "are a mean of them and fit none",
+        "give each place a batch norm of its own",
+        severity="warning",
     ),
     "frozen-running-statistics": Rule(
         "The running statistics of {subject} do not change in training: eval mode normalises with the initial mean 0 "

@@ -199,9 +199,16 @@ class Answering:
         """Pass an answer to the observers."""
         seconds = time.monotonic() - call.began
         answered = Answered(
-            call.envelope, question, answer, loaded, call.key, call.client, time.time() - seconds, seconds,
+            call.envelope,
+            question,
+            answer,
+            loaded,
+            call.key,
+            call.client,
+            time.time() - seconds,
+            seconds,
             model_seconds,
-        )  # fmt: skip
+        )
         for observe in self.observers:
             observe(answered)
 
@@ -283,9 +290,10 @@ class Answering:
         seconds = batcher.seconds_of(question.rows, tokens) or question.rows * tokens * loaded.token_seconds
         if question.rows > 1 and seconds > rest:
             raise Refused(
-                413, f"found {question.rows} prompts with up to {tokens} tokens each; they need about {seconds:.0f} s; "
+                413,
+                f"found {question.rows} prompts with up to {tokens} tokens each; they need about {seconds:.0f} s; "
                 f"allowed: {max(0.0, rest):.1f} s. Fix: send fewer prompts in one request, or a smaller max_tokens",
-            )  # fmt: skip
+            )
         turns = loaded.generate(question.prompts, parameters, lifetime.check)
         texts = await batcher.take_turns(turns, lifetime, count=question.rows, tokens=tokens)
         return Answer(new_id(), loaded.identity, loaded.spec, texts)

@@ -147,9 +147,7 @@ class Canary:
         if now < counted.get((client, is_canary), -math.inf) + _SPAN:
             return False
         if len(counted) >= _CLIENTS:
-            self._trial.counted = counted = {
-                key: latest for key, latest in counted.items() if now < latest + _SPAN
-            }  # fmt: skip
+            self._trial.counted = counted = {key: latest for key, latest in counted.items() if now < latest + _SPAN}
         counted[client, is_canary] = now
         return True
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.kinds import Input, ModelSpec, TextInput
+from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput, TextInput
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def _samples(
 ) -> "tuple[dict[str, NDArray[Any]], Input]":
     """Return the training samples as `fit_baseline` takes them, and their input.
 
-    A baseline of texts learns its own vocabulary, but the one of a blend has the network's tokenizer.
+    A baseline of texts learns its own vocabulary, and trees take numbers as they are packed, but the baseline of a
+    blend has the network's tokenizer and scaling.
     """
     from ratchet import training
     from ratchet.tokens.tokenizers import encode
@@ -154,8 +155,12 @@ def _samples(
         case StreamSplit():
             return {"ids": np.asarray(train.windows.ids)}, described
         case training.TableSplit():
-            return dict(zip(train.array_names, train.gather(rows), strict=True)), described
+            assert isinstance(described, TableInput), "a split of a table has this input"
+            arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
+            return arrays, described if job.variant == "blend" else described.unscaled
         case ArraysSplit():
-            return dict(zip(train.described.names, train.gather(rows), strict=True)), described
+            assert isinstance(described, ArraysInput), "a split of arrays has this input"
+            arrays = dict(zip(train.described.names, train.gather(rows), strict=True))
+            return arrays, described if job.variant == "blend" else described.unscaled
         case _:
             return {}, described

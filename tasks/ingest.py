@@ -112,6 +112,8 @@ def _report_problems(workspace: Workspace, watch: Watch) -> None:
         watch.say(f"problem: {problem['chosen']} ({problem['why']}); to change it: ratchet set data.problem=...")
         for note in problem["notes"]:
             watch.say(note)
+    for note in profile.get("notes", ()):
+        watch.say(note)
     if left_out := [column for column in profile.get("columns", ()) if column["type"] in ("id", "text", "ignored")]:
         named = "; ".join(f"{column['name']} ({column['type']}: {column['why']})" for column in left_out[:_SHOWN])
         more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""

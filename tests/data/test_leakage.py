@@ -1,11 +1,13 @@
 """Columns that reveal the class are named, and no others."""
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
 from ratchet import files
 from ratchet.data.checks.leakage import revealing_columns
+from ratchet.data.profile import bins
 from ratchet.reports.data_card import card
 
 DRAWN = np.random.default_rng(0)
@@ -67,3 +69,100 @@ def test_a_format_that_reveals_the_class_is_on_the_card(place) -> None:
     assert "Possible data leakage: format alone predicts the class of 100 % of" in card(
         place.packed, place.quarantine, changed=None
     ).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def leaks_of(table, content: str | bytes, name: str = "rows.csv", **settings: object) -> list[str]:
+    table.write(content, name)
+    table.ingest(name, **settings)
+    return sorted(leak["column"] for leak in table.profile()["telling"]["class"])
+
+
+def csv_of(**columns: object) -> str:
+    return pl.DataFrame(columns).write_csv()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.92, 0.98, 0.02, 0.995])
+def test_a_threshold_that_decides_a_class_is_named(table, share: float) -> None:
+    score, other = DRAWN.random(4000), DRAWN.random(4000)
+    label = np.where(score > share, "pos", "neg")
+    assert leaks_of(table, csv_of(score=score, other=other, label=label)) == ["score"]
+
+
+@pytest.mark.parametrize("every", [2, 20, 50, 200])
+@pytest.mark.parametrize("kind", ["flag", "text", "middle", "missing"])
+def test_a_copy_of_a_class_of_any_share_is_named(table, every: int, kind: str) -> None:
+    rare = np.arange(4000) % every == 0
+    leak = {
+        "flag": rare.astype(int).tolist(),
+        "text": np.where(rare, "y", "n").tolist(),
+        "middle": np.where(rare, 5.0, DRAWN.choice([1.0, 2.0, 8.0, 9.0], 4000)).tolist(),
+        "missing": [None if yes else value for yes, value in zip(rare, DRAWN.random(4000), strict=True)],
+    }[kind]
+    content = csv_of(x=DRAWN.random(4000), leak=leak, y=np.where(rare, "rare", "common"))
+    assert leaks_of(table, content, label_column="y") == ["leak"]
+
+
+def test_a_copy_of_one_rare_class_of_many_is_named(table) -> None:
+    label = np.where(np.arange(3000) % 40 == 0, "rare", DRAWN.choice(["a", "b", "c"], 3000))
+    content = csv_of(x=DRAWN.random(3000), leak=(label == "rare").astype(int), label=label)
+    assert leaks_of(table, content) == ["leak"]
+
+
+@pytest.mark.parametrize("kind", ["log-normal", "zero-inflated", "normal"])
+def test_a_copy_of_a_skewed_number_is_named(table, kind: str) -> None:
+    target = DRAWN.lognormal(3, 2, 3000) if kind == "log-normal" else DRAWN.normal(0, 1, 3000)
+    target = np.where(DRAWN.random(3000) < 0.9, 0.0, DRAWN.lognormal(3, 2, 3000)) if kind[0] == "z" else target
+    content = csv_of(x=DRAWN.random(3000), leak=target * 1.1, target=target)
+    assert leaks_of(table, content, label_column="target") == ["leak"]
+
+
+def test_a_copy_of_the_second_target_is_named(table) -> None:
+    first, second = DRAWN.normal(0, 1, 2000), DRAWN.normal(0, 1, 2000)
+    content = csv_of(x=DRAWN.random(2000), leak=2 * second, first=first, second=second)
+    assert leaks_of(table, content, label_column=("first", "second")) == ["leak"]
+    flags = (DRAWN.random(2000) < 0.03).astype(int)
+    content = csv_of(x=DRAWN.random(2000), leak=flags, first=(first > 0).astype(int), second=flags)
+    assert leaks_of(table, content, label_column=("first", "second"), problem="multi-label") == ["leak"]
+
+
+def test_noise_beside_rare_classes_is_not_named(table) -> None:
+    label = ["rare" if row in (7, 900, 2222, 3333, 4444) else "common" for row in range(5000)]
+    noise = {f"n{place}": DRAWN.random(5000) for place in range(10)}
+    noise["city"] = DRAWN.choice([f"city {place}" for place in range(900)], 5000)
+    assert leaks_of(table, csv_of(**noise, label=label)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "expected"),
+    [
+        ("titanic.csv", {"label_column": "survived"}, ["alive"]),
+        ("penguins.csv", {"label_column": "species"}, []),
+        ("adult.data", {"label_column": "column_15"}, []),
+        ("elec.csv", {"label_column": "class"}, []),
+        ("bike-sharing/hour.csv", {"label_column": "cnt"}, ["registered"]),
+    ],
+)
+def test_known_tables_have_no_false_leaks(table, tabular, file: str, settings: dict[str, object], expected) -> None:
+    table.ingest(tabular(file), **settings)
+    assert [leak["column"] for leak in table.profile()["telling"]["class"]] == expected
+
+
+def test_the_index_of_pandas_is_no_feature(table) -> None:
+    label = np.repeat(["a", "b"], 200)
+    frame = pd.DataFrame({"x": DRAWN.random(400), "label": label}).sample(frac=1, random_state=0)
+    frame.to_parquet(table.root / "rows.parquet")
+    table.ingest("rows.parquet")
+    assert table.types() == {"x": "numeric", "__index_level_0__": "ignored"}
+    table.ingest("rows.parquet", columns={"__index_level_0__": "numeric"})
+    assert table.types()["__index_level_0__"] == "numeric"
+
+
+@pytest.mark.parametrize(("numbers", "edges", "counts"), [
+    ([0.0] * 98 + [1.0] * 2, [1.0], [98, 2]),
+    ([0.0] * 92 + list(range(1, 9)), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [92] + [1] * 8),
+])  # fmt: skip
+def test_values_of_many_rows_have_bins_of_their_own(numbers, edges, counts) -> None:
+    assert bins(pl.Series(numbers)) == {"edges": edges, "counts": counts}
+    mixed = bins(pl.Series([0.0] * 900 + np.linspace(1, 100, 100).tolist()))
+    assert mixed["counts"][:2] == [0, 900]
+    assert len(mixed["counts"]) > 8

@@ -88,7 +88,7 @@ def _vectors(ids: Ids, starts: Starts, width: int) -> tuple[sparse.csr_matrix, N
 
 def _fit(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Classes | Labels | Numbers) -> _Linear:
     if isinstance(target, Numbers):
-        scaled = (targets.astype(np.float64) - np.array(target.mean)) / np.array(target.std)
+        scaled = target.scaled(targets)
         if not vectors.shape[1]:
             return _Linear(np.zeros((0, target.outputs)), scaled.mean(0))
         model = Ridge(solver="sparse_cg", tol=1e-6).fit(vectors, scaled)

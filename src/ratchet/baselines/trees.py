@@ -1,6 +1,7 @@
 """Gradient-boosted trees: scikit-learn's HistGradientBoosting with its default settings, as tensors of `Trees`.
 
-The numbers are those that the network gets, standardised in float32, and missing ones are NaN. Categories are native.
+The numbers are those of the input: as they are packed, or of a blend those that the network gets. Missing ones are NaN.
+Categories are native.
 scikit-learn allows 255 categories in a column; the rarest ones of a column with more share one.
 """
 
@@ -97,7 +98,7 @@ def _sums(
                 continue
             model = _fit(rows, column.astype(np.int64), native, seed, iterations=_ITERATIONS)
         else:
-            scaled = (column - target.mean[number]) / target.std[number]
+            scaled = target.scaled(targets)[:, number]
             model = HistGradientBoostingRegressor(categorical_features=native, random_state=seed).fit(rows, scaled)
         yield TreeSum(model._baseline_prediction.item(), [trees[0] for trees in model._predictors])
 

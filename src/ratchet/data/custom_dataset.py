@@ -17,6 +17,7 @@ from pandera import polars as pa
 from ratchet import files
 from ratchet.data import pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
+from ratchet.data.checks.far_values import moments
 from ratchet.data.manifest import FORMAT, CustomDataset, CustomRows, Manifest, SplitFiles
 from ratchet.data.profile import profile
 from ratchet.data.reading.subset import evenly_spaced
@@ -57,7 +58,7 @@ def ingest_custom(
         conflicts=exact_duplicates.label_conflicts(index), quarantined=by_rule,
         terms=terms(_rules(facts["image"], classes=1), ("image", "finite")),
     )  # fmt: skip
-    files.write_json(draft / "profile.json", description)
+    files.write_json(draft / "profile.json", description | {"notes": measured.notes})
     notes = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
     manifest = Manifest.sealed(
         notes, format=FORMAT, name=source.name, input=measured.input, target=Classes(source.classes),
@@ -132,12 +133,23 @@ class _Measured:
 
     Attributes:
         shape: height, width, channels and dtype, which all images share.
-        mean, std, low, high: per channel, over all pixels.
+        mean, std, low, high: per channel, over all pixels of the images without far pixels.
+        far: ids of the other images.
+        limits: lowest and highest pixel for a network, if there are such images; else empty.
     """
 
     def __init__(self, train: pl.DataFrame) -> None:
         self.shape = train.select("height", "width", "channels", "dtype").row(0, named=True)
-        mean, variance, low, high = (_per_channel(train, name) for name in _STATISTICS)
+        lowest, highest = (_per_channel(train, name) for name in ("low", "high"))
+        ranges = [moments(lowest.min(1)), moments(highest.max(1))]
+        is_far = np.zeros(train.height, bool)
+        for scale, values in zip(ranges, (lowest.min(1), highest.max(1)), strict=True):
+            if scale.range:
+                is_far |= (values < scale.range[0]) | (values > scale.range[1])
+        self.far, usual = train["id"].filter(pl.Series(is_far)).to_list(), train.filter(pl.Series(~is_far))
+        mean, variance, low, high = (_per_channel(usual, name) for name in _STATISTICS)
+        width = float(high.max() - low.min()) or 1.0
+        self.limits: tuple[float, ...] = (float(low.min()) - width, float(high.max()) + width) if self.far else ()
         self.mean: Floats = mean.mean(0)
         # All images have the same number of pixels, so the total variance is the mean of their variances plus the
         # variance of their means.
@@ -149,7 +161,21 @@ class _Measured:
 
     @property
     def input(self) -> ImageInput:
-        return ImageInput(**self.shape, mean=tuple(self.mean.tolist()), std=tuple(self.std.tolist()))
+        return ImageInput(
+            **self.shape, mean=tuple(self.mean.tolist()), std=tuple(self.std.tolist()), limits=self.limits
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """A note about the images with far pixels."""
+        if not self.far:
+            return []
+        lowest, highest = self.limits
+        return [
+            f"{len(self.far):,} training images have pixels far from those of the others ({self.low.min():g} to "
+            f"{self.high.max():g}), such as {self.far[0]}. Networks get {lowest:g} or {highest:g} for "
+            "them. If they mean missing, replace them in the Dataset"
+        ]
 
     @property
     def pixel_statistics(self) -> dict[str, object]:

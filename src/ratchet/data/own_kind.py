@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ratchet.data import labelled, overrides, pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
+from ratchet.data.checks.far_values import moments
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest
 from ratchet.data.privacy import without_private
@@ -287,9 +288,8 @@ def _described(reading: _Reading, index: pl.DataFrame) -> list[Array]:
     """Return the description of each array, with mean and standard deviation of the training values."""
     rows, described = index.filter(pl.col("split") == "train")["row"], []
     for name, dtype, shape in layout_of(reading.arrays[index["row"][0]]):
-        values = reading.stacked(name, rows).astype(np.float64)
-        std = float(values.std())
-        described.append(Array(name, dtype, shape, float(values.mean()), std if std > 0 else 1.0))
+        scale = moments(reading.stacked(name, rows))
+        described.append(Array(name, dtype, shape, scale.mean, scale.std, scale.limits))
     return described
 
 
@@ -298,13 +298,20 @@ def _profile(
 ) -> dict[str, object]:
     """Return what profile.json has of arrays alone: statistics of the training values, bins of the samples' means."""
     train = index.filter(pl.col("split") == "train")
-    facts, drift = [], {}
+    facts, drift, notes = [], {}, []
     for array in described:
         values = reading.stacked(array.name, train["row"]).astype(np.float64).reshape(train.height, -1)
         low, middle, high = (float(value) for value in np.quantile(values, [0.0, 0.5, 1.0]))
         statistics = {"mean": array.mean, "std": array.std, "min": low, "median": middle, "max": high}
         facts.append({"name": array.name, "type": array.dtype, "shape": list(array.shape), **statistics})
         drift[array.name] = bins(pl.Series(values.mean(axis=1)))
+        if array.limits:
+            is_far = (values < array.limits[0]) | (values > array.limits[1])
+            notes.append(
+                f"{array.name}: {int(is_far.sum()):,} of {values.size:,} training values are far from the others, such "
+                f"as {values[is_far][0]:g}. Networks get {array.limits[0]:g} or {array.limits[1]:g} for them. If they "
+                f"mean missing, replace them in {reading.kind.name.rpartition(':')[2]}.arrays"
+            )
     classes = {"class": bins(train["class"])} if source.classes else {}
     request = {array.name: [{"rule": "other-shape", "check": array.described}] for array in described}
-    return {"arrays": facts, "contract": {"request": request, "drift": {**drift, **classes}}}
+    return {"arrays": facts, "notes": notes, "contract": {"request": request, "drift": {**drift, **classes}}}

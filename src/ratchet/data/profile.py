@@ -7,13 +7,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.checks.leakage import determining_columns, revealing_columns
+from ratchet.data.checks.value_bins import value_edges
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.split import SPLITS
 from ratchet.data.tables.targets import Labelling
 
-__all__ = ["bins", "profile", "sorted_bins", "telling_columns"]
+__all__ = ["bins", "profile", "sorted_bins", "target_leaks", "telling_columns"]
 
 _MAX_LISTED = 100
+_BINS = 10
 _NOTABLE = 0.5  # share of the variance of a number that a column alone explains
 _WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
 
@@ -64,18 +66,42 @@ def telling_columns(index: pl.DataFrame, targets: Labelling, columns: Sequence[s
         targets: of the same rows.
         columns: of the index.
     """
-    if targets.classes:
-        return revealing_columns(index, extra=columns, built_in=())
-    values = targets.values.reshape(index.height, -1)[:, 0]
-    rows = index.select("split", *columns).with_columns(label=pl.Series(values).cast(pl.Float64))
     constant = [name for name in columns if index[name].n_unique() == 1]
-    return {"constant": constant, "class": determining_columns(rows, columns=columns, least=_NOTABLE)}
+    rows = index.select("split", *columns)
+    return {"constant": constant, "class": target_leaks(rows, targets, columns, notable=_NOTABLE, explained=_NOTABLE)}
+
+
+def target_leaks(
+    rows: pl.DataFrame, targets: Labelling, columns: Sequence[str], *, notable: float, explained: float
+) -> list[dict[str, object]]:
+    """Return the columns that predict a target alone, each once.
+
+    Args:
+        rows: split and the columns.
+        targets: of the same rows.
+        columns: names of the columns.
+        notable: share of the errors about a class or label that a column must remove.
+        explained: share of a number's variance that it must explain.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for values in targets.values.reshape(rows.height, -1).T:
+        leaks: Sequence[dict[str, object]]
+        if targets.problem == "regression":
+            labelled = rows.with_columns(label=pl.Series(values).cast(pl.Float64))
+            leaks = determining_columns(labelled, columns=columns, least=explained)
+        else:
+            labelled = rows.with_columns(label=pl.Series(values).cast(pl.Int64))
+            leaks = revealing_columns(labelled, extra=columns, built_in=(), notable=notable)["class"]
+        for leak in leaks:
+            found.setdefault(str(leak["column"]), leak)
+    return list(found.values())
 
 
 def bins(values: pl.Series) -> dict[str, object]:
     """Cut a column into bins for comparison with later data, and count the training samples in each bin.
 
-    Numbers are cut at their different deciles: bin k has the values from edge k - 1 to below edge k.
+    Numbers are cut at their deciles, and a value of many rows has a bin of its own: bin k has the values from edge
+    k - 1 to below edge k.
     """
     if values.dtype == pl.String:
         return {"values": dict(values.value_counts().sort(values.name).rows())}
@@ -84,7 +110,7 @@ def bins(values: pl.Series) -> dict[str, object]:
 
 def sorted_bins(numbers: NDArray[np.float64]) -> dict[str, object]:
     """Return the bins of sorted numbers."""
-    edges = np.unique(numbers[np.rint(np.arange(1, 10) / 10 * (len(numbers) - 1)).astype(np.int64)])
+    edges = value_edges(numbers, limit=_BINS)
     ends = np.searchsorted(numbers, edges, side="left")
     return {"edges": edges.tolist(), "counts": np.diff(ends, prepend=0, append=len(numbers)).tolist()}
 

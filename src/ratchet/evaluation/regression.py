@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 
 _ABSOLUTE, _SQUARE, _TRUE, _TRUE_SQUARE = range(4)  # terms of each number
 _TERMS = 4
+_ROUNDING = 1e-12
 
 
 def measure_numbers(
@@ -39,6 +40,7 @@ def measure_numbers(
     """
     names, std = answers.target.names, np.array(answers.target.std)
     off = (answers.truth - answers.truth.mean(axis=0)) / std  # centred, so that the sums of squares lose no digits
+    off[:, np.ptp(answers.truth, axis=0) == 0] = 0.0
     error = answers.error / std
     terms = np.stack([np.abs(error), error**2, off, off**2], axis=2).reshape(answers.rows, -1)
     rows = RowTerms(terms, settings.confidence)
@@ -81,7 +83,9 @@ def _measured(answers: NumberAnswers, rows: RowTerms, numbers: Sequence[int], na
 def _r2(means: Floats) -> Floats:
     """Return the coefficient of determination; NaN where the true values do not differ."""
     variance = means[..., _TRUE_SQUARE] - means[..., _TRUE] ** 2
-    r2: Floats = np.where(variance > 1e-12, 1 - means[..., _SQUARE] / variance, np.nan)
+    # True values are centred, so these moments of equal ones are 0, or in a resample differ by rounding alone.
+    differ = variance > _ROUNDING * means[..., _TRUE_SQUARE]
+    r2: Floats = np.where(differ, 1 - means[..., _SQUARE] / np.where(differ, variance, 1.0), np.nan)
     return r2
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = ["Array", "ArraysInput", "Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
@@ -19,6 +19,7 @@ class ImageInput:
     std: tuple[float, ...]  # never 0
     dtype: str = "uint8"  # of the pixels; float32 is possible for a user's own Dataset
     depth: int | None = None  # bits of the raw value that became 255; None: images have 8 bits
+    limits: tuple[float, ...] = ()  # lowest and highest pixel for a network, if training pixels are far; else empty
     kind: Literal["image"] = "image"
 
     @property
@@ -47,18 +48,19 @@ class Column:
     """One feature of a table.
 
     A date becomes a number: seconds since 1970-01-01 in UTC. Numbers are packed as `value - offset` in float32, so that
-    minutes of a date and the last digits of a large number survive. `mean`, `std` and `quantiles` are those of the
-    packed numbers.
+    minutes of a date and the last digits of a large number survive. `mean`, `std`, `quantiles` and `limits` are those
+    of the packed numbers.
     """
 
     name: str
     type: Literal["numeric", "datetime", "categorical"]
-    mean: float = 0.0  # of the known training values
-    std: float = 1.0  # of the known training values; never 0
+    mean: float = 0.0  # of the known training values that are not far from the others
+    std: float = 1.0  # of the same values; never 0
     quantiles: tuple[float, ...] = ()  # of the known training values, in equal steps from the smallest to the largest
     categories: tuple[str, ...] = ()  # values of the training rows, in the order of their codes (the first has code 2)
     form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
     offset: float = 0.0  # a training value in the middle, for dates and for large numbers that are close together
+    limits: tuple[float, ...] = ()  # lowest and highest number for a network, if training values are far; else empty
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ class TableInput:
     @property
     def categorical(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.type == "categorical")
+
+    @property
+    def unscaled(self) -> "TableInput":
+        """The same rows for a model that takes numbers as they are packed."""
+        return replace(self, columns=tuple(replace(each, mean=0.0, std=1.0, limits=()) for each in self.columns))
 
     @property
     def sample(self) -> str:
@@ -150,8 +157,9 @@ class Array:
     name: str
     dtype: str  # float32, uint8, int8, int16, int32, int64 or bool
     shape: tuple[int, ...]  # of one sample
-    mean: float = 0.0  # of all training values
-    std: float = 1.0  # of all training values; never 0
+    mean: float = 0.0  # of all training values that are not far from the others
+    std: float = 1.0  # of the same values; never 0
+    limits: tuple[float, ...] = ()  # lowest and highest value for a network, if training values are far; else empty
 
     @property
     def is_scaled(self) -> bool:
@@ -182,6 +190,11 @@ class ArraysInput:
     code_digest: str  # of its files at ingest
     root: str = field(default=".", compare=False)  # folder of `code` on this machine; not part of the identity
     kind: Literal["arrays"] = "arrays"
+
+    @property
+    def unscaled(self) -> "ArraysInput":
+        """The same arrays for a model that takes values as they are packed."""
+        return replace(self, arrays=tuple(replace(each, mean=0.0, std=1.0, limits=()) for each in self.arrays))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         manifest=manifest,
         profile=profile,
         columns=profile["telling"],
-        notes=profile.get("problem", {}).get("notes", []),
+        notes=[*profile.get("problem", {}).get("notes", []), *profile.get("notes", [])],
         changes=changed,
         listed=_LISTED,
         quarantined=quarantined.height,

@@ -83,6 +83,7 @@ class Objective:
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
         if isinstance(target, Numbers):
             self.mean, self.std = (torch.tensor(values, device=device) for values in (target.mean, target.std))
+            self.limits = [torch.tensor(values, device=device) for values in (target.low, target.high) if values]
 
     def counted(self, targets: Targets) -> int:
         """Return the number of samples, or of tokens, that count in the loss. Computed on the CPU."""
@@ -126,7 +127,9 @@ class Objective:
         return _ELEMENTWISE[self.kind](outputs, targets.to(outputs.dtype), reduction="none").mean(1).sum()
 
     def scaled(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return numbers in units of the training targets' standard deviation from their mean."""
+        """Return numbers in units of the training targets' standard deviation from their mean, far ones limited."""
+        if self.limits:
+            targets = targets.clamp(*self.limits)
         return (targets - self.mean) / self.std
 
     def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -105,12 +105,14 @@ class _LabelSums:
 class _NumberSums:
     def __init__(self, objective: Objective, device: torch.device) -> None:
         self.mean, self.std, self.rows = objective.mean, objective.std, 0
-        self.sums = torch.zeros(4, len(self.std), device=device)  # of |error|, error^2, target and target^2
+        self.precise = torch.float32 if device.type == "mps" else torch.float64  # far targets have huge squares
+        # Sums of |error|, error^2, target and target^2.
+        self.sums = torch.zeros(4, len(self.std), device=device, dtype=self.precise)
 
     def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Add the errors in units of the standard deviation, where their squares neither overflow nor vanish."""
-        scaled = (targets - self.mean) / self.std
-        errors = outputs.float() - scaled
+        scaled = (targets.to(self.precise) - self.mean) / self.std
+        errors = outputs.to(self.precise) - scaled
         self.sums += torch.stack([errors.abs(), errors.square(), scaled, scaled.square()]).sum(1)
         self.rows += len(targets)
 

@@ -1,6 +1,8 @@
 """Reading the file that lists samples: CSV with any common separator and encoding, Parquet, JSON or JSON Lines."""
 
 import codecs
+import io
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -55,6 +57,7 @@ class TableFile:
     head: str = ""
     notes: tuple[str, ...] = ()
     lines: NDArray[np.int64] | None = None
+    row_labels: tuple[str, ...] = ()  # columns that were the index of a pandas data frame
 
     def places(self, rows: Sequence[int]) -> list[str]:
         """Return the places of rows, counted from 1, for messages: "line 7" of a text file, else "row 6"."""
@@ -102,7 +105,7 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], has_header:
         DataError: the file has another format, or is damaged.
     """
     if content[:4] == b"PAR1":
-        return _whole(read_parquet(content, where))
+        return replace(_whole(read_parquet(content, where)), row_labels=_row_labels(content))
     require_text(content, where=where)
     content = _utf8(content, where)
     # Excel's separator line becomes an empty line, which keeps the line numbers.
@@ -128,6 +131,12 @@ def require_text(content: bytes, *, where: str) -> None:
 
 def _whole(table: pl.DataFrame, lines: NDArray[np.int64] | None = None) -> TableFile:
     return TableFile(table, tuple(table.columns), _ragged([]), lines=lines)
+
+
+def _row_labels(content: bytes) -> tuple[str, ...]:
+    """Return the columns of a Parquet file that its metadata names as the index of a pandas data frame."""
+    described = json.loads(pl.read_parquet_metadata(io.BytesIO(content)).get("pandas", "{}"))
+    return tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
 
 
 def _ragged(rows: Sequence[tuple[int, str]]) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
-from ratchet.data.tables.encode import cleaned, plain_values, texts_of, without
+from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import (
     PLAIN,
     Ambiguous,
@@ -21,6 +21,7 @@ from ratchet.data.tables.forms import (
     numeric_date_form,
     seconds,
 )
+from ratchet.data.tables.notes import far_notes, mixed_notes
 from ratchet.errors import DataError
 
 __all__ = ["CONSTANT", "Type", "TypedColumn", "each", "typed_column"]
@@ -34,9 +35,14 @@ Result = TypeVar("Result")
 _NEARLY_ALL = 0.9  # share of the known cells that must be numbers or dates
 _FEWEST_IDS = 20  # different values that a column of ids has at least
 _LONG = 60  # mean characters of a text that is no category
+_MOSTLY = 0.5  # share of numbers or dates from which a column of texts gets a note
 _DISTINCT = 0.5  # share of different texts from which a column has texts, not categories
 _ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
 _EXACT = 2.0**53  # from here two whole numbers can be one Float64
+_DATED = (
+    r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
+    r"|^[A-Za-z]{3,9}[- ]\d{4}$"
+)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -51,6 +57,7 @@ class TypedColumn:
         form: how the cells write numbers or dates.
         why: reason for the type.
         distinct: number of different known values.
+        notes: what the cells hold beside usual values, with the setting that changes it.
     """
 
     name: str
@@ -61,6 +68,7 @@ class TypedColumn:
     distinct: int
     form: str = ""
     faults: Mapping[str, pl.Series] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def take(self, places: NDArray[np.int64]) -> "TypedColumn":
         """Return the column with the rows at these places."""
@@ -98,16 +106,38 @@ def typed_column(values: pl.Series, *, wanted: Type | None, missing: tuple[str, 
         ) from None
     except DataError as error:
         raise DataError(f"{where}: {error}, or list it in data.drop") from None
+    if column.values.dtype == pl.Float64 and column.is_feature:
+        column = replace(column, notes=far_notes(name, values, column.values, missing))
+    if values.dtype == pl.String and (column.faults or (wanted is None and column.type in ("categorical", "text"))):
+        column = replace(column, notes=column.notes + _mixed_notes(column, cleaned(values, missing), missing))
     if wanted is not None:
         return replace(column, type=wanted, why="data.columns")
     return column
+
+
+def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note about a column with numbers or dates, and with other texts."""
+    kind, others = "dates" if column.type == "datetime" else "numbers", pl.Series([], dtype=pl.String)
+    present = texts.drop_nulls()
+    if column.faults:
+        odd = [places for rule, places in column.faults.items() if rule.startswith("not-a-")]
+        others = texts[odd[0]] if odd else others
+    elif column.distinct >= _FEWEST_IDS:
+        form = number_form(present)
+        read = numbers(present, form.form)
+        if form.matches < _MOSTLY * len(present) and _looks_dated(present):
+            kind, dates = "dates", date_form(present)
+            read = seconds(present, dates.form) if dates.form else read
+        is_other = read.is_null()
+        others = present.filter(is_other) if is_other.mean() <= 1 - _MOSTLY else others  # type: ignore[operator]
+    return mixed_notes(column.name, kind, others, len(present), missing)
 
 
 def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) -> TypedColumn:
     typed = plain_values(values, values.name)
     if typed is not None and values.dtype != pl.Boolean:
         is_date = isinstance(values.dtype, pl.Date | pl.Datetime)
-        typed = typed if is_date else without(typed, missing)
+        typed = without(typed, missing, values)
         if wanted in ("categorical", "text", "id"):
             return _categorical(values, texts_of(values, values.name), wanted)
         if wanted == "datetime" and values.dtype.is_numeric():
@@ -119,6 +149,7 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) 
         plain = numbers(texts, PLAIN)
         if plain.null_count() > texts.null_count() or missing or plain.is_nan().any():  # else there is nothing to clean
             texts = cleaned(texts, missing)
+            texts = known_texts(texts, numbers(texts, PLAIN), missing)
             plain = numbers(texts, PLAIN).fill_nan(None)
     else:
         plain = pl.Series(values.name, [None], dtype=pl.Float64).new_from_index(0, len(values))
@@ -151,7 +182,7 @@ def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | Non
 
 
 def _looks_dated(texts: pl.Series) -> bool:
-    return bool(texts.head(1000).str.contains(r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}").mean() >= 0.5)  # type: ignore[operator]
+    return bool(texts.head(1000).str.contains(_DATED).mean() >= 0.5)  # type: ignore[operator]
 
 
 def _has_codes(texts: pl.Series, plain: pl.Series) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.checks.leakage import determining_columns, revealing_columns
-from ratchet.data.profile import sorted_bins
+from ratchet.data.checks.far_values import inner, is_compact, moments
+from ratchet.data.profile import sorted_bins, target_leaks
 from ratchet.data.split import SPLITS
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import Column
@@ -52,15 +52,15 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
     values = known.to_numpy()
     offset = _offset(column.type, values)
     numbers = np.sort((values - offset).astype(np.float32)).astype(np.float64)  # as they are packed
-    std = float(numbers.std())
+    scale = moments(numbers)
     places = np.linspace(0, len(numbers) - 1, QUANTILES)
     below = places.astype(np.int64)
     above = np.minimum(below + 1, len(numbers) - 1)
     quantiles = numbers[below] + (places - below) * (numbers[above] - numbers[below])
     kind: Literal["datetime", "numeric"] = "datetime" if column.type == "datetime" else "numeric"
     described = Column(
-        column.name, kind, float(numbers.mean()), std if std > 0 else 1.0, tuple(quantiles.tolist()),
-        form=column.form, offset=offset,
+        column.name, kind, scale.mean, scale.std, tuple(quantiles.tolist()), form=column.form, offset=offset,
+        limits=scale.limits,
     )  # fmt: skip
     return Described(described, sorted_bins(numbers + offset))
 
@@ -72,6 +72,9 @@ def _offset(kind: str, values: NDArray[np.float64]) -> float:
     other than to zero: then no value loses digits by it. The middle value is not moved by a date such as 9999-12-31.
     """
     low, high = float(values.min()), float(values.max())
+    if not is_compact(values):
+        ordered = np.sort(values)
+        low, high = ordered[inner(ordered)][[0, -1]].tolist()
     is_far = max(-low, high) > _EXACT and high - low <= max(low, -high)
     if kind != "datetime" and not is_far:
         return 0.0
@@ -115,6 +118,7 @@ def profile_of(
         "copies_within_splits": within,
         "copies_across_splits": across,
         "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_MAX_LISTED])},
+        "notes": [note for column in content.features for note in column.notes],
         "telling": _leaks(packing),
         "quarantined_by_rule": dict(by_rule),
         "contract": {
@@ -146,17 +150,13 @@ def _leaks(packing: "Packing") -> dict[str, object]:
         [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(content.rows)), _ends(packing))]
     )
     names = [str(place) for place in range(len(features))]
-    values = content.labels.values[places]
     frame = pl.DataFrame([column.values[places].alias(name) for name, column in zip(names, features, strict=True)])
-    frame = frame.with_columns(
-        packing.index["split"][places], label=pl.Series(values if values.ndim == 1 else values[:, 0])
-    )
-    if packing.classes:
-        leaks = revealing_columns(frame, extra=names, built_in=(), notable=_LEAK)["class"]
-    else:
-        leaks = determining_columns(frame.cast({"label": pl.Float64}), columns=names, least=_EXPLAINED)
-    assert isinstance(leaks, list)
-    return {"constant": constant, "class": [entry | {"column": features[int(entry["column"])].name} for entry in leaks]}
+    frame = frame.with_columns(packing.index["split"][places])
+    leaks = target_leaks(frame, content.labels.take(places), names, notable=_LEAK, explained=_EXPLAINED)
+    return {
+        "constant": constant,
+        "class": [leak | {"column": features[int(str(leak["column"]))].name} for leak in leaks],
+    }
 
 
 def _ends(packing: "Packing") -> list[int]:

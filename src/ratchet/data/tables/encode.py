@@ -12,7 +12,10 @@ from ratchet.data.tables.forms import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
 
-__all__ = ["MISSING_TEXTS", "PlainRows", "arrays_of", "cleaned", "encode", "plain_values", "texts_of", "without"]
+__all__ = [
+    "MISSING_TEXTS", "PlainRows", "arrays_of", "cleaned", "encode", "known_texts", "plain_values", "texts_of",
+    "without",
+]  # fmt: skip
 
 MISSING_TEXTS = (*MISSING, "?")
 """Texts that mean a missing value in any table."""
@@ -167,13 +170,28 @@ def texts_of(values: pl.Series, name: str) -> pl.Series:
     return values.cast(pl.String)
 
 
-def without(values: pl.Series, missing: tuple[str, ...]) -> pl.Series:
-    """Return Float64 values, with nulls for those that data.missing names."""
-    named = numbers(pl.Series(values.name, missing, dtype=pl.String), PLAIN).drop_nulls()
-    if not len(named):
+def without(values: pl.Series, missing: tuple[str, ...], cells: pl.Series) -> pl.Series:
+    """Return Float64 values, with nulls for those that data.missing names.
+
+    `cells`: the same values as they are in the file. A date is named by its text, such as 9999-12-31.
+    """
+    if not missing:
         return values
-    is_missing = values.is_in(named.implode()).fill_null(False)
+    if isinstance(cells.dtype, pl.Date | pl.Datetime):
+        days = cells.dt.to_string("iso").str.strip_suffix(" 00:00:00.000000")
+        is_missing = days.is_in(list(missing)).fill_null(False)
+    else:
+        named = numbers(pl.Series(values.name, missing, dtype=pl.String), PLAIN).drop_nulls()
+        is_missing = values.is_in(named.implode()).fill_null(False)
     return pl.select(pl.when(~is_missing).then(values)).to_series().alias(values.name)
+
+
+def known_texts(texts: pl.Series, read: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+    """Return texts, null where data.missing has the same number: 1e12 is 1000000000000.0."""
+    if not missing:
+        return texts
+    kept = without(read, missing, texts).is_not_null() | read.is_null()
+    return pl.select(pl.when(kept).then(texts)).to_series().alias(texts.name)
 
 
 def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
@@ -181,12 +199,14 @@ def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.
     read = plain_values(values, column.name)
     is_date = column.type == "datetime"
     if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):
-        return read if values.dtype in (pl.Date, pl.Datetime) else without(read, missing)
+        return without(read, missing, values)
     texts = cleaned(texts_of(values, column.name), missing)
     if is_date:
         read = seconds(texts, f"{column.form}|{_ISO}" if column.form else _ISO)
     else:
         read = numbers(texts, column.form or PLAIN).fill_nan(None)
+        texts = known_texts(texts, read, missing)
+        read = without(read, missing, texts)
     wrong = texts.filter(read.is_null() & texts.is_not_null())
     if len(wrong):
         form = f" written as {column.form}" if column.form else ""

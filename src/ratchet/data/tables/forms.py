@@ -5,6 +5,7 @@ percent sign. A form of dates has formats as of strftime, separated by |.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,17 +18,26 @@ __all__ = [
 
 PLAIN = "1234.5"
 _DIGITS = "%Y%m%d"
+_MILLENNIUM = 946_684_800.0  # seconds from 1970-01-01 to 2000-01-01
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Forms of dates: numbers since 1970-01-01 UTC, by their parts of a second."""
 _LATEST = 1e11  # seconds, of the year 5138; a larger number is in a smaller unit
 _SPACED = "1 234"
 _NUMBER_FORMS = ("1234,5", "1,234.5", "1.234,5", f"{_SPACED}.5", f"{_SPACED},5", "1'234.5")
 _PERCENT = tuple(f"{form} %" for form in (PLAIN, *_NUMBER_FORMS))
+_SAMPLE = 1000  # texts that show which forms are possible
+_CURRENCY = re.compile(
+    r"(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KES|KR|KRW|MXN|MYR|NGN|"
+    r"NOK|NZD|PEN|PHP|PKR|PLN|RMB|RON|RS\.?|RUB|SAR|SEK|SGD|THB|TL|TRY|TWD|UAH|USD|VND|ZAR)"
+)
+_UNIT = re.compile(r"(?!(?i:k|m|b|t|bn|mn|am|pm|a\.m\.|p\.m\.)$)[A-Za-z\u00b5\u03bc\u03a9\u00b0\u00b2\u00b3/%]{1,8}")
+"""A unit after a number. K, M and B are factors, which a column mixes."""
 _DATES = {
     "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
     "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
     "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y", "%y/%m/%d"),
     "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y", "%y-%m-%d"),
+    "Y-9": ("%Y-%m",), "Y/9": ("%Y/%m",), "9/Y": ("%m/%Y",), "9-Y": ("%m-%Y",), "a Y": ("%b %Y",), "a-Y": ("%b-%Y",),
     "9-a-Y": ("%d-%b-%Y",), "9-a-9": ("%d-%b-%y",), "9 a Y": ("%d %b %Y",), "a 9, Y": ("%b %d, %Y",),
 }  # fmt: skip
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month."""
@@ -58,21 +68,40 @@ class Ambiguous(ValueError):
 
 
 def numbers(texts: pl.Series, form: str) -> pl.Series:
-    """Return the numbers of texts as Float64; null where a text is none in this form. 12.5 % is .125."""
+    """Return the numbers of texts as Float64; null where a text is none in this form. 12.5 % is .125.
+
+    The sign of a currency or a unit may be missing, a percent sign may not. Parentheses mean a negative number.
+    """
     if form == PLAIN:
         return texts.cast(pl.Float64, strict=False)
-    percent = form.endswith("%")
-    example = form.removesuffix(" %")
+    before, example, after = _parts(form)
     decimal, between = example[-2], example[1] if example[1] != "2" else ""
-    if percent:
-        plain = texts.str.strip_suffix("%").str.strip_chars_end()
-        texts = pl.select(pl.when(texts.str.ends_with("%")).then(plain)).to_series()
+    if example != form:
+        texts = _without_marks(texts, before, after)
     valid = texts.str.contains(_pattern(decimal, between))
     if between:
         texts = texts.str.replace_all(r"\s" if between == " " else re.escape(between), "")
     texts = texts.str.replace(decimal, ".", literal=True)
     values = pl.select(pl.when(valid).then(texts)).to_series().cast(pl.Float64, strict=False)
-    return values / 100 if percent else values
+    return values / 100 if "%" in (before, after) else values
+
+
+def _parts(form: str) -> tuple[str, str, str]:
+    """Return what is before the example of a form, the example, and what is after it, without parentheses."""
+    example = re.search(r"1[ ,.']?234[.,]5", form)
+    assert example is not None, "a form has an example"
+    return form[: example.start()].strip(" ("), example.group(), form[example.end() :].strip(" )")
+
+
+def _without_marks(texts: pl.Series, before: str, after: str) -> pl.Series:
+    """Return texts without currency, unit, percent sign and parentheses; null if parentheses are not closed."""
+    first, last = (f"(?:{re.escape(mark)}){'' if mark == '%' else '?'}" if mark else "" for mark in (before, after))
+    signs = r"[+\-\u2212]?"
+    pattern = rf"^(\(?)\s*({signs})\s*{first}\s*({signs})\s*([^()]*?)\s*{last}\s*(\)?)$"
+    opened, outer, inner, number, closed = texts.str.extract_groups(pattern).struct.unnest().get_columns()
+    sign = pl.concat_str(pl.when(opened == "(").then(pl.lit("-")).otherwise(pl.lit("")), outer, inner)
+    plain = pl.concat_str(sign.str.replace("\u2212", "-").str.replace("--", "", literal=True), number)
+    return pl.select(pl.when((opened == "(") == (closed == ")")).then(plain)).to_series().alias(texts.name)
 
 
 def _pattern(decimal: str, between: str) -> str:
@@ -95,13 +124,55 @@ def number_form(texts: pl.Series) -> Form:
     if best.matches == len(texts):
         return best
     marked = texts.filter(plain.is_null())
-    if not marked.str.contains(r"^[+-]?[\d.,'\s]+%?$").any():
+    if not marked.str.contains(r"^\D{0,6}\d[\d.,'\s]*\D{0,12}$").any():
         return best
-    for form in (*_NUMBER_FORMS, *_PERCENT):
+    sample = texts.gather_every(len(texts) // _SAMPLE + 1)
+    for form in (*_NUMBER_FORMS, *_PERCENT, *_marked_forms(marked.gather_every(len(marked) // _SAMPLE + 1))):
+        if numbers(sample, form).null_count() == len(sample):
+            continue
         count = len(texts) - numbers(texts, form).null_count()
         if count > best.matches:
             best = Form(form, count)
-    return best if "1234,5" not in best.form else _comma_form(texts, best)
+    return _comma_form(texts, best) if "1234,5" in best.form else _point_form(texts, best)
+
+
+def _marked_forms(texts: pl.Series) -> list[str]:
+    """Return the forms with the commonest currency or unit of texts, and with parentheses."""
+    marks = texts.str.extract_groups(
+        r"^\(?\s*[+\-\u2212]?\s*(?P<before>[^\d\s+\-.,()]*\.?)\s*[+\-\u2212]?\s*[\d.,][\d.,'\s]*?\s*(?P<after>[^\d.,()\s][^\d()]*)?\)?$"
+    ).struct.unnest()
+    pairs = [pair for pair in marks.fill_null("").rows() if any(pair) and _are_marks(pair[0], pair[1].strip())]
+    forms = [f"({core})" for core in (PLAIN, *_NUMBER_FORMS)] if texts.str.starts_with("(").any() else []
+    if not pairs:
+        return forms
+    before, after = max(sorted(set(pairs)), key=pairs.count)
+    before, after = before + " " * before.isalpha(), " " + after.strip() if after else ""
+    return [*(f"{before}{core}{after}" for core in (PLAIN, *_NUMBER_FORMS)), *forms]
+
+
+def _are_marks(before: str, after: str) -> bool:
+    return (
+        (before in ("", "%") or _is_money(before))
+        and (after in ("", "%") or _is_money(after) or bool(_UNIT.fullmatch(after)))
+        and bool(before) + bool(after) == 1
+    )
+
+
+def _is_money(mark: str) -> bool:
+    return bool(_CURRENCY.fullmatch(mark)) or any(unicodedata.category(character) == "Sc" for character in mark)
+
+
+def _point_form(texts: pl.Series, best: Form) -> Form:
+    """Decide that points are between thousands, if money has three digits after each: 1.250 EUR."""
+    before, example, after = _parts(best.form)
+    if example != PLAIN or not (_is_money(before) or _is_money(after)):
+        return best
+    pointed = texts.filter(texts.str.contains(r"\d\.\d"))
+    thousands = best.form.replace(PLAIN, "1.234,5")
+    if not len(pointed) or not pointed.str.contains(r"\.\d{3}(\D|$)").all():
+        return best
+    count = len(texts) - numbers(texts, thousands).null_count()
+    return Form(thousands, count) if count >= best.matches else best
 
 
 def _comma_form(texts: pl.Series, best: Form) -> Form:
@@ -109,7 +180,11 @@ def _comma_form(texts: pl.Series, best: Form) -> Form:
     thousands = best.form.replace("1234,5", "1,234.5")
     if len(texts) - numbers(texts, thousands).null_count() < best.matches:
         return best
-    whole = texts.filter(~texts.str.contains(",", literal=True) & numbers(texts, PLAIN).is_not_null())
+    before, _, after = _parts(best.form)
+    if _is_money(before) or _is_money(after):  # nobody writes three decimals of money
+        return Form(thousands, best.matches)
+    plain = numbers(texts, best.form.replace("1234,5", PLAIN))
+    whole = texts.filter(~texts.str.contains(",", literal=True) & plain.is_not_null())
     if whole.str.contains(r"\d{4}").any():  # with commas between thousands these had some
         return best
     if len(whole):
@@ -144,6 +219,8 @@ def _formats(shape: str) -> tuple[str, ...]:
     split = re.fullmatch(r"(.+?)([T ])(9:.*)", shape)
     if split:
         day, gap, time = split.groups()
+    if day in _TIMES:
+        return (_TIMES[day],)
     if day not in _DATES or (time and time not in _TIMES):
         return ()
     return tuple(form + gap + (_TIMES[time] if time else "") for form in _DATES[day])
@@ -225,7 +302,18 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
     for single in form.split("|"):
         if single in _UNITS:
             read = texts.cast(pl.Float64, strict=False).fill_nan(None) / _UNITS[single]
+        elif "%d" not in single and single != _DIGITS:
+            read = _partial(texts, single)
         else:
             read = texts.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6
         values = pl.select(pl.coalesce(values, read)).to_series()
     return values.alias(texts.name)
+
+
+def _partial(texts: pl.Series, form: str) -> pl.Series:
+    """Return months as seconds since 1970 of their first day, or times as seconds since midnight, Float64."""
+    if "%m" in form or "%b" in form:
+        days = (texts + " 01").str.to_datetime(f"{form} %d", strict=False, time_unit="us")
+        return days.dt.epoch("us").cast(pl.Float64) / 1e6
+    days = ("2000-01-01 " + texts).str.to_datetime(f"%Y-%m-%d {form}", strict=False, time_unit="us")
+    return days.dt.epoch("us").cast(pl.Float64) / 1e6 - _MILLENNIUM

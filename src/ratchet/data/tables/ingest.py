@@ -1,6 +1,6 @@
 """Ingest of a table: read, type, check, split, encode and pack its rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class _Ingest:
     ) -> None:  # fmt: skip
         self.settings, self.source, self.table, self.report, self.sample = settings, source, table, report, sample
         self.total = source.frame.height
+        self.row_labels = source.file.row_labels
         labels = settings.label_columns
         if not labels or len(set(labels)) < len(labels) or settings.order_by in labels:
             raise SettingsError(
@@ -108,7 +109,7 @@ class _Ingest:
         refused = rules.refused_rows(features, labels, faults, rows=rows, file=self.source.file, texts=frame)
         bad, used = overrides.apply(pl.concat([bad, refused]), released)
         good = ~rows.is_in(bad["row"].unique().implode())
-        self._check_bad_fraction(bad)
+        self._check_bad_fraction(bad, [note for column in features for note in column.notes if column.faults])
         return Content(rows, features, roles, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
@@ -137,6 +138,8 @@ class _Ingest:
         return frame, rows, bad
 
     def _typed(self, values: pl.Series) -> TypedColumn:
+        if values.name in self.row_labels and values.name not in self.settings.columns:
+            return self._role(values.cast(pl.String), "index of pandas")
         return typed_column(
             values, wanted=self.settings.columns.get(values.name), missing=self.settings.missing,
             where=self.source.where,
@@ -202,10 +205,13 @@ class _Ingest:
             )
         return column
 
-    def _check_bad_fraction(self, bad: pl.DataFrame) -> None:
+    def _check_bad_fraction(self, bad: pl.DataFrame, notes: Sequence[str] = ()) -> None:
         quarantine.write(self.table, bad)  # even if too much is bad, because the table has the reasons
         limit = self.settings.max_bad_fraction
-        set_rules.check_bad_fraction(bad, total=self.total, limit=limit, table=self.table)
+        try:
+            set_rules.check_bad_fraction(bad, total=self.total, limit=limit, table=self.table)
+        except DataError as error:
+            raise DataError("\n".join([str(error), *notes])) from None
 
     def _check_set(self, packing: Packing) -> None:
         bad = packing.bad

@@ -9,9 +9,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.data.checks.far_values import moments
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
-from ratchet.data.tables.encode import cleaned, plain_values, texts_of
+from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
+from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
+from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.errors import DataError
 from ratchet.kinds import Classes, Labels, Numbers, Target
 from ratchet.settings.model import DataSettings
@@ -81,9 +84,10 @@ class Labelling:
             return Classes(self.names)
         if self.problem == "multi-label":
             return Labels(self.names)
-        known = self.values[train].astype(np.float64)
-        std = known.std(axis=0)
-        return Numbers(self.names, tuple(known.mean(axis=0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))
+        found = [moments(values) for values in self.values[train].T]
+        low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in found), strict=True)
+        limits = (low, high) if any(scale.range for scale in found) else ((), ())
+        return Numbers(self.names, tuple(scale.mean for scale in found), tuple(scale.std for scale in found), *limits)
 
 
 def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labelling:
@@ -92,7 +96,7 @@ def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labe
     Raises:
         DataError: the label columns do not fit data.problem, or allow none.
     """
-    columns = [_Label(frame[name], settings.missing, where) for name in settings.label_columns]
+    columns = [_Label(frame[name], settings, where) for name in settings.label_columns]
     problem, why = _problem(columns, settings, where)
     if problem == "classification":
         return _classes(columns[0], settings, where, why)
@@ -104,16 +108,28 @@ def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labe
 class _Label:
     """A label column: its texts, and its numbers where a text is one."""
 
-    def __init__(self, values: pl.Series, missing: tuple[str, ...], where: str) -> None:
-        self.name, self.where = values.name, where
+    def __init__(self, values: pl.Series, settings: DataSettings, where: str) -> None:
+        self.name, self.where, self.cells, self.missing = values.name, where, values, settings.missing
+        missing, self.form = settings.missing, ""
+        self.unlabelled: dict[str, int] = {}  # texts such as None, which mean no label
         try:
             typed = plain_values(values, values.name)
             self.is_boolean = values.dtype == pl.Boolean
-            self.texts = cleaned(texts_of(values, values.name), missing).alias("value")
+            cells = texts_of(values, values.name).str.strip_chars()
+            self.texts = cleaned(cells, missing).alias("value")
+            if settings.classes != "auto":  # a class may be called None
+                is_class = cells.is_in(list(settings.classes)).fill_null(False)
+                self.texts = pl.select(pl.when(is_class).then(cells).otherwise(self.texts)).to_series().alias("value")
+            elif typed is None:
+                is_lost = self.texts.is_null() & (cells.str.len_chars() > 0) & ~cells.is_in(list(missing))
+                self.unlabelled = dict(cells.filter(is_lost).value_counts(sort=True).rows())
             self.present = self.texts.drop_nulls()
             if typed is None:
                 form = number_form(self.present) if len(self.present) else None
-                typed = numbers(self.texts, form.form if form else PLAIN).fill_nan(None)
+                self.form = form.form if form else PLAIN
+                typed = numbers(self.texts, self.form).fill_nan(None)
+            self.texts = known_texts(self.texts, typed, missing)
+            self.present, typed = self.texts.drop_nulls(), without(typed, missing, values)
         except Ambiguous as error:
             raise DataError(f"{where}: column {values.name!r}: {error}") from None
         except DataError as error:
@@ -132,6 +148,12 @@ class _Label:
         """Whether all numbers of the column are 0 or 1, and most labels mean one of them. Other texts are faults."""
         binary, known = self.binary(), self.numbers.drop_nulls()
         return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
+
+    def far_notes(self) -> tuple[str, ...]:
+        """Return a note about labels that are far from all others."""
+        effect = " Training takes them as the nearest of the others, and metrics as they are."
+        known = pl.select(pl.when(self.numbers.abs() <= _LARGEST).then(self.numbers)).to_series()
+        return far_notes(self.name, self.cells, known, self.missing, effect=effect)
 
     def binary(self) -> pl.Series:
         """Return 0 or 1 for each text that means one, Float64; null for others."""
@@ -160,15 +182,50 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
         )
     (column,) = columns
     if column.is_boolean or column.numeric_share < 0.9:
+        _check_single(column, settings)
         return "classification", f"texts in {column.name!r}"
     known = column.numbers.drop_nulls()
     whole = bool((known == known.floor()).all())
     exact = column.texts if whole and known.abs().max() >= _EXACT else column.numbers  # type: ignore[operator]
     counts = exact.drop_nulls().value_counts()["count"]
     least = int(counts.min())  # type: ignore[arg-type]
-    if whole and len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER:
+    if whole and (len(counts) == 2 or (len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)):
         return "classification", f"{len(counts)} different whole numbers in {column.name!r}"
     return "regression", f"{len(counts):,} different numbers in {column.name!r}"
+
+
+def _check_single(column: _Label, settings: DataSettings) -> None:
+    """Check that the texts of a label column are no lists of labels."""
+    separator = list_separator(column.counts) if settings.classes == "auto" else None
+    if separator is not None:
+        example = next(text for text in column.counts if len(parts_of(text, separator)) > 1)
+        raise DataError(
+            f"{column.where}: label column {column.name!r} has several labels in a cell, separated by {separator!r}, "
+            f"such as {example!r}. Fix: `ratchet set data.problem=multi-label`; or, if each text is one class, "
+            "`ratchet set data.problem=classification`"
+        )
+
+
+def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float) -> tuple[str, ...]:
+    """Return a note about labels such as None and NA, which mean no label.
+
+    Raises:
+        DataError: too many rows have such a label, so it may be a class.
+    """
+    count = sum(column.unlabelled.values())
+    if not count:
+        return ()
+    found = ", ".join(map(repr, column.unlabelled))
+    listed = yaml_list(sorted({*classes, *column.unlabelled}, key=in_order))
+    fix = f'"data.classes=[{listed}]"' if len(classes) <= _MAX_LISTED else "data.classes to the list of all classes"
+    text = f"{count:,} of {len(column.texts):,} labels are {found}, which means no label"
+    if count <= limit * len(column.texts):
+        return (f"{column.name}: {text}: their rows are left out. If it is a class: ratchet set {fix}",)
+    raise DataError(
+        f"{column.where}: label column {column.name!r}: {text}, and data.max_bad_fraction allows {limit:.1%} rows "
+        f"without one. Fix: if it is a class, ratchet set {fix}; if not, remove these rows, or raise "
+        "data.max_bad_fraction"
+    )
 
 
 def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
@@ -202,6 +259,7 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
             f"{where}: label column {column.name!r} has only one class ({classes[0]!r}), but at least two are needed. "
             "Fix: set data.label_column"
         )
+    notes += _check_unlabelled(column, classes, settings.max_bad_fraction)
     notes += _spellings(column.name, [name for name in classes if name in counts])
     check_known(counts, settings.classes, f"{where}: label column {column.name!r}")
     places = {name: place for place, name in enumerate(classes)}
@@ -215,6 +273,7 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
 
 
 _FEW = 20
+_MAX_LISTED = 30  # classes that a message lists
 
 
 def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Series, tuple[str, ...]]:
@@ -274,7 +333,11 @@ def _numbers(columns: Sequence[_Label], where: str, why: str) -> Labelling:
     faults = {"no-label": missing.arg_true(), "label-not-a-number": (odd & ~missing).arg_true()}
     faults["infinite-label"] = (infinite & ~missing & ~odd).arg_true()
     names = tuple(column.name for column in columns)
-    return Labelling("regression", why, names, values, _joined(columns), faults)
+    notes = [note for column in columns for note in column.far_notes()]
+    notes += [
+        f"{each.name}: labels written as {each.form} are numbers" for each in columns if each.form not in ("", PLAIN)
+    ]
+    return Labelling("regression", why, names, values, _joined(columns), faults, tuple(notes))
 
 
 def _several(columns: Sequence[_Label], where: str, why: str) -> Labelling:
@@ -299,7 +362,11 @@ def _several(columns: Sequence[_Label], where: str, why: str) -> Labelling:
 
 def _listed(column: _Label, where: str, why: str) -> Labelling:
     """Return the labels of a column with texts such as "red|round"; an empty cell has no label."""
-    lists = column.texts.fill_null("").str.split("|").list.eval(pl.element().str.strip_chars())
+    separator = list_separator(column.counts) or next(
+        (mark for mark in SEPARATORS[:3] if any(mark in text for text in column.counts)), SEPARATORS[0]
+    )
+    split = {text: parts_of(text, separator) for text in column.counts}
+    lists = pl.Series([split.get(text, []) for text in column.texts], dtype=pl.List(pl.String))
     names = tuple(sorted(name for name in lists.explode().unique() if name))
     if len(names) < 2:
         raise DataError(
@@ -312,7 +379,10 @@ def _listed(column: _Label, where: str, why: str) -> Labelling:
             "rows. Fix: separate the labels of a row by |, or set data.label_column to another column"
         )
     values = np.stack([lists.list.contains(name).to_numpy() for name in names], axis=1).astype(np.float32)
-    return Labelling("multi-label", why, names, values, column.texts.fill_null(""), {})
+    shown = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "")
+    note = f"{column.name}: labels are separated by {separator!r}: {shown}"
+    notes = (note,) if any(len(parts) > 1 for parts in split.values()) else ()
+    return Labelling("multi-label", why, names, values, column.texts.fill_null(""), {}, notes)
 
 
 def _joined(columns: Sequence[_Label]) -> pl.Series:

@@ -1,9 +1,11 @@
 """Networks for named arrays: an MLP over all values of a sample, and gradient-boosted trees over the same values."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from ratchet.kinds import ArraysInput, Column, TableInput, Target
+from ratchet.kinds import Array, ArraysInput, Column, TableInput, Target
 from ratchet.training.models.convnet import Dropout
 from ratchet.training.models.trees import Trees
 
@@ -14,16 +16,19 @@ _DROPOUT = 0.1
 
 
 class ArraysFront(nn.Module):
-    """Scales floating-point arrays to mean 0 and standard deviation 1 of the training values. Others stay."""
+    """Scales floating-point arrays to mean 0 and standard deviation 1 of the training values. Others stay.
+
+    Far values count as the array's limits.
+    """
 
     def __init__(self, described: ArraysInput) -> None:
         super().__init__()
-        self.scales = [(array.mean, array.std) if array.is_scaled else None for array in described.arrays]
+        self.arrays = described.arrays
 
     def forward(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(
-            values if scale is None else (values - scale[0]) / scale[1]
-            for values, scale in zip(arrays, self.scales, strict=True)
+            _scaled(values, array) if array.is_scaled else values
+            for values, array in zip(arrays, self.arrays, strict=True)
         )
 
 
@@ -32,7 +37,9 @@ class ArraysMLP(nn.Module):
 
     def __init__(self, input: ArraysInput, target: Target) -> None:
         super().__init__()
-        self.scales = [(0.0, 1.0) if array.is_scaled else (array.mean, array.std) for array in input.arrays]
+        self.arrays = [
+            replace(array, mean=0.0, std=1.0, limits=()) if array.is_scaled else array for array in input.arrays
+        ]
         layers: list[nn.Module] = []
         for inside in (input.size, _WIDTH):
             layers += [nn.Linear(inside, _WIDTH), nn.ReLU(), Dropout(_DROPOUT)]
@@ -40,7 +47,7 @@ class ArraysMLP(nn.Module):
 
     def forward(self, *arrays: torch.Tensor) -> torch.Tensor:
         """Return outputs (n, outputs), from the arrays that `ArraysFront` returns."""
-        scaled = ((values.float() - mean) / std for values, (mean, std) in zip(arrays, self.scales, strict=True))
+        scaled = (_scaled(values.float(), array) for values, array in zip(arrays, self.arrays, strict=True))
         outputs: torch.Tensor = self.layers(flattened(*scaled))
         return outputs
 
@@ -57,6 +64,13 @@ class ArrayTrees(Trees):
         return super().forward(values, torch.zeros_like(values), values[:, :0].long())
 
 
+def _scaled(values: torch.Tensor, array: Array) -> torch.Tensor:
+    """Return values in standard deviations from the mean."""
+    if array.limits:
+        values = values.clamp(*array.limits)
+    return (values - array.mean) / array.std
+
+
 def flattened(*arrays: torch.Tensor) -> torch.Tensor:
     """Return all values of each sample, float32 (n, values)."""
     return torch.cat([values.float().reshape(values.shape[0], -1) for values in arrays], 1)
@@ -64,10 +78,14 @@ def flattened(*arrays: torch.Tensor) -> torch.Tensor:
 
 def as_table(described: ArraysInput) -> TableInput:
     """Return the table with a numeric column for each value of a sample, scaled as by `ArraysFront`."""
+    plain = described.unscaled.arrays
+    scaling = {
+        array.name: array if array.is_scaled else raw for array, raw in zip(described.arrays, plain, strict=True)
+    }
     return TableInput(
         tuple(
-            Column(f"{array.name} {place}", "numeric", *((array.mean, array.std) if array.is_scaled else ()))
-            for array in described.arrays
+            Column(f"{name} {place}", "numeric", array.mean, array.std, limits=array.limits)
+            for name, array in scaling.items()
             for place in range(array.size)
         )
     )

@@ -62,6 +62,7 @@ class ImageModel(Model):
     def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
         super().__init__(network, spec)
         images = spec.image
+        self.limits = images.limits
         self.register_buffer("mean", torch.tensor(images.mean, dtype=torch.float32).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(images.std, dtype=torch.float32).view(1, -1, 1, 1))
         # One value per pixel, in the memory order of packed images. Scaling by one value per channel takes four times
@@ -86,6 +87,8 @@ class ImageModel(Model):
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Return pixels 0..255, uint8 or float (n, channels, height, width), scaled for the network, as float."""
+        if self.limits:
+            images = images.clamp(*self.limits)
         if images.shape[1:] != self._mean_map.shape[1:]:
             return (images - self.mean).div_(self.std)
         return (images - self._mean_map).div_(self._std_map)

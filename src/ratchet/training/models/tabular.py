@@ -19,16 +19,22 @@ _DROPOUT = 0.1
 
 
 class TableFront(nn.Module):
-    """Standardises the numbers of a table and marks the missing ones."""
+    """Standardises the numbers of a table and marks the missing ones. Far values count as the column's limits."""
 
     mean: torch.Tensor
     std: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
 
     def __init__(self, table: TableInput) -> None:
         super().__init__()
         for name in ("mean", "std"):
             values = torch.tensor([getattr(column, name) for column in table.numeric], dtype=torch.float32)
             self.register_buffer(name, values, persistent=False)
+        limits = torch.tensor([column.limits or (-torch.inf, torch.inf) for column in table.numeric])
+        self.has_limits = any(column.limits for column in table.numeric)
+        for place, name in enumerate(("low", "high")):
+            self.register_buffer(name, limits.view(-1, 2)[:, place].float(), persistent=False)
 
     def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Prepare raw rows for a network.
@@ -41,6 +47,8 @@ class TableFront(nn.Module):
             Standardised numbers, 0 where missing, float32 (n, numeric columns); 1 where missing, else 0, of the same
             shape and type; and `codes`.
         """
+        if self.has_limits:
+            numbers = torch.maximum(torch.minimum(numbers, self.high), self.low)
         scaled = (numbers - self.mean) / self.std
         known = torch.isfinite(scaled)
         return torch.where(known, scaled, 0.0), 1.0 - known.to(scaled.dtype), codes

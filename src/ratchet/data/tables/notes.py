@@ -1,0 +1,80 @@
+"""Notes about what a column really holds, each with the setting that changes it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from ratchet.data.checks.far_values import inner, is_compact
+from ratchet.data.tables.encode import texts_of
+
+__all__ = ["far_notes", "missing_fix", "mixed_notes", "yaml_list"]
+
+_LISTED = 8  # different texts that a setting can name
+
+
+def far_notes(
+    name: str, cells: pl.Series, numbers: pl.Series, missing: tuple[str, ...], *, effect: str = ""
+) -> tuple[str, ...]:
+    """Return a note about numbers that are far from all others of a column.
+
+    Args:
+        name: of the column.
+        cells: as they are in the file.
+        numbers: of the cells, Float64; null: missing.
+        missing: texts that data.missing has already.
+        effect: further text of the note.
+    """
+    known = numbers.drop_nulls().to_numpy()
+    if not len(known) or is_compact(known):
+        return ()
+    known = np.sort(known)
+    core = known[inner(known)]
+    if len(core) == len(known):
+        return ()
+    is_far = ((numbers < core[0]) | (numbers > core[-1])).fill_null(False)
+    far = _named(cells.filter(is_far), numbers.filter(is_far)).value_counts(sort=True).to_series(0).to_list()
+    low, high = (
+        _named(*(values.filter(numbers == end).head(1) for values in (cells, numbers)))[0] for end in core[[0, -1]]
+    )
+    shown = ", ".join(far[:3]) + (", ..." if len(far) > 3 else "")
+    return (
+        f"{name}: {int(is_far.sum()):,} of {len(known):,} values are far from the others ({low} to {high}): {shown}."
+        f"{effect} {missing_fix(far, missing, 'values')}",
+    )
+
+
+def mixed_notes(name: str, kind: str, others: pl.Series, total: int, missing: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note about the texts of a column that are no numbers or dates (`kind`), among `total` values."""
+    if not len(others):
+        return ()
+    texts = others.value_counts(sort=True).to_series(0).to_list()
+    shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
+    return (
+        f"{name}: {1 - len(others) / total:.0%} of the values are {kind}, and {len(others):,} are not: {shown}. "
+        f"{missing_fix(texts, missing, 'values')}",
+    )
+
+
+def missing_fix(texts: list[str], missing: tuple[str, ...], what: str) -> str:
+    """Return the sentence with the setting that makes these texts missing values."""
+    if len(texts) > _LISTED:
+        return f"If they are wrong, correct these {what} in the file, or leave them empty"
+    return f'If they mean missing: ratchet set "data.missing=[{yaml_list((*missing, *texts))}]"'
+
+
+def yaml_list(texts: Sequence[str]) -> str:
+    """Return texts for a list in a command in double quotes."""
+    quoted = ("'" + text.replace("'", "''") + "'" for text in texts)
+    return ", ".join(quoted).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$").replace("`", "\\`")
+
+
+def _named(cells: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Return values as data.missing names them."""
+    if isinstance(cells.dtype, pl.Date | pl.Datetime):
+        return cells.dt.to_string("iso").str.strip_suffix(" 00:00:00.000000")
+    texts = texts_of(numbers, numbers.name)
+    if cells.dtype != pl.String:
+        return texts
+    is_plain = cells.cast(pl.Float64, strict=False) == numbers
+    return pl.select(pl.when(is_plain).then(texts).otherwise(cells.str.strip_chars())).to_series()

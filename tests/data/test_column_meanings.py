@@ -1,0 +1,185 @@
+"""What a column or label really holds is read, or said in one line with a setting that works."""
+
+import datetime
+import random
+
+import polars as pl
+import pytest
+
+from ratchet.data.tables.forms import date_form, number_form, numbers, seconds
+from ratchet.errors import DataError
+from ratchet.kinds import Classes, Labels, Numbers
+from ratchet.settings.file import parse_assignments
+
+DRAW = random.Random(5)
+
+
+def rows(count: int = 400, **columns: list[str]) -> str:
+    """Return a table with a column of noise, as CSV."""
+    frame = pl.DataFrame({"x": [f"{DRAW.random():.4f}" for _ in range(count)], **columns})
+    return frame.write_csv()
+
+
+def labels(count: int = 400) -> list[str]:
+    return ["yes" if row % 3 else "no" for row in range(count)]
+
+
+def fixes_of(message: str) -> list[dict[str, object]]:
+    """Return the settings of each `ratchet set` command in a message."""
+    commands = message.replace("`", '"').split("ratchet set ")[1:]
+    texts = [part[1:].split('"')[0] if part.startswith('"') else part.split('"')[0] for part in commands]
+    return [
+        {key.removeprefix("data."): tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
+        for parsed in (parse_assignments([text]) for text in texts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["$1,250.00", "$5.99", "-$3.50", "($1,250.00)", "$-2"], [1250, 5.99, -3.5, -1250, -2]),
+        (["1.250,00 €", "5,99€", "-2,50 €"], [1250, 5.99, -2.5]),
+        (["USD 5", "USD 1,250", "usd"], [5, 1250, None]),
+        (["(1,250)", "1,300", "(12,000)", "5"], [-1250, 1300, -12000, 5]),
+        (["$1,250", "$2,300"], [1250, 2300]),
+        (["1.250 EUR", "2.300 EUR"], [1250, 2300]),
+        (["5 kg", "6.5 kg", "7"], [5, 6.5, 7]),
+        (["%5", "%12.5"], [0.05, 0.125]),
+        (["12.5%", "3 %", "(1 %)"], [0.125, 0.03, -0.01]),
+        (["R$ 1.250,50", "R$ 3,00"], [1250.5, 3]),
+    ],
+)
+def test_money_units_and_per_cent_are_numbers(texts: list[str], expected: list[float | None]) -> None:
+    series = pl.Series(texts)
+    assert numbers(series, number_form(series).form).to_list() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("texts", [["A12", "A13"], ["1M", "2K"], ["5 am", "6 am"], ["red", "blue 2"], ["(5", "6)"]])
+def test_codes_and_factors_are_no_numbers(texts: list[str]) -> None:
+    assert number_form(pl.Series(texts)).matches == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("12:30", 45000.0), ("01:00:05", 3605.0), ("1:05 PM", 47100.0),
+        ("2024-05", datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC).timestamp()),
+        ("05/2024", datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC).timestamp()),
+        ("May 2024", datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC).timestamp()),
+    ],
+)  # fmt: skip
+def test_times_and_months_are_dates(table, text: str, expected: float) -> None:
+    series = pl.Series([text])
+    assert seconds(series, date_form(series).form).to_list() == [expected]
+    other = {"12:30": "13:45", "01:00:05": "02:00:00", "1:05 PM": "2:00 AM", "2024-05": "2023-11", "05/2024": "11/2023"}
+    table.write(rows(when=[text, other.get(text, "Nov 2023")] * 200, label=labels()))
+    table.ingest()
+    assert table.types()["when"] == "datetime"
+
+
+def test_money_is_a_feature_and_a_label(table) -> None:
+    prices = [f"${row * 13 + 1000:,.2f}" for row in range(400)]
+    table.write(rows(price=prices, label=labels()))
+    assert [column.name for column in table.ingest().input.numeric] == ["x", "price"]
+    manifest = table.ingest(label_column="price")
+    assert isinstance(manifest.target, Numbers)
+    assert table.array("targets").max() == 399 * 13 + 1000
+    assert table.profile()["problem"]["notes"] == ["price: labels written as $1,234.5 are numbers"]
+
+
+@pytest.mark.parametrize("share", [7, 15])
+def test_other_texts_among_numbers_are_named_with_a_fix_that_works(table, share: int) -> None:
+    lab = ["ND" if row % 100 < share else f"{DRAW.random():.3f}" for row in range(400)]
+    table.write(rows(lab=lab, label=labels()))
+    try:
+        table.ingest()
+        (note,) = table.profile()["notes"]
+    except DataError as error:  # nearly all are numbers, and the others are too many bad rows
+        note = str(error).split("\n")[1]
+    assert note.startswith(f"lab: {100 - share}% of the values are numbers, and {4 * share} are not: 'ND'.")
+    (fix,) = fixes_of(note)
+    assert fix == {"missing": ("ND",)}
+    table.ingest(**fix)
+    assert table.types()["lab"] == "numeric"
+    assert table.profile()["notes"] == []
+
+
+def test_other_texts_among_dates_are_named_with_a_fix_that_works(table) -> None:
+    days = ["it's open" if row % 5 == 0 else f"2024-{row % 12 + 1:02}-{row % 28 + 1:02}" for row in range(400)]
+    table.write(rows(closed=days, label=labels()))
+    table.ingest()
+    (note,) = table.profile()["notes"]
+    assert note.startswith("closed: 80% of the values are dates, and 80 are not: ")
+    table.ingest(**fixes_of(note)[0])
+    assert table.types()["closed"] == "datetime"
+
+
+def test_categories_with_a_few_numbers_have_no_note(table) -> None:
+    table.write(
+        rows(children=["0", "1", "2", "3+"] * 100, city=["Bern", "Rome 2", "Oslo", "Bonn"] * 100, label=labels())
+    )
+    table.ingest()
+    assert table.profile()["notes"] == []
+
+
+@pytest.mark.parametrize("name", ["None", "NA", "null", "nan", "?"])
+@pytest.mark.parametrize("every", [2, 50])
+def test_a_class_called_like_a_missing_value_is_named_and_can_be_kept(table, name: str, every: int) -> None:
+    damage = [name if row % every == 0 else ["Minor", "Severe"][row % 3 == 0] for row in range(400)]
+    table.write(rows(damage=damage))
+    count = damage.count(name)
+    try:
+        table.ingest(label_column="damage")
+        message = table.profile()["problem"]["notes"][0]
+        assert len(table.bad()) == count <= 20
+    except DataError as error:
+        message = str(error)
+        assert count > 20
+    assert f"{count} of 400 labels are {name!r}, which means no label" in message
+    manifest = table.ingest(label_column="damage", **fixes_of(message)[0])
+    assert isinstance(manifest.target, Classes)
+    assert sorted(manifest.target.names) == sorted(["Minor", "Severe", name])
+    assert table.bad() == []
+
+
+@pytest.mark.parametrize("separator", [";", "|", ", ", "/", " ; "])
+def test_cells_with_several_labels_stop_with_a_fix_that_works(table, separator: str) -> None:
+    tags = [DRAW.choice(["a", "b", f"a{separator}b", f"b{separator}c", f"a{separator}c"]) for _ in range(400)]
+    table.write(rows(tags=tags))
+    with pytest.raises(
+        DataError, match=r"label column 'tags' has several labels in a cell, separated by '[;|,/]'"
+    ) as stop:
+        table.ingest(label_column="tags")
+    several, single = fixes_of(str(stop.value))
+    assert table.ingest(label_column="tags", **several).target == Labels(("a", "b", "c"))
+    assert table.profile()["problem"]["notes"] == [f"tags: labels are separated by {separator.strip()!r}: a, b, c"]
+    assert len(table.ingest(label_column="tags", **single).target.names) == 5
+
+
+def test_lists_of_python_are_labels(table) -> None:
+    table.write(rows(tags=[["['a', 'b']", "['b']", "['a', 'c']", "[]"][row % 4] for row in range(400)]))
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Washington, DC", "New York, NY", "Albany, NY"], ["animal/cat", "animal/dog", "plant/oak", "plant/rose"],
+        ["<=50K", ">50K"], ["M/F", "other"],
+    ],
+)  # fmt: skip
+def test_single_labels_with_a_separator_are_classes(table, names: list[str]) -> None:
+    table.write(rows(label=[names[row % len(names)] for row in range(400)]))
+    assert table.ingest().target == Classes(tuple(sorted(names)))
+
+
+@pytest.mark.parametrize("ones", [40, 200])
+@pytest.mark.parametrize("numbers", [("0", "1"), ("1", "2"), ("-1", "1.0")])
+def test_two_whole_numbers_are_classes(table, numbers: tuple[str, str], ones: int) -> None:
+    table.write(rows(late=[numbers[row < ones] for row in range(400)]))
+    assert table.ingest(label_column="late").target == Classes(tuple(number.removesuffix(".0") for number in numbers))
+
+
+def test_a_flag_with_three_ones_is_no_number_to_predict(table) -> None:
+    table.write(rows(late=["1" if row < 3 else "0" for row in range(400)]))
+    assert table.ingest(label_column="late").target == Classes(("0", "1"))

@@ -1,0 +1,161 @@
+"""Far values, such as fill values, are named with a fix that works, and spoil neither network nor baseline.
+
+Expected values are computed from the numbers without the far ones, and by scikit-learn from the raw numbers.
+"""
+
+import datetime
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from ratchet.baselines import fit_baseline
+from ratchet.data.checks.far_values import moments
+from ratchet.kinds import Array, ArraysInput, ModelSpec, Numbers, TableInput
+from ratchet.settings.file import parse_assignments
+from ratchet.training import build
+from ratchet.training.losses import Objective
+from ratchet.training.models.tabular import TableFront
+from tests.training.conftest import make_plan
+
+DRAW = np.random.default_rng(3)
+TEMPERATURES = DRAW.normal(15, 5, 1500)
+
+
+def spoiled(values: np.ndarray, far: float, count: int) -> np.ndarray:
+    return np.concatenate([values[count:], np.full(count, far)])
+
+
+@pytest.mark.parametrize(
+    ("far", "count"),
+    [(9.96921e36, 25), (-9999.0, 25), (9999.0, 400), (1e12, 2), (3.4e38, 1), (-999.0, 30), (1e20, 600)],
+)
+def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
+    usual, found = TEMPERATURES[count:], moments(spoiled(TEMPERATURES, far, count))
+    assert (found.mean, found.std) == pytest.approx((usual.mean(), usual.std()))
+    assert found.range == (usual.min(), usual.max())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        TEMPERATURES, DRAW.lognormal(0, 2, 20_000), (DRAW.random(5000) < 0.02).astype(float), np.full(50, 0.1),
+        np.where(DRAW.random(5000) < 0.95, 0.0, DRAW.lognormal(5, 1, 5000)), DRAW.standard_t(3, 5000),
+        DRAW.integers(0, 50, 1000).astype(float), np.array([1.0]), np.array([0.0, 1.0, 1e6]),
+        np.where(DRAW.random(3000) < 0.5, 1.0, 1000.0) + DRAW.normal(0, 0.1, 3000),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_skewed_numbers_flags_and_clusters_have_no_far_values(values: np.ndarray) -> None:
+    found = moments(values)
+    assert found.range is None
+    assert found.mean == pytest.approx(values.mean())
+    assert found.std == pytest.approx(values.std() if np.ptp(values) else 1.0)
+
+
+def test_large_arrays_have_the_same_moments() -> None:
+    values = np.tile(TEMPERATURES, 1000).astype(np.float32).reshape(1000, 1500)
+    values[3, 5] = 1e30
+    assert moments(values).range == (values.min(), np.delete(values.ravel(), 3 * 1500 + 5).max())
+
+
+def rows(fill: str = "9.96921e+36", label: str = "") -> str:
+    lines = ["temp,hum,flow"]
+    for place, (temperature, humidity) in enumerate(zip(TEMPERATURES, DRAW.random(1500), strict=True)):
+        temp = fill if place % 60 == 0 else f"{temperature:.3f}"
+        flow = label if label and place % 50 == 7 else f"{2 * temperature + 10 * humidity:.3f}"
+        lines.append(f"{temp},{humidity:.4f},{flow}")
+    return "\n".join(lines) + "\n"
+
+
+def fix_of(note: str) -> dict[str, object]:
+    """Return the settings that a note's command sets."""
+    return {key.removeprefix("data."): value for key, value in parse_assignments([note.split('"')[1]]).items()}
+
+
+@pytest.mark.parametrize("fill", ["9.96921e+36", "-9999", "1e20"])
+def test_far_cells_are_named_with_a_fix_that_works(table, fill: str) -> None:
+    table.write(rows(fill))
+    manifest = table.ingest(label_column="flow")
+    (note,) = table.profile()["notes"]
+    assert note.startswith("temp: 25 of 1,500 values are far from the others (")
+    column = manifest.input.numeric[0]
+    assert column.mean == pytest.approx(15, abs=1)
+    assert column.std == pytest.approx(5, abs=1)
+    assert -50 < column.limits[0] < column.limits[1] < 80
+
+    fixed = table.ingest(label_column="flow", **fix_of(note))
+    assert table.profile()["notes"] == []
+    assert fixed.input.numeric[0].limits == ()
+    assert np.isnan(table.array("numbers")[:, 0]).sum() == 25
+
+
+def test_far_labels_are_named_limited_and_removed_by_the_fix(table) -> None:
+    table.write(rows("15", label="1e12"))
+    target = table.ingest(label_column="flow").target
+    assert isinstance(target, Numbers)
+    assert target.mean[0] == pytest.approx(35, abs=1)
+    assert target.high[0] < 100
+    (note,) = table.profile()["problem"]["notes"]
+    assert note.startswith("flow: 30 of 1,500 values are far from the others (")
+    assert table.array("targets").max() == np.float32(1e12)  # metrics take labels as they are
+
+    fixed = table.ingest(label_column="flow", **fix_of(note))
+    assert (fixed.target.low, table.profile()["problem"]["notes"]) == ((), [])
+    assert sum(split.rows for split in fixed.splits.values()) == 1470
+
+
+def test_dates_of_parquet_can_be_called_missing(table) -> None:
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=place) for place in range(300)]
+    days[::30] = [datetime.date(9999, 12, 31)] * 10
+    frame = pl.DataFrame({"day": days, "x": DRAW.random(300), "label": ["a", "b", "c"] * 100})
+    frame.write_parquet(table.root / "rows.parquet")
+    table.ingest("rows.parquet")
+    (note,) = table.profile()["notes"]
+    assert note.startswith("day: 10 of 300 values are far from the others (2024-01-02 to 2024-10-26): 9999-12-31.")
+    table.ingest("rows.parquet", **fix_of(note))
+    assert table.profile()["notes"] == []
+
+
+def test_network_gets_far_values_as_limits_and_trees_as_they_are(table) -> None:
+    table.write(rows())
+    described = table.ingest(label_column="flow").input
+    numbers, codes = torch.from_numpy(table.array("numbers")), torch.zeros(1500, 0, dtype=torch.int64)
+    scaled, missing, _ = TableFront(described)(numbers, codes)
+    assert scaled.abs().max() < 15
+    assert missing.sum() == 0
+    assert len(torch.unique(scaled[:, 0])) > 1300
+    assert torch.equal(TableFront(described.unscaled)(numbers, codes)[0], numbers)
+
+
+def test_trees_are_as_good_as_those_of_scikit_learn_on_raw_numbers(table) -> None:
+    table.write(rows())
+    manifest = table.ingest(label_column="flow")
+    assert isinstance(manifest.input, TableInput)
+    numbers, targets = table.array("numbers"), table.array("targets")
+    arrays = {"numbers": numbers, "codes": np.zeros((1500, 0), np.int64)}
+    fitted = fit_baseline(arrays, targets, manifest.input.unscaled, manifest.target, seed=0)
+    with torch.random.fork_rng():
+        model = build(ModelSpec(fitted.network_name, fitted.input, manifest.target)).eval()
+    model.network.load_state_dict(fitted.weights)
+    outputs = model(torch.from_numpy(numbers), torch.zeros(1500, 0, dtype=torch.int64)).numpy()
+    theirs = HistGradientBoostingRegressor(random_state=0).fit(numbers, targets[:, 0]).predict(numbers)
+    ours = manifest.target.predictions(outputs)[:, 0]
+    assert np.abs(ours - targets[:, 0]).mean() == pytest.approx(np.abs(theirs - targets[:, 0]).mean(), rel=0.05)
+
+
+def test_a_model_learns_far_targets_as_the_nearest_of_the_others() -> None:
+    target = Numbers(("flow",), (35.0,), (5.0,), (20.0,), (50.0,))
+    objective = Objective(make_plan(target=target, loss="mse"), target, torch.device("cpu"))
+    assert objective.scaled(torch.tensor([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]
+    assert target.scaled(np.array([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]
+
+
+def test_networks_of_arrays_get_far_values_as_limits() -> None:
+    limited = Array("load", "float32", (2,), 10.0, 2.0, (0.0, 20.0))
+    spec = ModelSpec("mlp", ArraysInput((limited,), "a:B", "a", "0"), Numbers(("flow",), (0.0,), (1.0,)))
+    with torch.random.fork_rng():
+        model = build(spec).eval()
+    assert model.prepared(torch.tensor([[1e36, 12.0]]))[0].tolist() == [[5.0, 1.0]]

@@ -1,4 +1,4 @@
-"""What a column or label really holds is read, or said in one line with a setting that works."""
+"""Columns and labels are read as what they hold, or named in a line with a setting that works."""
 
 import datetime
 import random
@@ -88,7 +88,7 @@ def test_money_is_a_feature_and_a_label(table) -> None:
 
 
 @pytest.mark.parametrize("share", [7, 15])
-def test_other_texts_among_numbers_are_named_with_a_fix_that_works(table, share: int) -> None:
+def test_texts_among_numbers_are_named_with_a_working_fix(table, share: int) -> None:
     lab = ["ND" if row % 100 < share else f"{DRAW.random():.3f}" for row in range(400)]
     table.write(rows(lab=lab, label=labels()))
     try:
@@ -104,7 +104,7 @@ def test_other_texts_among_numbers_are_named_with_a_fix_that_works(table, share:
     assert table.profile()["notes"] == []
 
 
-def test_other_texts_among_dates_are_named_with_a_fix_that_works(table) -> None:
+def test_texts_among_dates_are_named_with_a_working_fix(table) -> None:
     days = ["it's open" if row % 5 == 0 else f"2024-{row % 12 + 1:02}-{row % 28 + 1:02}" for row in range(400)]
     table.write(rows(closed=days, label=labels()))
     table.ingest()
@@ -124,7 +124,7 @@ def test_categories_with_a_few_numbers_have_no_note(table) -> None:
 
 @pytest.mark.parametrize("name", ["None", "NA", "null", "nan", "?"])
 @pytest.mark.parametrize("every", [2, 50])
-def test_a_class_called_like_a_missing_value_is_named_and_can_be_kept(table, name: str, every: int) -> None:
+def test_a_class_called_none_is_named_and_can_be_kept(table, name: str, every: int) -> None:
     damage = [name if row % every == 0 else ["Minor", "Severe"][row % 3 == 0] for row in range(400)]
     table.write(rows(damage=damage))
     count = damage.count(name)
@@ -143,7 +143,7 @@ def test_a_class_called_like_a_missing_value_is_named_and_can_be_kept(table, nam
 
 
 @pytest.mark.parametrize("separator", [";", "|", ", ", "/", " ; "])
-def test_cells_with_several_labels_stop_with_a_fix_that_works(table, separator: str) -> None:
+def test_cells_with_several_labels_stop_with_a_working_fix(table, separator: str) -> None:
     tags = [DRAW.choice(["a", "b", f"a{separator}b", f"b{separator}c", f"a{separator}c"]) for _ in range(400)]
     table.write(rows(tags=tags))
     with pytest.raises(
@@ -173,10 +173,10 @@ def test_single_labels_with_a_separator_are_classes(table, names: list[str]) -> 
     assert table.ingest().target == Classes(tuple(sorted(names)))
 
 
-@pytest.mark.parametrize("ones", [40, 200])
+@pytest.mark.parametrize("count", [40, 200])
 @pytest.mark.parametrize("numbers", [("0", "1"), ("1", "2"), ("-1", "1.0")])
-def test_two_whole_numbers_are_classes(table, numbers: tuple[str, str], ones: int) -> None:
-    table.write(rows(late=[numbers[row < ones] for row in range(400)]))
+def test_two_whole_numbers_are_classes(table, numbers: tuple[str, str], count: int) -> None:
+    table.write(rows(late=[numbers[row < count] for row in range(400)]))
     assert table.ingest(label_column="late").target == Classes(tuple(number.removesuffix(".0") for number in numbers))
 
 

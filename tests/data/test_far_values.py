@@ -33,9 +33,9 @@ def spoiled(values: np.ndarray, far: float, count: int) -> np.ndarray:
     [(9.96921e36, 25), (-9999.0, 25), (9999.0, 400), (1e12, 2), (3.4e38, 1), (-999.0, 30), (1e20, 600)],
 )
 def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
-    usual, found = TEMPERATURES[count:], moments(spoiled(TEMPERATURES, far, count))
-    assert (found.mean, found.std) == pytest.approx((usual.mean(), usual.std()))
-    assert found.range == (usual.min(), usual.max())
+    usual, result = TEMPERATURES[count:], moments(spoiled(TEMPERATURES, far, count))
+    assert (result.mean, result.std) == pytest.approx((usual.mean(), usual.std()))
+    assert result.range == (usual.min(), usual.max())
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
     ids=range(10),
 )  # fmt: skip
 def test_skewed_numbers_flags_and_clusters_have_no_far_values(values: np.ndarray) -> None:
-    found = moments(values)
-    assert found.range is None
-    assert found.mean == pytest.approx(values.mean())
-    assert found.std == pytest.approx(values.std() if np.ptp(values) else 1.0)
+    result = moments(values)
+    assert result.range is None
+    assert result.mean == pytest.approx(values.mean())
+    assert result.std == pytest.approx(values.std() if np.ptp(values) else 1.0)
 
 
 def test_large_arrays_have_the_same_moments() -> None:
@@ -119,7 +119,7 @@ def test_dates_of_parquet_can_be_called_missing(table) -> None:
     assert table.profile()["notes"] == []
 
 
-def test_network_gets_far_values_as_limits_and_trees_as_they_are(table) -> None:
+def test_networks_get_far_values_as_limits_and_trees_unchanged(table) -> None:
     table.write(rows())
     described = table.ingest(label_column="flow").input
     numbers, codes = torch.from_numpy(table.array("numbers")), torch.zeros(1500, 0, dtype=torch.int64)
@@ -130,7 +130,7 @@ def test_network_gets_far_values_as_limits_and_trees_as_they_are(table) -> None:
     assert torch.equal(TableFront(described.unscaled)(numbers, codes)[0], numbers)
 
 
-def test_trees_are_as_good_as_those_of_scikit_learn_on_raw_numbers(table) -> None:
+def test_trees_equal_those_of_scikit_learn_on_raw_numbers(table) -> None:
     table.write(rows())
     manifest = table.ingest(label_column="flow")
     assert isinstance(manifest.input, TableInput)
@@ -146,7 +146,7 @@ def test_trees_are_as_good_as_those_of_scikit_learn_on_raw_numbers(table) -> Non
     assert np.abs(ours - targets[:, 0]).mean() == pytest.approx(np.abs(theirs - targets[:, 0]).mean(), rel=0.05)
 
 
-def test_a_model_learns_far_targets_as_the_nearest_of_the_others() -> None:
+def test_models_learn_far_targets_as_the_nearest_other() -> None:
     target = Numbers(("flow",), (35.0,), (5.0,), (20.0,), (50.0,))
     objective = Objective(make_plan(target=target, loss="mse"), target, torch.device("cpu"))
     assert objective.scaled(torch.tensor([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]

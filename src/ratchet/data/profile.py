@@ -83,7 +83,7 @@ def target_leaks(
         notable: share of the errors about a class or label that a column must remove.
         explained: share of a number's variance that it must explain.
     """
-    found: dict[str, dict[str, object]] = {}
+    leaking: dict[str, dict[str, object]] = {}
     for values in targets.values.reshape(rows.height, -1).T:
         leaks: Sequence[dict[str, object]]
         if targets.problem == "regression":
@@ -93,8 +93,8 @@ def target_leaks(
             labelled = rows.with_columns(label=pl.Series(values).cast(pl.Int64))
             leaks = revealing_columns(labelled, extra=columns, built_in=(), notable=notable)["class"]
         for leak in leaks:
-            found.setdefault(str(leak["column"]), leak)
-    return list(found.values())
+            leaking.setdefault(str(leak["column"]), leak)
+    return list(leaking.values())
 
 
 def bins(values: pl.Series) -> dict[str, object]:

@@ -45,8 +45,8 @@ def moments(values: NDArray[np.floating]) -> Moments:
         return _moments(flat)
     ordered = np.sort(flat.astype(np.float64))
     core = ordered[inner(ordered)]
-    found = _moments(core)
-    return found if len(core) == len(ordered) else Moments(found.mean, found.std, (float(core[0]), float(core[-1])))
+    usual = _moments(core)
+    return usual if len(core) == len(ordered) else Moments(usual.mean, usual.std, (float(core[0]), float(core[-1])))
 
 
 def inner(ordered: Floats) -> slice:

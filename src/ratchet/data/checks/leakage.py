@@ -53,9 +53,9 @@ def revealing_columns(
         if index[name].n_unique() == 1:
             constant += [name] if name in extra else []
             continue
-        found = _revealed(train, validation, name, notable)
-        if found is not None:
-            revealing.append({"column": name, **found})
+        shares = _revealed(train, validation, name, notable)
+        if shares is not None:
+            revealing.append({"column": name, **shares})
     return {"constant": constant, "class": revealing}
 
 
@@ -159,12 +159,12 @@ def _thresholds(numbers: NDArray[np.float64], labels: Integers) -> NDArray[np.fl
     classes, counts = np.unique(labels, return_counts=True)
     if not len(ends) or not 1 < len(classes) <= _MOST_CLASSES:
         return np.zeros(0)
-    found = []
+    thresholds = []
     for label, count in zip(classes, counts, strict=True):
         inside = np.cumsum(labels == label)[ends]
         gain = inside / count - (ends + 1 - inside) / (len(labels) - count)
-        found += [numbers[ends[place] + 1] for place in (gain.argmax(), gain.argmin())]
-    return np.array(found)
+        thresholds += [numbers[ends[place] + 1] for place in (gain.argmax(), gain.argmin())]
+    return np.array(thresholds)
 
 
 def _binned(values: pl.Series, edges: NDArray[np.float64]) -> pl.Series:

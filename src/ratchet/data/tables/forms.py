@@ -181,7 +181,7 @@ def _comma_form(texts: pl.Series, best: Form) -> Form:
     if len(texts) - numbers(texts, thousands).null_count() < best.matches:
         return best
     before, _, after = _parts(best.form)
-    if _is_money(before) or _is_money(after):  # nobody writes three decimals of money
+    if _is_money(before) or _is_money(after):  # money has no three decimals
         return Form(thousands, best.matches)
     plain = numbers(texts, best.form.replace("1234,5", PLAIN))
     whole = texts.filter(~texts.str.contains(",", literal=True) & plain.is_not_null())

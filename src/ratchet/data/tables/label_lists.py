@@ -27,7 +27,7 @@ def list_separator(counts: Mapping[str, int]) -> str | None:
                 places[part].add(place)
         uses = sum(len(set(parts)) for parts in lists.values())
         lengths = {len(parts) for parts in lists.values()}
-        moves = sum(len(found) > 1 for found in places.values()) >= 0.3 * len(places)
+        moves = sum(len(seen) > 1 for seen in places.values()) >= 0.3 * len(places)
         is_date = separator == "/" and _are_numbers(places)
         if uses >= _REUSE * len(places) and (len(lengths) > 1 or moves) and not is_date:
             return separator

@@ -84,10 +84,10 @@ class Labelling:
             return Classes(self.names)
         if self.problem == "multi-label":
             return Labels(self.names)
-        found = [moments(values) for values in self.values[train].T]
-        low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in found), strict=True)
-        limits = (low, high) if any(scale.range for scale in found) else ((), ())
-        return Numbers(self.names, tuple(scale.mean for scale in found), tuple(scale.std for scale in found), *limits)
+        scales = [moments(values) for values in self.values[train].T]
+        low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in scales), strict=True)
+        limits = (low, high) if any(scale.range for scale in scales) else ((), ())
+        return Numbers(self.names, tuple(scale.mean for scale in scales), tuple(scale.std for scale in scales), *limits)
 
 
 def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labelling:
@@ -215,10 +215,10 @@ def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float) -> t
     count = sum(column.unlabelled.values())
     if not count:
         return ()
-    found = ", ".join(map(repr, column.unlabelled))
+    names = ", ".join(map(repr, column.unlabelled))
     listed = yaml_list(sorted({*classes, *column.unlabelled}, key=in_order))
     fix = f'"data.classes=[{listed}]"' if len(classes) <= _MAX_LISTED else "data.classes to the list of all classes"
-    text = f"{count:,} of {len(column.texts):,} labels are {found}, which means no label"
+    text = f"{count:,} of {len(column.texts):,} labels are {names}, which means no label"
     if count <= limit * len(column.texts):
         return (f"{column.name}: {text}: their rows are left out. If it is a class: ratchet set {fix}",)
     raise DataError(

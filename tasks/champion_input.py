@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratchet.training import Model, Split
     from ratchet.training.batches import Inputs
 
-__all__ = ["InputAdapter", "comparable", "right_answers", "score_as"]
+__all__ = ["InputAdapter", "comparable", "finite_score", "right_answers", "score_as"]
 
 _BATCH = 512
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
@@ -128,6 +128,14 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Ta
         return right_answers(outputs, predictions.labels, classes=target.names, known=known.names)
     converted = in_terms_of(target, outputs, known)
     return answers_to(target, converted, predictions.targets, thresholds=predictions.thresholds).score
+
+
+def finite_score(score: NDArray[np.float64], outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the scores, (rows,), with NaN where an output of the row is not a finite number.
+
+    Of classes the largest of such outputs would still name one, and its score would look like any other.
+    """
+    return np.where(np.isfinite(outputs).all(axis=1), score, np.nan)
 
 
 def right_answers(

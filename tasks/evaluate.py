@@ -38,15 +38,20 @@ class Evaluation:
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
-        from ratchet.evaluation.wording import baseline_sentence
+        from ratchet.evaluation.wording import baseline_sentence, trivial_text
 
         metrics = read_metrics(workspace.reports)
         headline, level = metrics.headline, 100 * metrics.confidence
         low, value, high = (f"{bound:.4f}" for bound in astuple(headline.interval))
-        samples = "images" if Manifest.read(workspace.packed).input.kind == "image" else "samples"
+        kind = Manifest.read(workspace.packed).input.kind
+        samples = "images" if kind == "image" else "samples"
         summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {metrics.rows:,} {samples})"
-        baseline = f"; {baseline_sentence(metrics.baseline, metrics.confidence)}" if metrics.baseline else ""
-        return cls(metrics.rows, summary + baseline)
+        if isinstance(metrics, ClassificationMetrics) and metrics.balanced_accuracy:
+            balanced = metrics.balanced_accuracy.value
+            summary += f", balanced {balanced:.4f}" if f"{balanced:.2f}" != f"{headline.interval.value:.2f}" else ""
+        constant = f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
+        baseline = f"; {baseline_sentence(metrics.baseline, metrics.confidence, kind)}" if metrics.baseline else ""
+        return cls(metrics.rows, summary + constant + baseline)
 
 
 def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluation:
@@ -81,6 +86,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     metrics: Metrics = measure(predictions, settings=params.evaluation, columns=columns)
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+    metrics = _against_constant(metrics, predictions, test, params.evaluation)
     metrics = _against_baseline(metrics, predictions, test, workspace, params.evaluation)
     explanations = _explanations(workspace, test, predictions, params.evaluation)
 
@@ -92,6 +98,18 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     files.write_json(workspace.reports / "evaluation.json", to_plain(metrics))
     plots.write_plots(workspace.reports, predictions, metrics)
     return Evaluation.load(workspace)
+
+
+def _against_constant(
+    metrics: Metrics, predictions: "Predictions", test: "Split", settings: EvaluationSettings
+) -> Metrics:
+    """Return the metrics with the comparison of the model and the best constant answer."""
+    from ratchet.evaluation.measure import against_constant
+    from ratchet.training import token_shares
+    from ratchet.training.streams import StreamSplit
+
+    shares = replace(predictions, outputs=token_shares(test)[0]) if isinstance(test, StreamSplit) else None
+    return against_constant(metrics, predictions, settings=settings, shares=shares)
 
 
 def _against_baseline(

@@ -158,10 +158,11 @@ class _TestSet:
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
         from ratchet.registry.samples import split_samples
+        from tasks.champion_input import finite_score
 
         metrics, manifest = read_metrics(self.workspace.reports), self.manifest
         return Candidate(
-            score=self.predictions.score,
+            score=finite_score(self.predictions.score, self.predictions.outputs),
             unit=self.predictions.answers.unit,
             metrics=metrics.named(),
             target=self.predictions.target,
@@ -170,6 +171,7 @@ class _TestSet:
             input_shape=_shape(manifest.input),
             calibration_error=metrics.ece if isinstance(metrics, ClassificationMetrics) else None,
             baseline=metrics.baseline,
+            constant=metrics.constant,
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
             saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
@@ -180,7 +182,7 @@ class _TestSet:
         """Measure the champion on the candidate's test images; time both models if a rule needs it."""
         from ratchet.gate import Champion
         from ratchet.training import load_model
-        from tasks.champion_input import InputAdapter, comparable, score_as
+        from tasks.champion_input import InputAdapter, comparable, finite_score, score_as
 
         name = promotions.name
         with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +200,8 @@ class _TestSet:
         if comparable(target, spec.target) and not adapter.mismatch:
             test = self._open(spec.input)
             predictions = self._with_thresholds(lambda split: adapter.outputs(model, split), spec)
-            score = score_as(predictions, adapter.outputs(model, test), spec.target)
+            outputs = adapter.outputs(model, test)
+            score = finite_score(score_as(predictions, outputs, spec.target), outputs)
             costs = self._costs(model, test, adapter)
         return Champion(
             name=f"{name} version {version}",

@@ -48,9 +48,10 @@ def test_metrics_equal_scikit_learn() -> None:
     for at, each in enumerate(metrics.per_label):
         assert (each.precision, each.recall) == pytest.approx((precision[at], recall[at]))
         assert each.f1 is not None
-        assert each.f1.value == pytest.approx(f1[at])
+        assert each.f1 == pytest.approx(f1[at])
         assert (each.support, each.threshold) == (support[at], predictions.thresholds[at])
-        assert each.f1.low < each.f1.value < each.f1.high
+        assert each.f1_interval is not None
+        assert each.f1_interval.low < each.f1 < each.f1_interval.high
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.calibration import calibration_error, reliability
-from ratchet.evaluation.headline import intervals
+from ratchet.evaluation.constant_answer import balanced_accuracy
+from ratchet.evaluation.headline import intervals, rare_class
 from ratchet.evaluation.intervals import Interval, mean_of
 from ratchet.evaluation.metrics import Averages, ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.predictions import check_classes
@@ -63,6 +64,8 @@ def measure_classes(
         "top_k": float((answers.rank < settings.top_k).mean()) if settings.top_k < answers.width else None,
         "roc_auc": _mean([row.roc_auc for row in per_class]),
     }
+    counts = np.bincount(labels, minlength=len(classes))
+    rare, hits = rare_class(counts), np.bincount(labels, weights=answers.score, minlength=len(classes))
     defined = {name: value for name, value in values.items() if value is not None}
     bounds = intervals(answers, defined, settings=settings, seed=seed)
     return ClassificationMetrics(
@@ -72,7 +75,7 @@ def measure_classes(
         k=settings.top_k,
         accuracy=bounds["accuracy"],
         top_k=bounds.get("top_k"),
-        macro_f1=bounds["macro_f1"],
+        macro_f1=bounds.get("macro_f1"),
         log_loss=bounds["log_loss"],
         ece=bounds["ece"],
         roc_auc=values["roc_auc"],
@@ -87,6 +90,8 @@ def measure_classes(
         robustness=NotMeasured("only `evaluate` measures it"),
         threshold=threshold,
         cost=_cost(answers, settings),
+        balanced_accuracy=balanced_accuracy(hits, counts, confidence=settings.confidence),
+        rare=None if rare is None else (classes[rare], int(counts[rare])),
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers
 from ratchet.evaluation.classification import measure_classes
+from ratchet.evaluation.constant_answer import compare_with_constant
 from ratchet.evaluation.intervals import mean_of, paired_difference, share_interval
 from ratchet.evaluation.language import measure_pieces
 from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
@@ -19,7 +20,7 @@ from ratchet.evaluation.regression import measure_numbers
 from ratchet.kinds import Classes, Labels, Target
 from ratchet.settings.model import EvaluationSettings
 
-__all__ = ["compare_with_baseline", "measure", "thresholds_for"]
+__all__ = ["against_constant", "compare_with_baseline", "measure", "thresholds_for"]
 
 
 def measure(
@@ -29,7 +30,7 @@ def measure(
     columns: Mapping[str, Sequence[str | None]] = MappingProxyType({}),
     seed: int = 0,
 ) -> Metrics:
-    """Return all metrics but robustness and the baseline.
+    """Return all metrics but robustness and the comparisons with the baseline and the best constant answer.
 
     Args:
         predictions: for the test rows.
@@ -82,6 +83,27 @@ def thresholds_for(
     return () if chosen == 0.5 else (chosen,)
 
 
+def against_constant(
+    metrics: Metrics, predictions: Predictions, *, settings: EvaluationSettings, shares: Predictions | None = None
+) -> Metrics:
+    """Return the metrics with the comparison of the model and the best constant answer to the same rows.
+
+    Args:
+        metrics: of the model.
+        predictions: of the model.
+        settings: of the evaluation.
+        shares: of pieces of text: predictions of a model that knows only how frequent each token of this text is.
+    """
+    constant = compare_with_constant(
+        predictions.checked(),
+        settings,
+        headline=metrics.headline,
+        names=predictions.classes if isinstance(predictions.target, Classes) else (),
+        shares=shares.checked() if shares else None,
+    )
+    return replace(metrics, constant=constant)
+
+
 def compare_with_baseline(
     metrics: Metrics,
     network: Predictions,
@@ -93,18 +115,20 @@ def compare_with_baseline(
 ) -> Metrics:
     """Return the metrics with the comparison of the model and a baseline.
 
-    The paired difference is that of `Answers.row_metric`, whose mean is the headline of classification and regression
-    and the closest mean over rows for multi-label.
+    A model that no test shows to be better than a constant answer is not better than a baseline either: both may be
+    useless. The paired difference is that of `Answers.row_metric`, whose mean is the headline of classification and
+    regression and the closest mean over rows for multi-label.
 
     Args:
-        metrics: of the model.
+        metrics: of the model, with its comparison with a constant answer.
         network: predictions of the model.
         baseline: predictions of the baseline for the same rows in the same order.
         name: of the baseline, for people.
         settings: of the evaluation.
         seed: of the bootstrap's resamples.
     """
-    ours, theirs = network.checked(), baseline.checked()
+    ours, theirs = network.checked(), baseline.checked(f"the baseline {name}")
+    useful = metrics.constant is None or metrics.constant.is_better
     sign = 1.0 if ours.row_metric.larger_is_better else -1.0
     difference = paired_difference(
         sign * ours.row_metric.values,
@@ -118,7 +142,8 @@ def compare_with_baseline(
         headline=_headline(theirs, settings),
         network=_headline(ours, settings),
         difference=difference,
-        network_is_better=difference.low > 0.0,
+        network_is_better=difference.low > 0.0 and useful,
+        rows=ours.rows,
     )
     return replace(metrics, baseline=result)
 

@@ -7,7 +7,7 @@ They share what the gate, the report and the command line need: `rows`, `confide
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -23,6 +23,7 @@ __all__ = [
     "BaselineResult",
     "ClassMetrics",
     "ClassificationMetrics",
+    "ConstantResult",
     "LabelMetrics",
     "LanguageMetrics",
     "Metrics",
@@ -33,7 +34,7 @@ __all__ = [
     "read_metrics",
 ]
 
-_INTERVALS = ("accuracy", "top_k", "macro_f1", "log_loss", "ece", "roc_auc_interval")
+_INTERVALS = ("accuracy", "balanced_accuracy", "top_k", "macro_f1", "log_loss", "ece", "roc_auc_interval")
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -56,7 +57,38 @@ class BaselineResult:
     headline: NamedMetric  # of the baseline
     network: NamedMetric  # the same metric of the model
     difference: Interval  # of the metric, paired by rows; above 0 where the model is better
-    network_is_better: bool  # significantly, at the level of the intervals
+    network_is_better: bool  # significantly, and also than the best constant answer
+    rows: int = 0  # 0: written before it was recorded
+
+
+@dataclass(frozen=True)
+class ConstantResult:
+    """Comparison of the model with the best constant answer to the same test rows."""
+
+    name: str  # "always answering 'ants'"
+    headline: NamedMetric  # of the model
+    trivial: float  # the headline metric of the best constant answer
+    metric: NamedMetric  # of the model: the one that decides
+    constant: float  # the same metric of a constant answer
+    difference: Interval  # of that metric; above 0 where the model is better
+    smallest: float  # difference that so many rows can show
+    answer: str = ""  # the model's most frequent answer; "": not known
+    answered: int = 0  # rows that get it
+    one_answer: bool = False  # the model gives it to nearly all rows, though the truth differs on clearly more
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the model is significantly better than any constant answer."""
+        return self.difference.low > 0.0 and not self.one_answer
+
+    @property
+    def trivial_metric(self) -> NamedMetric:
+        """The headline metric of the best constant answer, without an interval."""
+        return replace(self.headline, interval=Interval(self.trivial, self.trivial, self.trivial))
+
+    def with_common(self, answer: str, rows: int, one_answer: bool) -> "ConstantResult":
+        """Return the comparison with the model's most frequent answer."""
+        return replace(self, answer=answer, answered=rows, one_answer=one_answer)
 
 
 @dataclass(frozen=True)
@@ -94,11 +126,11 @@ class ClassificationMetrics:
     # The headline
     accuracy: Interval
     top_k: Interval | None  # None where k reaches the number of classes: it would be 1
-    macro_f1: Interval
+    macro_f1: Interval | None  # None: too few rows of a class for an interval; `macro` has the value
     log_loss: Interval
     ece: Interval
     roc_auc: float | None  # one class against the rest, mean over the classes that occur
-    roc_auc_interval: Interval | None  # None also where it costs too much time
+    roc_auc_interval: Interval | None  # None also where it costs too much time, or a class has too few rows
     pr_auc: float | None  # average precision, mean over the classes that occur
     # The rest
     macro: Averages
@@ -110,7 +142,10 @@ class ClassificationMetrics:
     robustness: Robustness | NotMeasured
     threshold: float = 0.5  # probability from which the second of two classes is predicted
     cost: Interval | None = None  # mean cost of a prediction; None: false positives and negatives cost the same
+    balanced_accuracy: Interval | None = None  # mean recall; None: written before there was this metric
+    rare: tuple[str, int] | None = None  # class with too few rows for these intervals, and its rows
     baseline: BaselineResult | None = None
+    constant: ConstantResult | None = None
     problem: Literal["classification"] = "classification"
 
     @property
@@ -122,6 +157,7 @@ class ClassificationMetrics:
         """Return the metrics with an interval by key: those that gate.minimum_metric can name."""
         metrics = (
             ("accuracy", "accuracy", self.accuracy, True, True),
+            ("balanced_accuracy", "balanced accuracy", self.balanced_accuracy, True, True),
             ("top_k", f"top-{self.k} accuracy", self.top_k, True, True),
             ("macro_f1", "macro F1", self.macro_f1, True, True),
             ("roc_auc", "ROC-AUC", self.roc_auc_interval, True, False),
@@ -138,14 +174,14 @@ class ClassificationMetrics:
             interval: Interval | None = getattr(self, field)
             if interval is not None:
                 flat |= _bounds(name, interval)
-        areas = {"roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
+        areas = {"macro_f1": self.macro.f1, "roc_auc": self.roc_auc, "pr_auc": self.pr_auc}
         flat |= {name: value for name, value in areas.items() if value is not None}
         flat |= {"macro_precision": self.macro.precision, "macro_recall": self.macro.recall}
         if isinstance(self.robustness, Robustness):
             flat |= self.robustness.numbers()
         if self.cost is not None:
             flat |= _bounds("cost", self.cost)
-        return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)} | _baseline_numbers(self.baseline)
+        return flat | {"weighted_f1": self.weighted.f1, "rows": float(self.rows)} | _comparisons(self)
 
 
 @dataclass(frozen=True)
@@ -182,6 +218,7 @@ class RegressionMetrics:
     per_number: tuple[NumberMetrics, ...]
     slices: tuple[ScoreSlice, ...]
     baseline: BaselineResult | None = None
+    constant: ConstantResult | None = None
     problem: Literal["regression"] = "regression"
 
     @property
@@ -204,7 +241,7 @@ class RegressionMetrics:
         if len(self.per_number) > 1:
             for number in self.per_number:
                 flat |= {f"{_key(number.name)}.{key}": metric.interval.value for key, metric in number.named().items()}
-        return flat | {"rows": float(self.rows)} | _baseline_numbers(self.baseline)
+        return flat | {"rows": float(self.rows)} | _comparisons(self)
 
 
 @dataclass(frozen=True)
@@ -215,10 +252,11 @@ class LabelMetrics:
     threshold: float  # probability from which it is predicted
     precision: float | None
     recall: float | None
-    f1: Interval | None
+    f1: float | None
     support: int
     predicted: int
     roc_auc: float | None
+    f1_interval: Interval | None = None  # None also where too few rows have the label
 
 
 @dataclass(frozen=True)
@@ -235,6 +273,7 @@ class MultiLabelMetrics:
     per_label: tuple[LabelMetrics, ...]
     slices: tuple[ScoreSlice, ...]
     baseline: BaselineResult | None = None
+    constant: ConstantResult | None = None
     problem: Literal["multi-label"] = "multi-label"
 
     @property
@@ -254,7 +293,7 @@ class MultiLabelMetrics:
     def numbers(self) -> dict[str, float]:
         """Return the defined metrics by name, for DVC and MLflow."""
         flat = _flat(self.named()) | ({} if self.roc_auc is None else {"roc_auc": self.roc_auc})
-        return flat | {"rows": float(self.rows)} | _baseline_numbers(self.baseline)
+        return flat | {"rows": float(self.rows)} | _comparisons(self)
 
 
 @dataclass(frozen=True)
@@ -271,6 +310,7 @@ class LanguageMetrics:
     bits_per_byte: Interval
     slices: tuple[ScoreSlice, ...] = ()
     baseline: BaselineResult | None = None
+    constant: ConstantResult | None = None
     problem: Literal["next-token"] = "next-token"
 
     @property
@@ -290,7 +330,7 @@ class LanguageMetrics:
     def numbers(self) -> dict[str, float]:
         """Return the defined metrics by name, for DVC and MLflow."""
         sizes = {"rows": float(self.rows), "tokens": float(self.tokens), "characters": float(self.characters)}
-        return _flat(self.named()) | sizes | _baseline_numbers(self.baseline)
+        return _flat(self.named()) | sizes | _comparisons(self)
 
 
 Metrics = ClassificationMetrics | RegressionMetrics | MultiLabelMetrics | LanguageMetrics
@@ -334,10 +374,14 @@ def _flat(metrics: Mapping[str, NamedMetric]) -> dict[str, float]:
     return flat
 
 
-def _baseline_numbers(baseline: BaselineResult | None) -> dict[str, float]:
-    if baseline is None:
-        return {}
-    return _bounds("baseline_difference", baseline.difference) | {"baseline": baseline.headline.interval.value}
+def _comparisons(metrics: "Metrics") -> dict[str, float]:
+    """Return the numbers of the baseline and of the best constant answer."""
+    baseline, constant, flat = metrics.baseline, metrics.constant, dict[str, float]()
+    if baseline is not None:
+        flat |= _bounds("baseline_difference", baseline.difference) | {"baseline": baseline.headline.interval.value}
+    if constant is not None:
+        flat |= _bounds("constant_difference", constant.difference) | {"constant": constant.trivial}
+    return flat
 
 
 def _key(name: str) -> str:

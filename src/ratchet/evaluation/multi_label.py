@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import LabelAnswers
+from ratchet.evaluation.headline import FEW_ROWS
 from ratchet.evaluation.intervals import Interval, share_interval
 from ratchet.evaluation.jackknife import Metric, RowTerms
 from ratchet.evaluation.metrics import LabelMetrics, MultiLabelMetrics
@@ -87,12 +88,14 @@ def _label(answers: LabelAnswers, rows: RowTerms, number: int, name: str) -> Lab
     hits, support, count = (int(np.count_nonzero(mask)) for mask in (truth & predicted, truth, predicted))
     f1: Metric = lambda means: _f1(means[..., 3 * number], means[..., 3 * number + 1])  # noqa: E731  # has a type
     both = 0 < support < answers.rows
+    interval = rows.interval(f1, "share")
     return LabelMetrics(
         name=name,
         threshold=answers.thresholds[number] if answers.thresholds else 0.5,
         precision=hits / count if count else None,
         recall=hits / support if support else None,
-        f1=rows.interval(f1, "share"),
+        f1=interval.value if interval else None,
+        f1_interval=interval if support >= FEW_ROWS else None,
         support=support,
         predicted=count,
         roc_auc=float(roc_auc_score(truth, answers.probabilities[:, number])) if both else None,

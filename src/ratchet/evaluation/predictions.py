@@ -65,17 +65,17 @@ class Predictions:
         """The quantities that follow from each row."""
         return answers_to(self.target, self.outputs, self.targets, thresholds=self.thresholds)
 
-    def checked(self) -> Answers:
-        """Return the answers if they can be measured.
+    def checked(self, model: str = "the model") -> Answers:
+        """Return the answers if they can be measured. `model` names it in errors.
 
         Raises:
             DataError: there are no test rows, or a target is not possible.
             TrainingError: an output is not a finite number.
         """
         if isinstance(self.target, Classes):
-            check_classes(self.outputs, self.targets, classes=self.target.names)
+            check_classes(self.outputs, self.targets, classes=self.target.names, model=model)
         else:
-            _check(self.outputs, self.targets)
+            _check(self.outputs, self.targets, model)
         return self.answers
 
     @property
@@ -181,7 +181,9 @@ def _chosen(target: Labels, mask: NDArray[np.bool_]) -> str:
     return ", ".join(name for name, applies in zip(target.names, mask, strict=True) if applies) or "none"
 
 
-def check_classes(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequence[str]) -> None:
+def check_classes(
+    logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequence[str], model: str = "the model"
+) -> None:
     """Raise DataError or TrainingError where nothing can be measured (see `ratchet.evaluation.measure.measure`)."""
     if labels.ndim != 1 or logits.shape != (len(labels), len(classes)):
         raise DataError(
@@ -196,25 +198,24 @@ def check_classes(logits: NDArray[Any], labels: NDArray[Any], *, classes: Sequen
             f"test row {invalid[0]} has label {labels[invalid[0]]}. Allowed: 0 to {len(classes) - 1}. Fix: run ingest "
             "again"
         )
-    infinite = np.flatnonzero(~np.isfinite(logits).all(axis=1))
-    if infinite.size:
-        raise TrainingError(
-            f"the model's outputs for {infinite.size} of {len(labels)} test samples (first: row {infinite[0]}) are not "
-            "finite numbers: training diverged. Fix: train again with a lower training.learning_rate"
-        )
+    _check_finite(logits, model)
 
 
-def _check(outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:
+def _check(outputs: NDArray[np.float32], targets: NDArray[Any], model: str) -> None:
     """Raise DataError or TrainingError where nothing can be measured."""
     if len(targets) == 0:
         raise DataError("there are no test rows. Fix: set data.test_fraction above 0, or add test samples")
     unknown = np.flatnonzero(~np.isfinite(targets).all(axis=1))
     if unknown.size:
         raise DataError(f"test row {unknown[0]} has a target that is not a finite number. Fix: run ingest again")
+    _check_finite(outputs, model)
+
+
+def _check_finite(outputs: NDArray[Any], model: str) -> None:
     infinite = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
     if infinite.size:
         raise TrainingError(
-            f"the model's outputs for {infinite.size} of {len(targets)} test rows (first: row {infinite[0]}) are not "
+            f"{model}'s outputs for {infinite.size} of {len(outputs)} test samples (first: row {infinite[0]}) are not "
             "finite numbers: training diverged. Fix: train again with a lower training.learning_rate"
         )
 

@@ -2,20 +2,26 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.metrics import BaselineResult, NamedMetric
+from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 
 __all__ = [
     "SAMPLES",
     "baseline_sentence",
+    "baseline_text",
     "ci_text",
+    "constant_sentence",
+    "constant_text",
+    "counted",
     "gain_text",
     "metric_text",
     "number",
     "range_text",
     "signed_range",
+    "trivial_text",
     "value_text",
 ]
 
@@ -84,7 +90,7 @@ def signed_range(difference: Interval, *, factor: float = 1.0, share: bool = Fal
 def gain_text(difference: Interval, *, factor: float = 1.0, share: bool = False, ci: str = "") -> str:
     """Return a difference that is above 0 where the model is better: "better by 2.8 (95 % CI 1.2 to 4.4)".
 
-    A difference that rounds to 0 is "equal (95 % CI -1.2 to 1.4)".
+    Of shares it is "2.8 points better (...)". A difference that rounds to 0 is "equal (95 % CI -1.2 to 1.4)".
 
     Args:
         difference: of scores.
@@ -92,26 +98,90 @@ def gain_text(difference: Interval, *, factor: float = 1.0, share: bool = False,
         share: the metric is a share, and the difference is shown in points.
         ci: such as "95 % CI ".
     """
-    low, value, high = (factor * bound for bound in (difference.low, difference.value, difference.high))
-    better, step = value >= 0, (high - low) / 2
-    low, high = (low, high) if better else (-high, -low)
-    if share:
-        low, value, high, step = 100 * low, 100 * value, 100 * high, 0.1
-    bounds = f"({ci}{number(low, step=step)} to {number(high, step=step)})"
-    size = number(abs(value), step=step)
-    if not float(size.replace(",", "")):
+    size, bounds = _gain(difference, factor=factor, share=share, ci=ci)
+    if not size:
         return f"equal {bounds}"
-    return f"{'better' if better else 'worse'} by {size}{' points' * share} {bounds}"
+    side = "better" if difference.value >= 0 else "worse"
+    return f"{size} points {side} {bounds}" if share else f"{side} by {size} {bounds}"
 
 
-def baseline_sentence(result: BaselineResult, confidence: float) -> str:
+def _gain(difference: Interval, *, factor: float = 1.0, share: bool = False, ci: str = "") -> tuple[str, str]:
+    """Return the size of a difference, empty where it rounds to 0, and the bounds of its interval."""
+    low, value, high = (factor * bound for bound in (difference.low, difference.value, difference.high))
+    low, high, step = (low, high, (high - low) / 2) if value >= 0 else (-high, -low, (high - low) / 2)
+    if share:
+        low, value, high, step = 100 * low, 100 * value, 100 * high, 1.0
+    size = number(abs(value), step=step)
+    bounds = f"({ci}{number(low, step=step)} to {number(high, step=step)})"
+    return size if float(size.replace(",", "")) else "", bounds
+
+
+def counted(rows: int, kind: str) -> str:
+    """Return a number of samples: "34 images"."""
+    one, several = SAMPLES.get(kind, ("sample", "samples"))
+    return f"{rows:,} {one if rows == 1 else several}"
+
+
+def baseline_text(result: BaselineResult, confidence: float, kind: str = "") -> str:
+    """Return the comparison with the baseline in one line; `kind` is that of the samples."""
+    ours, ci = result.network, f"{100 * confidence:g} % CI "
+    gain = f"{ours.name} {gain_text(result.difference, share=ours.share, ci=ci)}"
+    if result.network_is_better:
+        return f"beats {result.name}: {gain}"
+    return f"does not beat {result.name}: {gain}{_reservation(result, kind)}"
+
+
+def baseline_sentence(result: BaselineResult, confidence: float, kind: str = "") -> str:
     """Return whether the model is better than its baseline, with both metrics and their difference."""
-    verb = "beats" if result.network_is_better else "does not beat"
     ours, theirs, ci = result.network, result.headline, f"{100 * confidence:g} % CI "
+    verb = "beats" if result.network_is_better else "does not beat"
     return (
         f"The network {verb} the baseline {result.name}: {ours.name} {value_text(ours)} against {value_text(theirs)}, "
-        f"{gain_text(result.difference, share=ours.share, ci=ci)}."
+        f"{gain_text(result.difference, share=ours.share, ci=ci)}{_reservation(result, kind)}."
     )
+
+
+def _reservation(result: BaselineResult, kind: str) -> str:
+    """Return why a difference does not show that the model is better; nothing where it does or is not above 0."""
+    if result.network_is_better or result.difference.value <= 0.0:
+        return ""
+    if result.difference.low > 0.0:
+        return ", but not better than one constant answer"
+    return f", but with {counted(result.rows, kind) if result.rows else 'these samples'} that can be chance"
+
+
+def constant_text(result: ConstantResult, confidence: float, rows: int, kind: str = "") -> str:
+    """Return the comparison with the best constant answer in one line; `kind` is that of the samples."""
+    samples, metric = counted(rows, kind), result.metric
+    if result.one_answer:
+        return f"gives one answer: {result.answer} to {result.answered:,} of {samples}"
+    size, bounds = _gain(result.difference, share=metric.share, ci=f"{100 * confidence:g} % CI ")
+    gain = f"{metric.name} {size} points better" if metric.share else f"{metric.name} better by {size}"
+    if result.is_better:
+        return f"{gain} than {result.name} {bounds}"
+    could = f"{samples} can show a difference of {_amount(result.smallest, metric)} at least"
+    if size and result.difference.value > 0:
+        return f"{gain} than {result.name} {bounds}, but with {samples} that can be chance; {could}"
+    both = value_text(metric), value_text(replace(metric, interval=Interval(*(result.constant,) * 3)))
+    return f"not better than {result.name}: {metric.name} {both[0]} against {both[1]}; {could}"
+
+
+def constant_sentence(result: ConstantResult, confidence: float, rows: int, kind: str = "") -> str:
+    """Return the headline of the best constant answer, and the comparison with the model's deciding metric."""
+    text = constant_text(result, confidence, rows, kind)
+    could = "" if not result.is_better and not result.one_answer else (
+        f" {counted(rows, kind)} can show a difference of {_amount(result.smallest, result.metric)} at least."
+    )  # fmt: skip
+    return f"{trivial_text(result)[:1].upper()}{trivial_text(result)[1:]}. {text[:1].upper()}{text[1:]}.{could}"
+
+
+def trivial_text(result: ConstantResult) -> str:
+    """Return the headline metric of the best constant answer: "always answering 'ants': accuracy 61.8 %"."""
+    return f"{result.name}: {result.headline.name} {value_text(result.trivial_metric)}"
+
+
+def _amount(difference: float, metric: NamedMetric) -> str:
+    return f"{100 * difference:.0f} points" if metric.share else number(difference, step=difference)
 
 
 def _half(interval: Interval) -> float:

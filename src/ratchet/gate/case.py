@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
-from ratchet.evaluation.metrics import BaselineResult, NamedMetric
+from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_larger_mean, p_not_worse, spend
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
@@ -45,6 +45,7 @@ class Candidate:
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
+    constant: ConstantResult | None = None  # None: it was not compared with the best constant answer
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class Case:
         """The test samples that neither this comparison nor an earlier one used; None: there are none."""
         here = 1.0 if self.comparable is None else self.gate.reserved_fraction
         score = self.candidate.score[self.candidate.uniform < min(here, self.tries.reserved)]
-        if not len(score):
+        if not np.isfinite(score).all() or not len(score):
             return None
         if self.candidate.target.problem == "classification":
             return Unused(len(score), int(score.sum()))
@@ -195,6 +196,15 @@ class Case:
         )
 
     @functools.cached_property
+    def not_finite(self) -> tuple[tuple[str, int], ...]:
+        """The models with scores that are not finite numbers, and on how many test samples."""
+        scores = [("the model", self.candidate.score)]
+        if self.champion is not None:
+            scores.append((self.champion.name, self.champion.score))
+        counts = ((name, int(np.count_nonzero(~np.isfinite(score)))) for name, score in scores)
+        return tuple((name, count) for name, count in counts if count)
+
+    @functools.cached_property
     def obstacle(self) -> Obstacle | None:
         """Why the two models cannot be compared; None if they can be, or if there is no champion."""
         champion, allowed = self.champion, self.gate.classes
@@ -205,6 +215,8 @@ class Case:
         lost = tuple(name for name in theirs if name not in ours)
         if champion.mismatch:
             return Obstacle("input", mismatch=champion.mismatch)
+        if self.not_finite:
+            return Obstacle("scores", mismatch=" and ".join(name for name, _ in self.not_finite))
         if self.candidate.target.problem != champion.target.problem:
             return Obstacle("problem", mismatch=f"{champion.target.problem}, not {self.candidate.target.problem}")
         if self.candidate.target.problem != "classification":

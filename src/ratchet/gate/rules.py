@@ -19,6 +19,7 @@ from ratchet.gate.verdict import (
     BaselineRule,
     CalibrationResult,
     ChampionResult,
+    ConstantRule,
     CostResult,
     ExportResult,
     LeftOut,
@@ -27,6 +28,7 @@ from ratchet.gate.verdict import (
     PairedScores,
     ReloadResult,
     RuleResult,
+    ScoresResult,
     SlicesResult,
     Verdict,
 )
@@ -39,6 +41,11 @@ Rule = Callable[[Case], RuleResult | None]
 _MINIMUM_METRICS: Mapping[str, str] = MappingProxyType(
     {"classification": "accuracy", "regression": "r2", "multi-label": "micro_f1"}
 )
+
+
+def finite_scores(case: Case) -> ScoresResult | None:
+    """Refuse models that cannot be compared, because a score is not a finite number; None where all are finite."""
+    return ScoresResult(False, case.not_finite, len(case.candidate.score)) if case.not_finite else None
 
 
 def minimum(case: Case) -> AccuracyResult | MinimumResult | None:
@@ -66,6 +73,19 @@ def minimum(case: Case) -> AccuracyResult | MinimumResult | None:
     if key == "accuracy":
         return AccuracyResult(passed, metric.interval, confidence, limit, rows)
     return MinimumResult(passed, metric, key, confidence, limit, rows)
+
+
+def better_than_constant(case: Case) -> ConstantRule | None:
+    """Check that a first version is significantly better than the best constant answer (gate.constant).
+
+    A later version must be better than the champion instead. A model that gives one answer to nearly all samples fails
+    whatever the champion and the settings are. None where this was not measured.
+    """
+    result, required = case.candidate.constant, case.champion is None and case.gate.constant == "required"
+    if result is None:
+        return None
+    passed = not result.one_answer and (result.is_better or not required)
+    return ConstantRule(passed, result, case.evaluation.confidence, len(case.candidate.score), required)
 
 
 def better_than_baseline(case: Case) -> BaselineRule | None:
@@ -205,7 +225,9 @@ def reload_rule(*, images: int, largest_difference: float, tolerance: float) -> 
 
 
 RULES: tuple[Rule, ...] = (
+    finite_scores,
     minimum,
+    better_than_constant,
     better_than_baseline,
     better_than_champion,
     no_slice_worse,

@@ -124,6 +124,10 @@ def p_larger_mean(differences: "NDArray[np.float64]", *, tolerance: float = 0.0)
         differences: score of A minus score of B, (rows,), at least one.
         tolerance: drop of the mean that is allowed.
     """
+    import numpy as np
+
+    if not np.isfinite(differences).all():
+        return 1.0  # such scores show nothing
     shifted = differences + tolerance
     return max(p_sign_flip(shifted), p_mean_above(shifted))
 

@@ -1,27 +1,42 @@
 """Text of a verdict: the table at the end of a run, one line for messages, and the details of each rule."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.wording import SAMPLES, baseline_sentence, ci_text, gain_text, number, value_text
+from ratchet.evaluation.wording import (
+    SAMPLES,
+    baseline_sentence,
+    baseline_text,
+    ci_text,
+    constant_sentence,
+    constant_text,
+    gain_text,
+    number,
+    value_text,
+)
 from ratchet.gate.verdict import (
     AccuracyResult,
     BaselineRule,
     CalibrationResult,
     ChampionResult,
     Comparison,
+    ConstantRule,
     CostResult,
     ExportResult,
     MinimumResult,
     Obstacle,
     PairedScores,
     ReloadResult,
+    RuleOutcome,
     RuleResult,
+    ScoresResult,
     SlicesResult,
     Verdict,
+    outcome,
 )
 
 __all__ = ["RuleText", "message", "rule_text", "verdict_table"]
@@ -29,6 +44,7 @@ __all__ = ["RuleText", "message", "rule_text", "verdict_table"]
 Noun = tuple[str, str]  # of one sample and of several: "image", "images"
 
 _WIDTH = 100  # columns of the table
+_MARKS: Mapping[RuleOutcome, str] = MappingProxyType({"passed": "ok", "doubt": "--", "failed": "FAILED"})
 _OTHER_TASK = "set registry.model to another name, because it is another task"
 _NO_PROGRAM = "`registry.export: none` stores a model without a program"
 
@@ -54,13 +70,13 @@ class RuleText:
 
 def verdict_table(verdict: Verdict, *, columns: int = _WIDTH) -> str:
     """Return the verdict as a table of so many columns: a heading, then each rule with its measured values."""
-    failed, count = len(verdict.failed), len(verdict.rules)
-    heading = f"PASSED ({count} of {count} rules)" if verdict.passed else f"REFUSED ({failed} of {count} rules failed)"
+    result, _, counts = verdict.summary.partition(", ")
+    heading = f"{result.upper()} ({counts})"
     mark_width = len("ok") if verdict.passed else len("FAILED")
     name_width = max((len(rule.name) for rule in verdict.rules), default=0)
     lines = [f"gate  {heading}"]
     for rule in verdict.rules:
-        text, mark = rule_text(rule, verdict.kind), "ok" if rule.passed else "FAILED"
+        text, mark = rule_text(rule, verdict.kind), _MARKS[outcome(rule)]
         first = f"  {mark:<{mark_width}}  {rule.name:<{name_width}}  "
         lines += _wrapped(text.short, first, columns)
         if text.fix:
@@ -69,11 +85,11 @@ def verdict_table(verdict: Verdict, *, columns: int = _WIDTH) -> str:
 
 
 def message(verdict: Verdict) -> str:
-    """Return the one-line summary, and the reason of each failed rule."""
+    """Return the one-line summary, and the reason of each rule that failed or passed with a doubt."""
     reasons = []
-    for rule in verdict.failed:
+    for rule in verdict.failed or verdict.doubts:
         text = rule_text(rule, verdict.kind)
-        reasons.append(f"{rule.name}: {text.short}. Fix: {text.fix}.")
+        reasons.append(f"{rule.name}: {text.short}." + (f" Fix: {text.fix}." if text.fix else ""))
     return " ".join([f"{verdict.summary}.", *reasons]) if reasons else verdict.summary
 
 
@@ -86,7 +102,11 @@ def rule_text(rule: RuleResult, kind: str = "image") -> RuleText:
         case MinimumResult():
             text = _minimum(rule, noun)
         case BaselineRule():
-            text = _baseline(rule)
+            text = _baseline(rule, kind)
+        case ScoresResult():
+            text = _scores(rule, noun)
+        case ConstantRule():
+            text = _constant(rule, kind)
         case ChampionResult():
             text = _champion(rule, noun)
         case SlicesResult():
@@ -137,12 +157,28 @@ def _minimum(rule: MinimumResult, noun: Noun) -> RuleText:
     )
 
 
-def _baseline(rule: BaselineRule) -> RuleText:
+def _scores(rule: ScoresResult, noun: Noun) -> RuleText:
+    counts = " and ".join(f"{name} on {count:,} of {rule.rows:,} test {noun[1]}" for name, count in rule.counts)
+    fix = "train again with a lower training.learning_rate; of a champion, `ratchet rollback` to another version"
+    return _text(f"not finite numbers: {counts}", "finite numbers", f"The outputs are not finite numbers: {counts}.",
+                 passed=rule.passed, fix=fix, short=f"not finite numbers: {counts}")  # fmt: skip
+
+
+def _constant(rule: ConstantRule, kind: str) -> RuleText:
     result = rule.result
-    details = baseline_sentence(result, rule.confidence)
-    gain = gain_text(result.difference, share=result.network.share, ci=f"{_percent(rule.confidence)} CI ")
-    beats = "beats" if result.network_is_better else "does not beat"
-    measured = f"{beats} {result.name}: {result.network.name} {gain}"
+    measured = constant_text(result, rule.confidence, rule.rows, kind)
+    limit = "significantly better (gate.constant)" if rule.required else "more than one answer"
+    fix = "add training samples, of rare answers above all, or train longer; see `ratchet preflight`"
+    if not result.one_answer:
+        fix = "train a better model, add test samples, or set gate.constant to report"
+    details = constant_sentence(result, rule.confidence, rule.rows, kind)
+    return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
+
+
+def _baseline(rule: BaselineRule, kind: str) -> RuleText:
+    result = rule.result
+    details = baseline_sentence(result, rule.confidence, kind)
+    measured = baseline_text(result, rule.confidence, kind)
     limit = "significantly better (gate.baseline)" if rule.required else "reported only (gate.baseline)"
     fix = "train a better model, use the baseline with model.name, or set gate.baseline to report"
     return _text(measured, limit, details, passed=rule.passed, fix=fix, short=measured)
@@ -186,6 +222,8 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
     match obstacle.kind:
         case "input":
             return obstacle.mismatch, _OTHER_TASK
+        case "scores":
+            return f"scores of {obstacle.mismatch} are not finite numbers", "see the rule `scores`"
         case "problem":
             return f"it was trained for {obstacle.mismatch}", _OTHER_TASK
         case "targets":

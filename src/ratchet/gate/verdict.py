@@ -8,7 +8,7 @@ from pydantic import Field
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Costs
-from ratchet.evaluation.metrics import BaselineResult, NamedMetric
+from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 
 __all__ = [
     "AccuracyResult",
@@ -16,6 +16,7 @@ __all__ = [
     "CalibrationResult",
     "ChampionResult",
     "Comparison",
+    "ConstantRule",
     "CostResult",
     "ExportResult",
     "LeftOut",
@@ -24,10 +25,13 @@ __all__ = [
     "PairedCounts",
     "PairedScores",
     "ReloadResult",
+    "RuleOutcome",
     "RuleResult",
+    "ScoresResult",
     "SlicesResult",
     "Unused",
     "Verdict",
+    "outcome",
 ]
 
 
@@ -65,6 +69,41 @@ class BaselineRule:
     confidence: float
     required: bool
     name: Literal["baseline"] = "baseline"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model is significantly better."""
+        return self.result.network_is_better
+
+
+@dataclass(frozen=True)
+class ScoresResult:
+    """Test samples on which the scores of a model are not finite numbers. The rule exists only where there are some."""
+
+    passed: bool
+    counts: tuple[tuple[str, int], ...]  # by model: "the model", "digits version 3"
+    rows: int
+    name: Literal["scores"] = "scores"
+
+
+@dataclass(frozen=True)
+class ConstantRule:
+    """Comparison with the best constant answer. It refuses a first version if `required` (gate.constant).
+
+    A model that gives one answer to nearly all rows is always refused.
+    """
+
+    passed: bool
+    result: ConstantResult
+    confidence: float
+    rows: int
+    required: bool
+    name: Literal["constant"] = "constant"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model is significantly better."""
+        return self.result.is_better
 
 
 @dataclass(frozen=True)
@@ -116,8 +155,9 @@ class Obstacle:
     """Reason why candidate and champion cannot be compared."""
 
     kind: Literal[
-        "input", "problem", "targets", "no shared class", "classes", "same weights", "no record", "too few images"
-    ]
+        "input", "problem", "targets", "no shared class", "classes", "same weights", "no record", "too few images",
+        "scores",
+    ]  # fmt: skip
     mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"; of a problem: both
     new_classes: tuple[str, ...] = ()  # that the champion does not know
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know
@@ -209,6 +249,8 @@ class ReloadResult:
 RuleResult = Annotated[
     AccuracyResult
     | MinimumResult
+    | ScoresResult
+    | ConstantRule
     | BaselineRule
     | ChampionResult
     | SlicesResult
@@ -218,6 +260,17 @@ RuleResult = Annotated[
     | ReloadResult,
     Field(discriminator="name"),
 ]
+
+
+RuleOutcome = Literal["passed", "doubt", "failed"]
+"""Doubt: the rule allows the model, but what it names was not shown. It is never drawn as passed."""
+
+
+def outcome(rule: RuleResult) -> RuleOutcome:
+    """Return whether a rule passed, and with a doubt."""
+    if not rule.passed:
+        return "failed"
+    return "doubt" if isinstance(rule, BaselineRule | ConstantRule) and not rule.is_shown else "passed"
 
 
 @dataclass(frozen=True)
@@ -249,9 +302,15 @@ class Verdict:
         return tuple(rule for rule in self.rules if not rule.passed)
 
     @property
+    def doubts(self) -> tuple[RuleResult, ...]:
+        """The rules that allow the model although what they name was not shown."""
+        return tuple(rule for rule in self.rules if outcome(rule) == "doubt")
+
+    @property
     def summary(self) -> str:
-        """One line: "Passed, 5 of 5 rules" or "Refused, 1 of 5 rules failed"."""
-        count = len(self.rules)
+        """One line: "Passed, 5 of 5 rules", "Passed, 4 of 5 rules; not shown: baseline" or "Refused, ..."."""
+        count, doubts = len(self.rules), self.doubts
         if self.passed:
-            return f"Passed, {count} of {count} rules"
+            unshown = f"; not shown: {', '.join(rule.name for rule in doubts)}" if doubts else ""
+            return f"Passed, {count - len(doubts)} of {count} rules{unshown}"
         return f"Refused, {len(self.failed)} of {count} rules failed"

@@ -6,6 +6,7 @@ Both are rendered from the same template, model_card_text.j2. After Mitchell et 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ratchet.cost import Cost
@@ -20,11 +21,18 @@ from ratchet.evaluation.metrics import (
     RegressionMetrics,
 )
 from ratchet.evaluation.robustness import Robustness
-from ratchet.evaluation.wording import SAMPLES, baseline_sentence, metric_text, range_text, value_text
+from ratchet.evaluation.wording import (
+    SAMPLES,
+    baseline_sentence,
+    constant_sentence,
+    metric_text,
+    range_text,
+    value_text,
+)
 from ratchet.exports.program import PROGRAM, input_names
 from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
 from ratchet.kinds import ArraysInput, ImageInput, Input, TokensInput
 from ratchet.reports import templating, variant_table
 from ratchet.reports.numbers import percent, percent_range, setting
@@ -35,6 +43,7 @@ __all__ = ["CardContent", "description", "limit_sentences", "render_html", "rend
 
 Rows = Sequence[Sequence[object]]
 
+_OUTCOMES: Mapping[RuleOutcome, str] = MappingProxyType({"passed": "yes", "doubt": "not shown", "failed": "no"})
 _LISTED = 8  # of slices and classes
 _WEAK = 5  # classes or slices that are named as a limit, each with a sentence
 _CLASSES = 12  # named in a sentence
@@ -92,13 +101,13 @@ def _values(content: CardContent) -> dict[str, object]:
     unit = "bytes" if isinstance(content.input, TokensInput) else "samples"
     samples = {f"{split} {unit}": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
-    target, headline = target_table(metrics), metrics.headline
+    target, headline, kind = target_table(metrics), metrics.headline, content.verdict.kind
     return {
         "content": content,
         "metrics": metrics,
         "task": _task(content),
         "headline_metric": headline.name[:1].upper() + headline.name[1:],
-        "baseline": baseline_sentence(metrics.baseline, metrics.confidence) if metrics.baseline else "",
+        "baseline": baseline_sentence(metrics.baseline, metrics.confidence, kind) if metrics.baseline else "",
         "samples": SAMPLES.get(content.verdict.kind, ("sample", "samples"))[1],
         "output": _OUTPUTS[metrics.problem],
         "target_header": list(target.header),
@@ -113,7 +122,11 @@ def _values(content: CardContent) -> dict[str, object]:
         "lowest_slices": _lowest_slices(metrics),
         "corrupted_samples": measured.rows if measured else 0,
         "corruptions": _corruptions(measured) if measured else [],
-        "rules": [(rule.name, rule.passed, text.measured, text.limit) for rule, text in rules],
+        "rules": [(rule.name, _OUTCOMES[outcome(rule)], text.measured, text.limit) for rule, text in rules],
+        "trivial": constant_sentence(metrics.constant, metrics.confidence, metrics.rows, kind)
+        if metrics.constant
+        else "",
+        "few": _few(metrics),
         "input": _input(content.input),
         "program": _program(content),
         "variants_header": list(variant_table.HEADER),
@@ -126,6 +139,14 @@ def _values(content: CardContent) -> dict[str, object]:
         "settings": [(key, *(redacted(setting(value)) for value in pair)) for key, pair in content.settings.items()],
         "checksums": list(content.checksums.items()),
     }
+
+
+def _few(metrics: Metrics) -> str:
+    """Return why F1 and ROC-AUC have no interval; nothing where they have one."""
+    if not isinstance(metrics, ClassificationMetrics) or metrics.rare is None:
+        return ""
+    name, rows = metrics.rare
+    return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
 
 
 def _task(content: CardContent) -> str:
@@ -191,17 +212,22 @@ def _headline(metrics: Metrics) -> Rows:
         return [(metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()]
     intervals = {
         "accuracy": metrics.accuracy,
+        "balanced accuracy": metrics.balanced_accuracy,
         f"top-{metrics.k} accuracy": metrics.top_k,
         "macro F1": metrics.macro_f1,
         "log loss": metrics.log_loss,
         "calibration error (ECE)": metrics.ece,
         "ROC-AUC": metrics.roc_auc_interval,
     }
-    return [
+    rows = [
         (name, f"{metric.value:.4f}", f"{metric.low:.4f} to {metric.high:.4f}")
         for name, metric in intervals.items()
         if metric is not None
     ]
+    if metrics.rare is None:
+        return rows
+    values = {"macro F1": metrics.macro.f1, "ROC-AUC": metrics.roc_auc}
+    return rows + [(name, f"{value:.4f}", "too few samples") for name, value in values.items() if value is not None]
 
 
 def _lowest_recall(metrics: Metrics) -> Rows:
@@ -289,7 +315,9 @@ def limit_sentences(metrics: Metrics) -> list[str]:
 
 def _baseline_limit(metrics: Metrics) -> list[str]:
     result = metrics.baseline
-    return [] if result is None or result.network_is_better else [baseline_sentence(result, metrics.confidence)]
+    constant, level = metrics.constant, metrics.confidence
+    useless = [] if constant is None or constant.is_better else [constant_sentence(constant, level, metrics.rows)]
+    return useless + ([] if result is None or result.network_is_better else [baseline_sentence(result, level)])
 
 
 def _other_limits(metrics: RegressionMetrics | MultiLabelMetrics | LanguageMetrics) -> list[str]:

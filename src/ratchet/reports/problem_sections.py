@@ -110,7 +110,7 @@ def problem_sections(metrics: Metrics, predictions: Predictions | None) -> list[
 _THRESHOLDS = "A label is predicted from its threshold on. Thresholds are fitted on the validation samples or set."
 
 
-def baseline_section(result: BaselineResult | None, confidence: float) -> list[Section]:
+def baseline_section(result: BaselineResult | None, confidence: float, kind: str = "") -> list[Section]:
     """Return the comparison with the baseline; nothing where there was none."""
     if result is None:
         return []
@@ -120,7 +120,7 @@ def baseline_section(result: BaselineResult | None, confidence: float) -> list[S
         for label, metric in (("this model", result.network), (result.name, result.headline))
     ]
     table = Table("On the same test samples", ["model", result.network.name, ci], rows)
-    return [Section("Baseline", sentences=[baseline_sentence(result, confidence)], tables=[table])]
+    return [Section("Baseline", sentences=[baseline_sentence(result, confidence, kind)], tables=[table])]
 
 
 def target_table(metrics: Metrics) -> Table:
@@ -134,7 +134,7 @@ def target_table(metrics: Metrics) -> Table:
             rows = [
                 (
                     each.name, each.support, f"{each.threshold:.3f}", decimal(each.precision), decimal(each.recall),
-                    decimal(each.f1.value if each.f1 else None), _bounds(each.f1), decimal(each.roc_auc),
+                    decimal(each.f1), _bounds(each.f1_interval), decimal(each.roc_auc),
                 )
                 for each in metrics.per_label
             ]  # fmt: skip

@@ -13,9 +13,10 @@ from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics, Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness
+from ratchet.evaluation.wording import trivial_text
 from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict import Verdict, outcome
 from ratchet.reports import images, variant_table
 from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.distributions import Distribution
@@ -98,7 +99,8 @@ def render(content: ReportContent) -> str:
         title=content.title,
         verdict=verdict,
         summary=_summary(verdict) if verdict else "",
-        rules=[(rule, rule_text(rule, verdict.kind)) for rule in verdict.rules] if verdict else [],
+        rules=[(rule, outcome(rule), rule_text(rule, verdict.kind)) for rule in verdict.rules] if verdict else [],
+        trivial=trivial_text(metrics.constant) if metrics.constant else "",
         metrics=metrics,
         curves=_curves(content.history, metrics.problem),
         listed=_LISTED,
@@ -119,7 +121,8 @@ def render(content: ReportContent) -> str:
 
 def _sections(content: ReportContent) -> list[Section]:
     metrics = content.metrics
-    return baseline_section(metrics.baseline, metrics.confidence) + problem_sections(metrics, content.predictions)
+    baseline = baseline_section(metrics.baseline, metrics.confidence, content.kind)
+    return baseline + problem_sections(metrics, content.predictions)
 
 
 def _of_classes(content: ReportContent, metrics: ClassificationMetrics) -> dict[str, object]:
@@ -158,9 +161,9 @@ def _of_others(content: ReportContent) -> dict[str, object]:
 
 
 def _summary(verdict: Verdict) -> str:
-    """Return the rules that failed, or else the comparison with the champion."""
+    """Return the rules that failed or leave a doubt, or else the comparison with the champion."""
     champion = [rule_text(rule, verdict.kind).details for rule in verdict.rules if rule.name == "champion"]
-    return message(verdict) if verdict.failed else " ".join([f"{verdict.summary}.", *champion])
+    return message(verdict) if verdict.failed or verdict.doubts else " ".join([f"{verdict.summary}.", *champion])
 
 
 def _curves(history: Epochs, problem: str) -> list[Chart]:

@@ -22,7 +22,7 @@ from ratchet.training.models import (
     save_model,
 )
 from ratchet.training.plan import Plan
-from ratchet.training.predict import answers, predict_outputs
+from ratchet.training.predict import answers, predict_outputs, token_shares
 from ratchet.training.pruning import pruned_spec
 from ratchet.training.teacher import find_teacher
 
@@ -64,4 +64,5 @@ __all__ = [
     "run_steps",
     "save_model",
     "settled",
+    "token_shares",
 ]

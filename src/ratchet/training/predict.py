@@ -8,11 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ratchet.kinds import NextToken
+from ratchet.tokens.token_ids import tokens
 from ratchet.training.batches import Split
+from ratchet.training.models.fitted import Constant
 from ratchet.training.stream_losses import piece_losses
 from ratchet.training.streams import StreamSplit
 
-__all__ = ["answers", "predict_outputs"]
+__all__ = ["answers", "predict_outputs", "token_shares"]
 
 _BATCH = 512
 
@@ -28,6 +31,15 @@ def answers(
     if isinstance(split, StreamSplit):
         return piece_losses(model, split.described, split.text, report=report)
     return predict_outputs(model, split, report=report), np.asarray(split.targets)
+
+
+def token_shares(split: StreamSplit) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return the answers of a model that knows only how frequent each token of this very split is."""
+    target = NextToken(tokens(split.described))
+    counts = np.bincount(split.windows.ids, minlength=target.outputs) + 0.5
+    model = Constant(target=target)
+    model.value.copy_(torch.from_numpy(np.log(counts / counts.sum())))
+    return answers(model, split)
 
 
 def predict_outputs(

@@ -13,6 +13,7 @@ from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
 from ratchet.terminal_lines import columns_of, fitted, wrapped
 from ratchet.workspace import Workspace
+from tasks.advice import steps_of
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
 from tasks.register import Registration
@@ -21,11 +22,6 @@ from tasks.trained_model import TrainedModel
 __all__ = ["card_place", "model_line", "newest_checkpoint", "print_summary", "summary"]
 
 _COLUMNS = 100
-_NEXT = {
-    "ratchet up": "start the servers; MLflow's page compares runs",
-    "ratchet train --set training.epochs=60": "train again with another setting",
-    "dvc repro": "run the same stages without Prefect",
-}
 
 
 def print_summary(params: Params, workspace: Workspace, *, title: str | None = None) -> None:
@@ -43,13 +39,15 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
         parts = textwrap.wrap(text, columns - width - 4, break_long_words=False, break_on_hyphens=False)
         console.print(f"\n{'':{width + 4}}".join(parts), markup=False)
     console.print()
-    console.print(verdict_table(Registration.load(workspace).verdict, columns=columns), markup=False)
+    verdict = Registration.load(workspace).verdict
+    console.print(verdict_table(verdict, columns=columns), markup=False)
     console.print()
-    width = max(map(len, _NEXT))
-    for number, (command, purpose) in enumerate(_NEXT.items()):
+    steps = steps_of(params, workspace, verdict)
+    width = max(len(command) for command, _ in steps)
+    for number, (command, purpose) in enumerate(steps):
         lead = "" if number else "Next:"
-        if 7 + width + 2 + max(map(len, _NEXT.values())) <= columns:
-            console.print(f"{lead:7}[bold]{command:<{width}}[/]  {purpose}")
+        if 7 + width + 2 + max(len(text) for _, text in steps) <= columns:
+            console.print(f"{lead:7}{command:<{width}}  {purpose}", markup=False)
             continue
         console.print(wrapped(f"{lead:7}{command}", columns), style="bold", markup=False)
         console.print(wrapped(f"{'':9}{purpose}", columns), markup=False)

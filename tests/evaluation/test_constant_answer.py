@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers
-from ratchet.evaluation.constant_answer import common_answer, compare_with_constant
+from ratchet.evaluation.constant_answer import CommonAnswer, common_answer, compare_with_constant
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import ConstantResult, NamedMetric
 from ratchet.evaluation.wording import constant_text
@@ -25,6 +25,12 @@ def compared(answers: Answers, shares: Answers | None = None) -> ConstantResult:
         answers, SETTINGS, headline=HEADLINE, names=("ants", "bees") if isinstance(answers, ClassAnswers) else (),
         shares=shares,
     )  # fmt: skip
+
+
+def common(answers: Answers) -> CommonAnswer:
+    answer = common_answer(answers)
+    assert answer is not None
+    return answer
 
 
 def numbers(predicted: np.ndarray, truth: np.ndarray) -> NumberAnswers:
@@ -79,10 +85,10 @@ def test_random_answers_are_rarely_called_better(rare: int, flagged: float) -> N
 def test_nearly_one_answer_is_named_unless_the_truth_is_so() -> None:
     labels, predicted = np.repeat([0, 1], [500, 500]), np.zeros(1000, np.int64)
     predicted[-8:] = 1
-    assert common_answer(classes(labels, predicted)).to_nearly_all
+    assert common(classes(labels, predicted)).to_nearly_all
     rare = np.repeat([0, 1], [992, 8])
-    assert not common_answer(classes(rare, predicted)).to_nearly_all
-    assert not common_answer(classes(labels, labels)).to_nearly_all
+    assert not common(classes(rare, predicted)).to_nearly_all
+    assert not common(classes(labels, labels)).to_nearly_all
 
 
 def test_constant_numbers_are_compared_with_the_median() -> None:
@@ -103,8 +109,8 @@ def test_labels_that_are_the_same_for_all_rows_are_no_success() -> None:
     generator = np.random.default_rng(0)
     truth = generator.random((400, 3)) < (0.5, 0.2, 0.05)
     target = Labels(("a", "b", "c"))
-    same = LabelAnswers(np.tile(np.float32([4, -4, -4]), (400, 1)), truth.astype(np.float32), target)
-    assert common_answer(same).text == "'a'"
+    same = LabelAnswers(np.tile(np.array([4, -4, -4], np.float32), (400, 1)), truth.astype(np.float32), target)
+    assert common(same).text == "'a'"
     assert compared(same).one_answer
     assert compared(same).difference.value == 0.0
     right = LabelAnswers(np.where(truth, 4, -4).astype(np.float32), truth.astype(np.float32), target)

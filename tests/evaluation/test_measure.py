@@ -42,7 +42,7 @@ def test_metrics_equal_scikit_learn(rows: int, classes: int) -> None:
     predicted, chance = logits.argmax(axis=1), softmax(logits.astype(np.float64), axis=1)
     near = {"rel": 1e-12, "abs": 1e-12}
     assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, predicted), **near)
-    assert metrics.macro_f1.value == pytest.approx(sk.f1_score(labels, predicted, average="macro"), **near)
+    assert metrics.macro.f1 == pytest.approx(sk.f1_score(labels, predicted, average="macro"), **near)
     assert metrics.weighted.f1 == pytest.approx(sk.f1_score(labels, predicted, average="weighted"), **near)
     assert metrics.log_loss.value == pytest.approx(sk.log_loss(labels, chance), **near)
     assert metrics.confusion == tuple(map(tuple, sk.confusion_matrix(labels, predicted)))
@@ -74,7 +74,8 @@ def test_any_predictions_give_finite_metrics_without_warnings(data: st.DataObjec
     content = json.dumps(to_plain(metrics), allow_nan=False)
     assert parse(ClassificationMetrics, content) == metrics
     assert metrics.accuracy.value == pytest.approx(sk.accuracy_score(labels, logits.argmax(axis=1)), abs=1e-12)
-    for interval in (metrics.accuracy, metrics.macro_f1, metrics.log_loss, metrics.ece):
+    for interval in (metrics.accuracy, metrics.balanced_accuracy, metrics.log_loss, metrics.ece):
+        assert interval is not None
         assert interval.low <= interval.value <= interval.high
 
 
@@ -95,7 +96,7 @@ def test_class_without_images_is_undefined_not_zero() -> None:
     metrics = measure(logits, np.array([0, 1, 0, 0]), classes=named(4), settings=FEW)
     never = metrics.per_class[3]
     assert (never.precision, never.recall, never.f1, never.roc_auc, never.pr_auc) == (None,) * 5
-    assert metrics.macro_f1.value == pytest.approx(sk.f1_score([0, 1, 0, 0], [0, 1, 1, 0], average="macro"), abs=1e-12)
+    assert metrics.macro.f1 == pytest.approx(sk.f1_score([0, 1, 0, 0], [0, 1, 1, 0], average="macro"), abs=1e-12)
 
 
 def test_constant_predictions_rank_no_better_than_chance() -> None:
@@ -207,3 +208,19 @@ def test_settings_allow_exactly_the_metrics_that_are_measured() -> None:
         predictions = Predictions(outputs, targets, tuple(map(str, range(40))), target)
         keys |= set(measure_any(predictions, settings=costs).named())
     assert keys == set(get_args(MinimumMetric))
+
+
+@pytest.mark.parametrize(("rare", "covers"), [(1, False), (5, False), (14, False), (15, True), (60, True)])
+def test_class_of_few_rows_leaves_no_interval(rare: int, covers: bool) -> None:
+    """Resampling covers ROC-AUC in 3 of 10 test sets with one positive row. The values themselves stay."""
+    labels = np.repeat([0, 1], [400 - rare, rare])
+    score = np.random.default_rng(0).normal(size=400) + labels
+    metrics = measure(
+        np.stack([-score, score], axis=1).astype(np.float32), labels, classes=["ok", "fraud"], settings=FEW
+    )
+    assert metrics.roc_auc is not None
+    assert (metrics.roc_auc_interval is not None) is covers
+    assert (metrics.macro_f1 is not None) is covers
+    assert metrics.rare == (None if covers else ("fraud", rare))
+    assert {"roc_auc", "macro_f1"} <= set(metrics.numbers())
+    assert ("roc_auc_low" in metrics.numbers()) is covers

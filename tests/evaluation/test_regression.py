@@ -186,7 +186,7 @@ def test_any_numbers_give_finite_metrics_without_warnings(data: st.DataObject) -
     ("outputs", "targets", "error", "message"),
     [
         (np.zeros((0, 1)), np.zeros((0, 1)), DataError, "there are no test rows"),
-        (np.array([[0.0], [np.inf]]), np.zeros((2, 1)), TrainingError, r"1 of 2 test rows \(first: row 1\)"),
+        (np.array([[0.0], [np.inf]]), np.zeros((2, 1)), TrainingError, r"1 of 2 test samples \(first: row 1\)"),
         (np.zeros((2, 1)), np.array([[0.0], [np.nan]]), DataError, "test row 1 has a target that is not"),
     ],
 )
@@ -201,3 +201,18 @@ def test_impossible_input_is_refused(
 def test_shapes_that_disagree_are_refused() -> None:
     with pytest.raises(DataError, match="the shapes disagree"):
         Predictions(np.zeros((2, 2), np.float32), np.zeros((2, 1)), ("a", "b"), Numbers(("a",), (0.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(("mean", "std"), [(40.0, 5.0), (1.6e9, 4e10), (1e-9, 1e-12)])
+def test_r2_is_defined_whatever_the_scale_of_training(mean: float, std: float) -> None:
+    """Two outliers of 1e12 in training make its standard deviation 4e10; the test rows are about 40."""
+    target, ids = Numbers(("flow",), (mean,), (std,)), tuple(map(str, range(200)))
+    truth = np.random.default_rng(0).normal(40, 5, (200, 1)).astype(np.float32)
+    outputs = np.random.default_rng(1).normal(0, 1, (200, 1)).astype(np.float32)
+    metrics = measure(Predictions(outputs, truth, ids, target), settings=FEW)
+    assert isinstance(metrics, RegressionMetrics)
+    assert metrics.average.r2 is not None
+    assert metrics.average.r2.value == pytest.approx(sk.r2_score(truth, target.predictions(outputs)), rel=1e-6)
+    same = measure(Predictions(outputs, np.full_like(truth, 0.1), ids, target), settings=FEW)
+    assert isinstance(same, RegressionMetrics)
+    assert same.average.r2 is None

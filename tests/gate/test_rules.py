@@ -1,6 +1,7 @@
 """Each rule of the gate passes and fails where it should, and returns the values that it measured."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
-from ratchet.evaluation.metrics import NamedMetric
+from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
-from ratchet.gate.text import message, rule_text
+from ratchet.gate.significance import p_larger_mean
+from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import ChampionResult, LeftOut, RuleResult, Unused, Verdict
 from ratchet.kinds import Classes
 from ratchet.settings.model import EvaluationSettings, GateSettings
@@ -371,3 +373,69 @@ def test_rules_are_switched_off_by_their_settings() -> None:
 def test_costs_of_a_champion_of_another_task_are_ignored() -> None:
     other = champion(right(0), target=Classes(("frog", "bird")), costs=costly(single=9.0).costs)
     assert failed(decide(candidate(right(400)), other)) == ["champion"]
+
+
+def against_constant(low: float, *, one_answer: bool = False) -> ConstantResult:
+    accuracy = NamedMetric("accuracy", "accuracy", Interval(0.5, 0.618, 0.73), share=True)
+    return ConstantResult(
+        "always answering 'cat'", accuracy, 0.618, accuracy, 0.5, Interval(low, 0.118, 0.23), smallest=0.2,
+        answer="'cat'", answered=400 if one_answer else 250, one_answer=one_answer,
+    )  # fmt: skip
+
+
+def test_first_version_must_beat_the_best_constant_answer() -> None:
+    good, unsure = (candidate(right(300), constant=against_constant(low)) for low in (0.01, -0.01))
+    assert decide(good, None).passed
+    refused = decide(unsure, None)
+    assert failed(refused) == ["constant"]
+    assert "but with 400 images that can be chance" in message(refused)
+    assert "gate.constant" in message(refused)
+    allowed = decide(unsure, None, constant="report")
+    assert allowed.passed
+    assert [result.name for result in allowed.doubts] == ["constant"]
+    assert "not shown: constant" in allowed.summary
+    assert "  --  constant" in verdict_table(allowed)
+    assert "  ok  constant" in verdict_table(decide(good, None))
+    assert decide(unsure, champion(right(200))).passed, "the champion decides about later versions"
+
+
+@pytest.mark.parametrize("setting", ["required", "report"])
+def test_one_answer_to_all_is_refused_whatever_the_champion(setting: str) -> None:
+    constant = candidate(right(300), constant=against_constant(0.01, one_answer=True))
+    for old in (None, champion(right(100))):
+        verdict = decide(constant, old, constant=setting)
+        assert failed(verdict) == ["constant"]
+        assert "gives one answer: 'cat' to 400 of 400 images" in message(verdict)
+
+
+@pytest.mark.parametrize("side", ["candidate", "champion"])
+def test_scores_that_are_not_numbers_are_refused(side: str) -> None:
+    """One NaN must not win: its comparison had p = 0."""
+    broken = right(400).astype(np.float64)
+    broken[7] = np.nan
+    good = right(300)
+    new, old = (candidate(good), champion(good))
+    if side == "candidate":
+        new = replace(new, score=broken)
+    else:
+        old = replace(old, score=broken)
+    verdict = decide(new, old)
+    assert "scores" in failed(verdict)
+    assert verdict.comparison is None
+    name = "the model" if side == "candidate" else "pets version 3"
+    assert f"not finite numbers: {name} on 1 of 400 test images" in message(verdict)
+    assert p_larger_mean(np.array([1.0, np.nan, 2.0])) == 1.0
+    if side == "candidate":
+        assert failed(decide(new, None)) == ["scores"]
+
+
+def test_baseline_that_was_not_beaten_is_never_ok() -> None:
+    accuracy = NamedMetric("baseline", "accuracy", Interval(0.5, 0.618, 0.73), share=True)
+    result = BaselineResult("majority class", accuracy, accuracy, Interval(-0.05, 0.2353, 0.5), False, rows=34)
+    verdict = decide(candidate(right(300), baseline=result), None)
+    assert verdict.passed
+    assert "not shown: baseline" in verdict.summary
+    table = verdict_table(verdict)
+    assert "ok  baseline" not in table
+    assert "23.5 points better" in table
+    assert "but with 34 images that can be chance" in " ".join(table.split())

@@ -31,6 +31,7 @@ def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         run_id="8e95", provenance="0011",
     )  # fmt: skip
     monkeypatch.setattr(summary.Registration, "load", lambda workspace: registration)
+    monkeypatch.setattr(summary, "steps_of", lambda params, workspace, verdict: [("ratchet up", "start")] * 3)
     print_summary(Params(), Workspace(Path("project")), title="Nothing to do.")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24

@@ -125,20 +125,20 @@ def counted(rows: int, kind: str) -> str:
 def baseline_text(result: BaselineResult, confidence: float, kind: str = "") -> str:
     """Return the comparison with the baseline in one line; `kind` is that of the samples."""
     ours, ci = result.network, f"{100 * confidence:g} % CI "
-    gain = f"{ours.name} {gain_text(result.difference, share=ours.share, ci=ci)}"
-    if result.network_is_better:
-        return f"beats {result.name}: {gain}"
-    return f"does not beat {result.name}: {gain}{_reservation(result, kind)}"
+    gain, reservation = gain_text(result.difference, share=ours.share, ci=ci), _reservation(result, kind)
+    verb = "beats" if result.network_is_better else "against" if reservation else "does not beat"
+    return f"{verb} {result.name}: {ours.name} {gain}{reservation}"
 
 
 def baseline_sentence(result: BaselineResult, confidence: float, kind: str = "") -> str:
     """Return whether the model is better than its baseline, with both metrics and their difference."""
     ours, theirs, ci = result.network, result.headline, f"{100 * confidence:g} % CI "
+    gain, reservation = gain_text(result.difference, share=ours.share, ci=ci), _reservation(result, kind)
+    values = f"{ours.name} {value_text(ours)} against {value_text(theirs)}"
+    if reservation:
+        return f"The network has {values} of the baseline {result.name}: {gain}{reservation}."
     verb = "beats" if result.network_is_better else "does not beat"
-    return (
-        f"The network {verb} the baseline {result.name}: {ours.name} {value_text(ours)} against {value_text(theirs)}, "
-        f"{gain_text(result.difference, share=ours.share, ci=ci)}{_reservation(result, kind)}."
-    )
+    return f"The network {verb} the baseline {result.name}: {values}, {gain}."
 
 
 def _reservation(result: BaselineResult, kind: str) -> str:

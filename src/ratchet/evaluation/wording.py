@@ -118,8 +118,8 @@ def _gain(difference: Interval, *, factor: float = 1.0, share: bool = False, ci:
 
 def counted(rows: int, kind: str) -> str:
     """Return a number of samples: "34 images"."""
-    one, several = SAMPLES.get(kind, ("sample", "samples"))
-    return f"{rows:,} {one if rows == 1 else several}"
+    singular, plural = SAMPLES.get(kind, ("sample", "samples"))
+    return f"{rows:,} {singular if rows == 1 else plural}"
 
 
 def baseline_text(result: BaselineResult, confidence: float, kind: str = "") -> str:

@@ -105,7 +105,7 @@ def test_constant_numbers_are_compared_with_the_median() -> None:
     assert not noisy.is_better
 
 
-def test_labels_that_are_the_same_for_all_rows_are_no_success() -> None:
+def test_same_labels_for_all_rows_are_no_success() -> None:
     generator = np.random.default_rng(0)
     truth = generator.random((400, 3)) < (0.5, 0.2, 0.05)
     target = Labels(("a", "b", "c"))

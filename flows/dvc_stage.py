@@ -102,7 +102,7 @@ def record(root: Path, name: str, *, say: Callable[[str], None], params: Path | 
         stage.commit()
         stage.dump(update_pipeline=False)
         sources = [source.addressing for source in _sources(repo, stage)]
-    with _opened(root, locked=False) as repo:
+    with _opened(root, locked=False, params=params) as repo:
         if error := _push(repo, [name], run_cache=True):
             say(f"recorded, but not stored in DVC's remote ({error}): `dvc push` stores it later")
         elif sources and (error := _push(repo, sources, run_cache=False)):

@@ -1,8 +1,6 @@
 """Reading the file that lists samples: CSV with any common separator and encoding, Parquet, JSON or JSON Lines."""
 
 import codecs
-import io
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -105,7 +103,8 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], has_header:
         DataError: the file has another format, or is damaged.
     """
     if content[:4] == b"PAR1":
-        return replace(_whole(read_parquet(content, where)), row_labels=_row_labels(content))
+        table, row_labels = read_parquet(content, where)
+        return replace(_whole(table), row_labels=row_labels)
     require_text(content, where=where)
     content = _utf8(content, where)
     # Excel's separator line becomes an empty line, which keeps the line numbers.
@@ -131,12 +130,6 @@ def require_text(content: bytes, *, where: str) -> None:
 
 def _whole(table: pl.DataFrame, lines: NDArray[np.int64] | None = None) -> TableFile:
     return TableFile(table, tuple(table.columns), _ragged([]), lines=lines)
-
-
-def _row_labels(content: bytes) -> tuple[str, ...]:
-    """Return the columns of a Parquet file that its metadata names as the index of a pandas data frame."""
-    described = json.loads(pl.read_parquet_metadata(io.BytesIO(content)).get("pandas", "{}"))
-    return tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
 
 
 def _ragged(rows: Sequence[tuple[int, str]]) -> pl.DataFrame:

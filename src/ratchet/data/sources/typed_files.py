@@ -19,8 +19,8 @@ _SHOWN = 5  # numbers of damaged lines
 _PLAIN = "save the table as CSV, or convert the column to text, number or date"
 
 
-def read_parquet(content: bytes, where: str) -> pl.DataFrame:
-    """Return the rows of a Parquet file.
+def read_parquet(content: bytes, where: str) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return the rows of a Parquet file, and the columns that its metadata names as the index of a pandas data frame.
 
     Raises:
         DataError: it is damaged, or a column has a type that is not read.
@@ -33,11 +33,13 @@ def read_parquet(content: bytes, where: str) -> pl.DataFrame:
         table = file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged_parquet(error, where) from None
-    geometries = _geometries(file.schema_arrow.metadata or {})
+    metadata = file.schema_arrow.metadata or {}
+    geometries = _described_columns(metadata, b"geo", "columns")
     doubled = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
     if doubled is not None:
         raise DataError(f"{where}: column {doubled!r} is in the file twice. Fix: rename one")
-    return pl.DataFrame([_series(name, table[name], geometries, where) for name in table.column_names])
+    frame = pl.DataFrame([_series(name, table[name], geometries, where) for name in table.column_names])
+    return frame, _described_columns(metadata, b"pandas", "index_columns")
 
 
 def damaged_parquet(error: BaseException, where: str) -> DataError:
@@ -50,15 +52,16 @@ def damaged_parquet(error: BaseException, where: str) -> DataError:
     return DataError(f"{where} is damaged Parquet ({problem}). Fix: save it again")
 
 
-def _geometries(metadata: Mapping[bytes, bytes]) -> frozenset[str]:
-    """Return the columns of a GeoParquet file that are geometries."""
+def _described_columns(metadata: Mapping[bytes, bytes], writer: bytes, key: str) -> tuple[str, ...]:
+    """Return the columns that a writer, such as pandas, listed under a key; none if its note is damaged."""
     try:
-        return frozenset(json.loads(metadata.get(b"geo", b"{}")).get("columns", {}))
-    except (ValueError, AttributeError):
-        return frozenset()
+        columns = json.loads(metadata.get(writer, b"{}"))[key]
+    except (ValueError, KeyError, TypeError):
+        return ()
+    return tuple(name for name in columns if isinstance(name, str)) if isinstance(columns, (list, dict)) else ()
 
 
-def _series(name: str, values: "pa.ChunkedArray", geometries: frozenset[str], where: str) -> pl.Series:
+def _series(name: str, values: "pa.ChunkedArray", geometries: tuple[str, ...], where: str) -> pl.Series:
     """Return a column. polars panics at some types of Arrow, and a panic is no `Exception`."""
     import pyarrow as pa
 

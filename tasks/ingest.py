@@ -143,7 +143,7 @@ def _report_splits(profile: Mapping[str, Any], workspace: Workspace, watch: Watc
             f"{name} has other shares per class than train: {shown}{more}. Given splits, groups, equal samples or the "
             "order of time force this; compare models by macro recall"
         )
-    near = profile["near_duplicates"]
+    near = profile.get("near_duplicates")  # tables have none
     if near and near["across_splits"]:
         (left, right), (first, second) = near["first"][0]["ids"], near["first"][0]["splits"]
         watch.say(

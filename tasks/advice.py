@@ -35,7 +35,7 @@ def next_steps(params: Params, verdict: Verdict, metrics: Metrics, history: Epoc
     steps = [*_usefulness(metrics), *_fit(params, history), *_slices(metrics)]
     if any(rule.name == "champion" for rule in verdict.failed):
         steps.append(("ratchet search", "search better settings; the champion stays"))
-    usual = [("ratchet labels", "the most confident errors: some labels may be wrong")] * _has_classes(metrics)
+    usual = [("ratchet data labels", "the most confident errors: some labels may be wrong")] * _has_classes(metrics)
     usual += [("ratchet search", "search better settings")]
     if verdict.passed:
         usual.append(("ratchet up", "start the servers: the model answers, and MLflow's page compares runs"))

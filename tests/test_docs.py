@@ -91,6 +91,19 @@ def test_every_command_is_listed_with_its_help() -> None:
     assert re.findall(r"^\| `(ratchet .+?)` \| (.+) \|$", page, re.MULTILINE) == list(commands(get_command(app)))
 
 
+def test_every_command_that_a_message_names_exists() -> None:
+    """In backquotes, or as the whole of a text, which is how the advice at the end of a run names a command."""
+    known = {name.removeprefix("ratchet ") for name, _ in commands(get_command(app))}
+    groups = {name.split()[0] for name in known if " " in name}
+    unknown = []
+    for folder in ("src", "tasks", "flows", "commands"):
+        for path in sorted((DOCS.parent / folder).rglob("*.py")):
+            for first, second in re.findall(r'[`"]ratchet ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?', path.read_text()):
+                if (f"{first} {second}" if first in groups and second else first) not in known | groups:
+                    unknown.append(f"{path.name}: ratchet {first} {second}")
+    assert not unknown
+
+
 def test_the_systemd_unit_holds(tmp_path: Path) -> None:
     """As systemd reads it; the programs it names are put where this machine has something to start."""
     if not shutil.which("systemd-analyze"):

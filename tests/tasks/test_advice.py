@@ -34,7 +34,7 @@ def rising(*losses: float) -> list[dict[str, float]]:
 
 def test_good_run_is_followed_by_errors_search_and_serving() -> None:
     text = advised(metrics(skill=1.0), LEVEL)
-    assert [line.split(":")[0] for line in text.splitlines()] == ["ratchet labels", "ratchet search", "ratchet up"]
+    assert [line.split(":")[0] for line in text.splitlines()] == ["ratchet data labels", "ratchet search", "ratchet up"]
 
 
 @pytest.mark.parametrize(

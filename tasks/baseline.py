@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput, TextInput
+from ratchet.kinds import ArraysInput, Input, ModelSpec, TextInput
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ def _samples(
         case StreamSplit():
             return {"ids": np.asarray(train.windows.ids)}, described
         case training.TableSplit():
-            assert isinstance(described, TableInput), "a split of a table has this input"
             arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
-            return arrays, described if job.variant == "blend" else described.unscaled
+            return arrays, described if job.variant == "blend" else job.spec.table.unscaled
         case ArraysSplit():
             assert isinstance(described, ArraysInput), "a split of arrays has this input"
             arrays = dict(zip(train.described.names, train.gather(rows), strict=True))

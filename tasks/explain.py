@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.details import Details, ExplainedText
 from ratchet.evaluation.importance import Importance, following_columns, measure_importance
-from ratchet.kinds import Classes, TableInput, TokensInput
+from ratchet.kinds import Classes
 from ratchet.settings.model import EvaluationSettings
 
 if TYPE_CHECKING:
@@ -51,13 +51,12 @@ def _importance(
     from ratchet.evaluation.robustness import evenly_spaced
     from ratchet.training import ShardedArray, predict_outputs
 
-    assert isinstance(spec.input, TableInput), "a table has this input"
     rows = evenly_spaced(len(test), _IMPORTANCE_ROWS)
     chosen = test.only(rows)
     arrays = chosen.gather(np.arange(len(rows)))
     targets, places = predictions.targets[rows], {"number": 0, "code": 0}
     columns = []
-    for column in spec.input.columns:
+    for column in spec.table.columns:
         array = "code" if column.type == "categorical" else "number"
         columns.append((column.name, int(array == "code"), places[array]))
         places[array] += 1
@@ -74,7 +73,7 @@ def _importance(
         measured = following_columns(arrays, columns, predict_outputs(model, chosen), most=_IMPORTANCE_COLUMNS)
     importance = measure_importance(
         score, arrays, measured, unit=predictions.answers.unit, confidence=settings.confidence
-    )  # fmt: skip
+    )
     return replace(importance, left_out=len(columns) - len(measured))
 
 
@@ -96,8 +95,7 @@ def _generated(model: "Model", spec: "ModelSpec", test: "StreamSplit") -> tuple[
     from ratchet.errors import TrainingError
     from ratchet.training.generate import Generator, Sampling
 
-    assert isinstance(spec.input, TokensInput), "a stream has this input"
-    generator, samples = Generator(model, spec.input), []
+    generator, samples = Generator(model, spec.stream), []
     text = test.text.tobytes().decode()
     for number in range(_PROMPTS):
         start = text.find("\n", len(text) * number // _PROMPTS) + 1

@@ -66,9 +66,7 @@ def search_trials(
     rows = Manifest.read(data[0]).splits["train"].rows
     say(f"{owner}: {name}, {rows:,} training samples")
     view = View(params, parse_space(params))
-    scheduler = Scheduler(
-        store, view, partial(key_of, params, workspace, data), lease=study.search.lease, owner=owner
-    )  # fmt: skip
+    scheduler = Scheduler(store, view, partial(key_of, params, workspace, data), lease=study.search.lease, owner=owner)
     return _search(scheduler, study, partial(TrialTraining, params=params, workspace=workspace, data=data), stop, say)
 
 

@@ -72,6 +72,7 @@ def _withdrawn(state: dict[str, Any]) -> dict[str, Any]:
 def _event(name: str, payload: dict[str, Any]) -> Event:
     version = payload["version"]
     resource = {
-        "prefect.resource.id": f"ratchet.served.{version.replace(' version ', '/')}", "prefect.resource.name": version
-    }  # fmt: skip
+        "prefect.resource.id": f"ratchet.served.{version.replace(' version ', '/')}",
+        "prefect.resource.name": version,
+    }
     return Event(occurred=datetime.now(UTC), event=name, resource=Resource(resource), payload=payload)

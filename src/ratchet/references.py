@@ -98,7 +98,7 @@ def _missing_data(params: Params, root: Path) -> str | None:
     data = params.data
     if "://" in data.path or ":" in data.kind:
         return None
-    is_downloaded = data.kind == "image" and data.source not in source_names.OWN
+    is_downloaded = data.source not in source_names.OWN
     if data.kind == "image" and (data.source in ("digits", "factory") or is_downloaded):
         return None
     if (root / data.path).exists() or (root / f"{data.path}.dvc").exists():

@@ -38,7 +38,7 @@ class _Level:
 
 def fit_ngrams(
     stream: NDArray[np.integer], described: TokensInput, target: NextToken
-) -> tuple[str, dict[str, torch.Tensor]]:  # fmt: skip
+) -> tuple[str, dict[str, torch.Tensor]]:
     """Return the name and the state of an `Ngrams` for a stream of token ids, (tokens,)."""
     ids = stream[:_MOST_TOKENS].astype(np.int64)
     part = f" of the first {len(ids):,} tokens" if len(ids) < len(stream) else ""

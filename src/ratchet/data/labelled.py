@@ -150,9 +150,7 @@ def broken(
         quarantine.table(rows.select("row", "content", "source", value="problem"), str(rule))
         for (rule,), rows in named.drop_nulls("rule").sort("rule", "row").group_by("rule", maintain_order=True)
     ]
-    shown = named.with_columns(value=source.labels.shown.cast(pl.String).fill_null("")).select(
-        "row", "content", "source", "value"
-    )
+    shown = named.select("row", "content", "source", value=source.labels.shown.cast(pl.String).fill_null(""))
     refused += [quarantine.table(shown[places], rule) for rule, places in source.labels.faults.items() if len(places)]
     own = further or {}
     answers = named.filter(pl.col("rule").is_null()).with_columns(

@@ -152,7 +152,8 @@ _IMAGES = {
     **{name: (f"a {title} image", f"{_FETCH_AGAIN}, or save it again") for name, title in _DECODABLE.items()},
     "avif": ("an AVIF image", f"{_CONVERT}, or allow avif in data.formats"),
     "heif": (
-        "a HEIC/HEIF image", f"{_CONVERT}, or allow heif in data.formats and run `uv pip install pillow-heif`",
+        "a HEIC/HEIF image",
+        f"{_CONVERT}, or allow heif in data.formats and run `uv pip install pillow-heif`",
     ),
     "jxl": ("a JPEG XL image", _CONVERT),
     "jpeg2000": ("a JPEG 2000 image", _CONVERT),
@@ -160,7 +161,7 @@ _IMAGES = {
     "exr": ("an OpenEXR image", _CONVERT),
     "svg": ("an SVG drawing", "draw it as a PNG of the size you need"),
     "dicom": ("a DICOM image", "export it as 16-bit greyscale PNG"),
-}  # fmt: skip
+}
 _OTHERS = {
     "html": ("an HTML page", "a server sent a page instead of the file: check its address"),
     "xml": ("an XML document", _MOVE),

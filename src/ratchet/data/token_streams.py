@@ -125,7 +125,7 @@ def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ign
 
 def _read(
     storage: Storage, names: Sequence[str], report: Report, *, column: str, sample: bool
-) -> tuple[list[_File], pl.DataFrame]:  # fmt: skip
+) -> tuple[list[_File], pl.DataFrame]:
     """Return the good files, and the quarantine table of the others."""
     good: list[_File] = []
     failures: list[tuple[str, int, str, str]] = []
@@ -323,4 +323,4 @@ def _profile(parts: Sequence[_File], by_rule: dict[str, int]) -> dict[str, objec
         "telling": {"constant": [], "class": []},
         "quarantined_by_rule": by_rule,
         "contract": {"request": {}, "drift": {}},
-    }  # fmt: skip
+    }

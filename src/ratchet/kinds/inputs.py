@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 __all__ = ["Array", "ArraysInput", "Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
 
@@ -21,6 +21,7 @@ class ImageInput:
     depth: int | None = None  # bits of the raw value that became 255; None: images have 8 bits
     limits: tuple[float, ...] = ()  # lowest and highest pixel for a network, if training pixels are far; else empty
     kind: Literal["image"] = "image"
+    explanation: ClassVar[str] = "pixels"  # what explanations of answers are about; "": there are none
 
     @property
     def raw_dtype(self) -> str:
@@ -74,6 +75,7 @@ class TableInput:
     columns: tuple[Column, ...]  # in the order of the file
     missing: tuple[str, ...] = ()  # further texts that mean a missing value
     kind: Literal["table"] = "table"
+    explanation: ClassVar[str] = "columns"
 
     @property
     def numbered(self) -> bool:
@@ -117,6 +119,7 @@ class TextInput:
     vocabulary: tuple[str, ...] = ()  # words of the training texts; the first has id 2, id 1 is any other word
     longest: int = 0  # tokens of a text that are used; the rest is cut off; 0: all
     kind: Literal["text"] = "text"
+    explanation: ClassVar[str] = "words"
 
     @property
     def sample(self) -> str:
@@ -139,6 +142,7 @@ class TokensInput:
     vocabulary: tuple[str, ...] = ()  # characters or words of the training text, in the order of their ids
     context: int = 0  # tokens that the model sees at once
     kind: Literal["tokens"] = "tokens"
+    explanation: ClassVar[str] = ""
 
     @property
     def sample(self) -> str:
@@ -190,6 +194,7 @@ class ArraysInput:
     code_digest: str  # of its files at ingest
     root: str = field(default=".", compare=False)  # folder of `code` on this machine; not part of the identity
     kind: Literal["arrays"] = "arrays"
+    explanation: ClassVar[str] = ""
 
     @property
     def unscaled(self) -> "ArraysInput":

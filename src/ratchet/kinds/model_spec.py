@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.kinds.inputs import ImageInput, Input
+from ratchet.kinds.inputs import ImageInput, Input, TableInput, TokensInput
 from ratchet.kinds.spec_json import input_from_json, target_from_json, to_json
 from ratchet.kinds.targets import Classes, Target
 
@@ -40,6 +40,18 @@ class ModelSpec:
     def image(self) -> ImageInput:
         """The input, for code that handles images only."""
         assert isinstance(self.input, ImageInput), "callers check the kind first"
+        return self.input
+
+    @property
+    def table(self) -> TableInput:
+        """The input, for code that handles tables only."""
+        assert isinstance(self.input, TableInput), "callers check the kind first"
+        return self.input
+
+    @property
+    def stream(self) -> TokensInput:
+        """The input, for code that handles token streams only."""
+        assert isinstance(self.input, TokensInput), "callers check the kind first"
         return self.input
 
     @property

@@ -33,9 +33,10 @@ def judge_shadow(gate: GateSettings, requests: Path, *, champion: str, version: 
     assert measured is not None, "a missing one is a problem"
     agreement = measured.agreement
     return {
-        "requests": measured.requests, "rows": measured.rows,
+        "requests": measured.requests,
+        "rows": measured.rows,
         **({"agreement": agreement.value, "agreement_low": agreement.low} if agreement else {}),
-    }  # fmt: skip
+    }
 
 
 def _problem(gate: GateSettings, measured: Comparison | None, *, champion: str) -> str:

@@ -20,8 +20,6 @@ def pareto_front(study: Study) -> list[Trial]:
     front: list[tuple[Trial, tuple[float, ...]]] = []
     for trial in sorted(complete, key=lambda each: (losses(each), each.number)):
         loss = losses(trial)  # in this order no later trial beats an earlier one
-        if not any(
-            other != loss and all(a <= b for a, b in zip(other, loss, strict=True)) for _, other in front
-        ):  # fmt: skip
+        if not any(other != loss and all(a <= b for a, b in zip(other, loss, strict=True)) for _, other in front):
             front.append((trial, loss))
     return [trial for trial, _ in front]

@@ -146,9 +146,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         with self.store.change() as change:
             trial = progress.of(self._own(change, number))
-            change.put(replace(
-                trial, state=state, owner="", reason=reason, objectives=objectives, ended=change.now
-            ))  # fmt: skip
+            change.put(replace(trial, state=state, owner="", reason=reason, objectives=objectives, ended=change.now))
 
     def _own(self, change: Change, number: int) -> Trial:
         trial = next(each for each in change.study.trials if each.number == number)

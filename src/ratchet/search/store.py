@@ -55,7 +55,7 @@ class Change:
             store.table.update().where(where).values(**row)
             if known
             else store.table.insert().values(study=self.study.name, number=trial.number, key=trial.key, **row)
-        )  # fmt: skip
+        )
         self._connection.execute(statement)
         trials = {**{each.number: each for each in self.study.trials}, trial.number: trial}
         self.study = replace(self.study, trials=tuple(trials.values()))

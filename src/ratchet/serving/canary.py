@@ -106,10 +106,11 @@ class Canary:
         if trial:
             errors, slower = trial.errors, trial.slower
             about |= {
-                "share": 0.0 if self.withdrawn else self.settings.canary_share, "requests": trial.requests,
+                "share": 0.0 if self.withdrawn else self.settings.canary_share,
+                "requests": trial.requests,
                 "errors": {"pairs": errors.pairs, "canary": errors.errors[0], "served": errors.errors[1]},
                 "latency": {"pairs": slower.pairs, "slower": slower.slower},
-            }  # fmt: skip
+            }
         return about | {"withdrawn": self.withdrawn or None, "problem": self.follower.problem or None}
 
     def answered(self, answered: Answered) -> None:

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratchet.errors import RatchetError
-from ratchet.kinds import Classes, ImageInput, TableInput, TextInput
+from ratchet.kinds import TableInput
 from ratchet.serving.answering import Answering, Call
 from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, new_id, own_content
 from ratchet.serving.formats.raw_inputs import Arrays
@@ -83,23 +83,24 @@ class Explaining:
             raise Busy(str(error), error.retry_after) from None
 
     async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime) -> Response:
-        if not isinstance(loaded.spec.input, ImageInput | TableInput | TextInput):
+        about = loaded.spec.input.explanation
+        if not about:
             raise BadRequest(
                 f"models of kind {loaded.spec.input.kind} have no explanations; allowed: image, table, text"
             )
-        if isinstance(loaded.spec.input, ImageInput) and not isinstance(loaded.spec.target, Classes):
+        if about == "pixels" and not loaded.spec.classes:
             raise BadRequest("explanations of images need a model with classes")
-        if not isinstance(loaded.spec.input, TableInput) and not find_spec("torch"):
+        if about != "columns" and not find_spec("torch"):
             raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
         read = partial(self._question, body, call, loaded, lifetime)
         question, predictions, seconds = await self.answering.batcher_of(loaded).answer(
             loaded, Raw(read, len(body)), lifetime
         )
         best = int(np.argmax(predictions[0]))
-        match loaded.spec.input:
-            case TableInput():
+        match about:
+            case "columns":
                 explanation = await self._columns(loaded, question.arrays, predictions[0], best, lifetime)
-            case TextInput():
+            case "words":
                 explanation = await self._in_torch(partial(_words, loaded, body, best), lifetime)
             case _:
                 pixels = partial(_pixels, loaded, question.arrays[0][0], predictions[0])
@@ -118,10 +119,10 @@ class Explaining:
     async def _columns(
         self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, lifetime: Lifetime
     ) -> dict[str, Any]:
-        assert isinstance(loaded.spec.input, TableInput)
-        variants, owners = column_variants(arrays, loaded.spec.input)
+        table = loaded.spec.table
+        variants, owners = column_variants(arrays, table)
         changed = await self.answering.batcher_of(loaded).predict(loaded, variants, lifetime)
-        names = [column.name for column in (*loaded.spec.input.numeric, *loaded.spec.input.categorical)]
+        names = [column.name for column in (*table.numeric, *table.categorical)]
         values = [float(outputs[best] - changed[owners == at, best].mean()) for at in range(len(names))]
         order = np.argsort(-np.abs(values), kind="stable")
         return {
@@ -141,7 +142,7 @@ class Explaining:
 
     async def warm(self, loaded: LoadedVersion) -> None:
         """Load what explanations of a version need, so that the first one does not wait for PyTorch."""
-        if isinstance(loaded.spec.input, ImageInput | TextInput) and find_spec("torch"):
+        if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
             with contextlib.suppress(ImportError):  # the answer to a request says so
                 await self._worker.run(partial(_warm, loaded))
 
@@ -176,9 +177,9 @@ def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDAr
 
 def _warm(loaded: LoadedVersion) -> None:
     assert loaded.explained is not None
-    if isinstance(loaded.spec.input, TextInput):
+    if loaded.spec.input.explanation == "words":
         import ratchet.evaluation.text_explanations
-    elif isinstance(loaded.spec.target, Classes):
+    elif loaded.spec.classes:
         import ratchet.evaluation.explanations
         import ratchet.reports.images  # noqa: F401
 

@@ -77,14 +77,16 @@ class Labelling:
             known = logged.get((answer, row))
             if known is None:
                 raise Refused(
-                    404, f"id {answer}, row {row}: not in the log. It has an answer some seconds after it was given, "
+                    404,
+                    f"id {answer}, row {row}: not in the log. It has an answer some seconds after it was given, "
                     "until `serving.log_days`, and the share `serving.log_share` of them. Nothing was stored",
-                )  # fmt: skip
+                )
             if known != target_id(target):
                 raise Refused(
-                    400, f"id {answer}, row {row}: answered by a version with other outputs than the served one, or "
+                    400,
+                    f"id {answer}, row {row}: answered by a version with other outputs than the served one, or "
                     "in another order. Nothing was stored",
-                )  # fmt: skip
+                )
         return store.add(labels, problem=target.problem, days=self._answering.settings.log_days)
 
 

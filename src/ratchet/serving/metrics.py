@@ -43,8 +43,9 @@ class Metrics:
 
     def count_dropped(self, shadow: "Shadow") -> None:
         """Show the requests that the shadow version was too slow for."""
-        gauge = Gauge("ratchet_shadow_dropped_requests", "Requests that the shadow version left out",
-                      registry=self.registry)  # fmt: skip
+        gauge = Gauge(
+            "ratchet_shadow_dropped_requests", "Requests that the shadow version left out", registry=self.registry
+        )
         gauge.set_function(lambda: float(shadow.dropped))
 
     def count(self, envelope: str, status: int, seconds: float, loaded: "LoadedVersion | None") -> None:
@@ -54,8 +55,9 @@ class Metrics:
         if key not in self._children:  # looking up a label takes longer than counting
             labels = (model, version)
             self._children[key] = (
-                self._requests.labels(envelope, str(status), *labels), self._seconds.labels(envelope, *labels)
-            )  # fmt: skip
+                self._requests.labels(envelope, str(status), *labels),
+                self._seconds.labels(envelope, *labels),
+            )
         requests, duration = self._children[key]
         requests.inc()
         duration.observe(seconds)

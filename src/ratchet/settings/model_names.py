@@ -42,8 +42,9 @@ def torchvision_classifiers() -> tuple[str, ...]:
 def refusal(name: str, kind: str) -> str | None:
     """Return the message for a model that samples of this kind do not have; None if it exists or cannot be checked."""
     own = OWN["arrays" if ":" in kind else kind]
-    others = torchvision_classifiers() if kind == "image" else ()
-    if name in (*_NOT_NETWORKS, *own, *others) or (kind == "image" and not others):
+    is_image = kind == "image"
+    others = torchvision_classifiers() if is_image else ()
+    if name in (*_NOT_NETWORKS, *own, *others) or (is_image and not others):
         return None
     near = difflib.get_close_matches(name.lower(), [*own, *others, *_NOT_NETWORKS], n=3, cutoff=0.4)
     more = " and every classifier of torchvision.models" if others else ""

@@ -84,7 +84,7 @@ def comparisons(requests: Path, *, by: str = "") -> list[Comparison]:
             Comparison(
                 str(first), str(second), len(answers), len(group), agreement, difference, shadow_time, time, str(part)
             )
-        )  # fmt: skip
+        )
     return result
 
 

@@ -118,6 +118,8 @@ def _set_aside(path: Path, reason: str) -> None:
         path.rename(aside)
     lines = reason.splitlines()
     _LOG.warning(
-        "%s is damaged (%s): its rows are left out, and it is kept as %s", path, lines[0] if lines else "no reason",
+        "%s is damaged (%s): its rows are left out, and it is kept as %s",
+        path,
+        lines[0] if lines else "no reason",
         aside.name,
-    )  # fmt: skip
+    )

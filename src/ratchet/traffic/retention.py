@@ -61,8 +61,10 @@ def delete_old(folder: Path, paths: Iterable[Path], *, days: float, now: float) 
         if fresh := len(expired.keys() - noted.keys()):
             _LOG.warning(
                 "%s: %d files are older than %g days. They are deleted in a day, if the clock still says so",
-                folder, fresh, days,
-            )  # fmt: skip
+                folder,
+                fresh,
+                days,
+            )
         files.write_json(note, expired)
 
 

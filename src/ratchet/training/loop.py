@@ -159,17 +159,7 @@ class _Training:
         if resumed is None:
             require_deterministic(self.state.model, self.train, self.plan, self.device)
             yield from self._examine()
-        yield Started(
-            device=str(self.device),
-            described=describe(self.device),
-            precision=self.precision.name,
-            parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
-            step=self.state.step,
-            total_steps=self.total_steps,
-            steps_per_epoch=len(self.steps),
-            resumed_from=resumed,
-            history=list(self.state.history),
-        )
+        yield self._started(resumed)
         self.metrics = MetricBuffer(self.plan, self.device)  # its clocks start here
         while not self.state.finished:
             try:
@@ -191,6 +181,19 @@ class _Training:
             best_value=self.state.best_value,
             weights=self.state.best_weights,
             history=self.state.history,
+        )
+
+    def _started(self, resumed: Path | None) -> Started:
+        return Started(
+            device=str(self.device),
+            described=describe(self.device),
+            precision=self.precision.name,
+            parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
+            step=self.state.step,
+            total_steps=self.total_steps,
+            steps_per_epoch=len(self.steps),
+            resumed_from=resumed,
+            history=list(self.state.history),
         )
 
     def _resume(self) -> Path | None:

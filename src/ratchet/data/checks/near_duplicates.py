@@ -42,11 +42,13 @@ _FINE = 24  # most pixels per side of the comparison of details
 _FINE_BLOCK = 1024  # pairs whose packed images are in memory at once
 _PER_IMAGE = 4  # turned copies of an image that are compared in detail
 _MIN_FINE, _MIN_DETAIL = 0.97, 0.96  # least correlation of the images and of their details
-_SIGNS = np.stack([
-    np.outer((-1.0) ** (down * np.arange(SIDE)), (-1.0) ** (across * np.arange(SIDE)))
-    for down in (0, 1)
-    for across in (0, 1)
-])  # fmt: skip
+_SIGNS = np.stack(
+    [
+        np.outer((-1.0) ** (down * np.arange(SIDE)), (-1.0) ** (across * np.arange(SIDE)))
+        for down in (0, 1)
+        for across in (0, 1)
+    ]
+)
 """Signs of the frequencies of an image that is mirrored across, down, or both."""
 
 

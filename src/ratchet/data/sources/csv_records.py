@@ -218,15 +218,14 @@ def _scan(content: bytes, separator: str) -> Layout | None:
     """Return the records; None if a quotation mark is not where RFC 4180 has it."""
     data, mark = np.frombuffer(content, np.uint8), ord(separator)
     ends, lines, cells = [], [], []
-    quoted, line, before = False, 1, 0  # whether the block begins inside quotation marks; cells of an open record
-    start, open_line = 0, 1
+    quoted, before = False, 0  # whether the block begins inside quotation marks; cells of an open record
+    line = open_line = 1
     for first in range(0, len(data), _BLOCK):
         part = data[first : first + _BLOCK]
         outer: NDArray[np.bool_] | bool = True
         quotes = part == _QUOTE
         if quoted or quotes.any():
-            places = np.flatnonzero(quotes) + first
-            if not _is_strict(data, places, mark, quoted=quoted):
+            if not _is_strict(data, np.flatnonzero(quotes) + first, mark, quoted=quoted):
                 return None
             inside = np.bitwise_xor.accumulate(quotes) ^ quoted
             quoted, outer = bool(inside[-1]), ~inside
@@ -244,16 +243,14 @@ def _scan(content: bytes, separator: str) -> Layout | None:
             lines.append(np.concatenate([[open_line], new_lines[:-1]]))
             cells.append(count)
             open_line = int(new_lines[-1])
-            start = int(closed[-1]) + first + 1
         else:
             before += len(marks)
         line += int(np.count_nonzero(newline))
     if quoted:
         return None
-    if start < len(data):  # the last line has no end
-        ends.append(np.array([len(data)]))
-        lines.append(np.array([open_line]))
-        cells.append(np.array([before]))
+    if len(data) and data[-1] != _NEWLINE:  # the last line has no end
+        for values, last in ((ends, len(data)), (lines, open_line), (cells, before)):
+            values.append(np.array([last]))
     joined = [np.concatenate(each) if each else np.zeros(0, np.int64) for each in (ends, lines, cells)]
     is_empty = np.diff(joined[0], prepend=-1) == 1
     return Layout(content, joined[0], joined[1], np.where(is_empty, 0, joined[2] + 1))

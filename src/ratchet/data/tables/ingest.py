@@ -45,9 +45,7 @@ def ingest_table(
 class _Ingest:
     """Ingest of one table."""
 
-    def __init__(
-        self, settings: DataSettings, source: RawTable, table: Path, report: Report, *, sample: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: DataSettings, source: RawTable, table: Path, report: Report, *, sample: bool) -> None:
         self.settings, self.source, self.table, self.report, self.sample = settings, source, table, report, sample
         self.total = source.frame.height
         self.row_labels = source.file.row_labels

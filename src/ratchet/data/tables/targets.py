@@ -285,9 +285,10 @@ def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Ser
     if column.numeric_share == 1.0 and not column.is_boolean and not column.present.str.contains(r"^0\d").any():
         read = pl.DataFrame({"text": column.texts, "number": texts_of(column.numbers, column.name)}).unique("text")
         changed = {
-            text: number for text, number in read.drop_nulls().rows()
+            text: number
+            for text, number in read.drop_nulls().rows()
             if text not in own and not text.removeprefix("-").isdecimal()
-        }  # fmt: skip
+        }
         changed = {text: number for text, number in changed.items() if text != number}
         note = f"{column.name}: whole numbers are classes without decimal point"
         return column.texts.replace(changed), (note,) if changed else ()

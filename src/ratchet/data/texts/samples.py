@@ -189,9 +189,9 @@ def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None
             f"{where}: {given!r} names a split, and {files[splits.index(None)]!r} names none. Fix: rename one of them"
         )
     if any(splits):
-        parts = _distinct_parts([
-            [*name[: place[0]], *name[place[0] + 1 :]] for name, place in zip(parts, places, strict=True)
-        ])  # fmt: skip
+        parts = _distinct_parts(
+            [[*name[: place[0]], *name[place[0] + 1 :]] for name, place in zip(parts, places, strict=True)]
+        )
     labels = [_plain("".join(name)) for name in parts]
     if len(set(labels)) == 1:
         raise DataError(f"{where}: the names of the {len(files)} files give one class, {labels[0]!r}. Fix: {_LAYOUT}")

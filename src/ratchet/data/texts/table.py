@@ -53,10 +53,7 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     labels = read_labels(frame, settings, source.where)
     groups = group_notes(frame.select(extra)) if not {"split", "group"} & set(columns) else ()
     labels = replace(labels, notes=labels.notes + source.file.notes + groups)
-    cells = {
-        name: frame[columns[name]].cast(pl.String) if name in columns else pl.Series([None] * len(row), dtype=pl.String)
-        for name in ("text", "split", "group")
-    }
+    cells = {name: _texts(frame, columns.get(name)) for name in ("text", "split", "group")}
     ids = [f"{Path(settings.path).name} {place}" for place in source.file.places(row.to_list())]
     contents = [None if text is None else hashlib.sha256(text.encode()).hexdigest() for text in cells["text"]]
     split, group = (labelled.without_missing(cells[name]) for name in ("split", "group"))
@@ -68,6 +65,11 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     names = labelled.index_names(extra, frame.columns)
     table = table.with_columns(labelled.typed(frame[name]).alias(new) for name, new in names.items())
     return LabelledSamples(source.name, settings.path, table, labels, refused, tuple(names.values()))
+
+
+def _texts(frame: pl.DataFrame, column: str | None) -> pl.Series:
+    """Return the values of a column as texts; nulls if there is no such column."""
+    return pl.Series([None] * frame.height, dtype=pl.String) if column is None else frame[column].cast(pl.String)
 
 
 def _equals(values: pl.Series, name: str) -> pl.Series:

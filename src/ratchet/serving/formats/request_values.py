@@ -80,16 +80,20 @@ def given_arrays(
         case TextInput():
             return to_arrays(texts_in(values, field), described)
         case ArraysInput():
-            if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(described.names):
-                (values,) = values.values()  # a frame with one column
-            if not isinstance(values, list | Mapping):
-                raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of {described.reader} values")
-            try:
-                return to_arrays(values, described, own=own)
-            except (DataError, ValueError) as error:
-                raise BadRequest(f"{field}: {error}") from None
+            return _own_arrays(values, described, field, own)
         case _:
             raise BadRequest(f"{field}: the model writes texts; send prompts")
+
+
+def _own_arrays(values: Any, described: ArraysInput, field: str, own: Any) -> Arrays:
+    if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(described.names):
+        (values,) = values.values()  # a frame with one column
+    if not isinstance(values, list | Mapping):
+        raise BadRequest(f"{field}: found {_kind(values)}; allowed: a list of {described.reader} values")
+    try:
+        return to_arrays(values, described, own=own)
+    except (DataError, ValueError) as error:
+        raise BadRequest(f"{field}: {error}") from None
 
 
 def check_rows(values: Any, most: int) -> None:

@@ -173,7 +173,7 @@ class LoadedVersion:
 
     def _token_seconds(self) -> float:
         """Return the seconds for a token of a short text, after a first one that warms the model."""
-        prompt = next(iter(self.spec.input.vocabulary), "a") if isinstance(self.spec.input, TokensInput) else ""
+        prompt = next(iter(self.spec.stream.vocabulary), "a")
         for _ in range(2):
             began = time.monotonic()
             list(self.pieces(prompt, {"max_tokens": _TRIAL_TOKENS}))

@@ -92,9 +92,7 @@ class _Block(nn.Module):
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))
         return x + added
 
-    def _attention(
-        self, mixed: torch.Tensor, turns: torch.Tensor, cache: Cache | None, number: int
-    ) -> torch.Tensor:  # fmt: skip
+    def _attention(self, mixed: torch.Tensor, turns: torch.Tensor, cache: Cache | None, number: int) -> torch.Tensor:
         """Return the attended values (n, t, width) from queries, keys and values (n, t, 3 * width)."""
         rows, length, _ = mixed.shape
         parts = mixed.view(rows, length, 3 * self.heads, -1).transpose(1, 2)
@@ -122,9 +120,7 @@ def _causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
 
-def _extended(
-    cache: Cache, number: int, keys: torch.Tensor, values: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _extended(cache: Cache, number: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Add keys and values to a block's cache, and return all."""
     if number == len(cache):
         cache.append((keys, values))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers
 from ratchet.evaluation.classification import measure_classes
 from ratchet.evaluation.constant_answer import compare_with_constant
-from ratchet.evaluation.intervals import mean_of, paired_difference, share_interval
+from ratchet.evaluation.intervals import Interval, mean_of, paired_difference, share_interval
 from ratchet.evaluation.language import measure_pieces
 from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
 from ratchet.evaluation.multi_label import fit_thresholds, measure_labels
@@ -98,7 +98,7 @@ def against_constant(
         predictions.checked(),
         settings,
         headline=metrics.headline,
-        names=predictions.classes if isinstance(predictions.target, Classes) else (),
+        names=predictions.target.classes,
         shares=shares.checked() if shares else None,
     )
     return replace(metrics, constant=constant)
@@ -129,14 +129,7 @@ def compare_with_baseline(
     """
     ours, theirs = network.checked(), baseline.checked(f"the baseline {name}")
     useful = metrics.constant is None or metrics.constant.is_better
-    sign = 1.0 if ours.row_metric.larger_is_better else -1.0
-    difference = paired_difference(
-        sign * ours.row_metric.values,
-        sign * theirs.row_metric.values,
-        resamples=settings.resamples,
-        confidence=settings.confidence,
-        seed=seed,
-    )
+    difference = _difference(ours, theirs, settings, seed)
     result = BaselineResult(
         name=name,
         headline=_headline(theirs, settings),
@@ -146,6 +139,18 @@ def compare_with_baseline(
         rows=ours.rows,
     )
     return replace(metrics, baseline=result)
+
+
+def _difference(ours: Answers, theirs: Answers, settings: EvaluationSettings, seed: int) -> Interval:
+    """Return how much better our row metric is."""
+    sign = 1.0 if ours.row_metric.larger_is_better else -1.0
+    return paired_difference(
+        sign * ours.row_metric.values,
+        sign * theirs.row_metric.values,
+        resamples=settings.resamples,
+        confidence=settings.confidence,
+        seed=seed,
+    )
 
 
 def _headline(answers: Answers, settings: EvaluationSettings) -> NamedMetric:

@@ -232,15 +232,7 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
         case "no shared class":
             return f"it knows none of the new model's classes, only {_listed(obstacle.lost_classes)}", _OTHER_TASK
         case "classes":
-            parts = [f"it does not know {_listed(obstacle.new_classes)}"] if obstacle.new_classes else []
-            if obstacle.lost_classes:
-                parts.append(f"it knows {_listed(obstacle.lost_classes)}, which the data no longer has")
-            value = "may-change" if obstacle.lost_classes else "may-grow"
-            return (
-                f"{' and '.join(parts)}, and gate.classes is {obstacle.allowed}",
-                f"`ratchet set gate.classes={value}` compares them on the {noun[1]} of the classes that both know; or "
-                "set registry.model to another name if it is another task",
-            )
+            return _other_classes(obstacle, noun)
         case "same weights":
             return (
                 f"This training has given exactly the weights of the champion ({rule.champion}): nothing new, so "
@@ -260,6 +252,19 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
                 f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
                 "(data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
+
+
+def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:
+    """Return the reason and the fix if the classes changed more than gate.classes allows."""
+    parts = [f"it does not know {_listed(obstacle.new_classes)}"] if obstacle.new_classes else []
+    if obstacle.lost_classes:
+        parts.append(f"it knows {_listed(obstacle.lost_classes)}, which the data no longer has")
+    value = "may-change" if obstacle.lost_classes else "may-grow"
+    return (
+        f"{' and '.join(parts)}, and gate.classes is {obstacle.allowed}",
+        f"`ratchet set gate.classes={value}` compares them on the {noun[1]} of the classes that both know; or "
+        "set registry.model to another name if it is another task",
+    )
 
 
 def _paired(rule: ChampionResult, comparison: Comparison, noun: Noun, ci: str) -> tuple[str, str, str]:

@@ -57,7 +57,7 @@ class ModelSpec:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; none if the problem has no classes."""
-        return self.target.names if isinstance(self.target, Classes) else ()
+        return self.target.classes
 
     def to_json(self) -> dict[str, Any]:
         """Return the identity of the model: the spec without the place of its code."""

@@ -1,7 +1,7 @@
 """Targets of a model: what is predicted for one sample."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,11 @@ class Classes:
         return f"{len(self.names)} classes"
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; of other targets none."""
+        return self.names
+
+    @property
     def outputs(self) -> int:
         """Width of the model's output."""
         return len(self.names)
@@ -39,6 +44,7 @@ class Labels:
 
     names: tuple[str, ...]
     problem: Literal["multi-label"] = "multi-label"
+    classes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def described(self) -> str:
@@ -69,6 +75,7 @@ class Numbers:
     low: tuple[float, ...] = ()  # smallest number to learn from, if training targets are far from the others
     high: tuple[float, ...] = ()  # largest one
     problem: Literal["regression"] = "regression"
+    classes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def described(self) -> str:
@@ -99,6 +106,7 @@ class NextToken:
 
     tokens: int  # ids of the vocabulary
     problem: Literal["next-token"] = "next-token"
+    classes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def described(self) -> str:

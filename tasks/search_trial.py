@@ -100,8 +100,6 @@ class TrialTraining:
         """
         objectives: tuple[float, ...] | None = None
         with heartbeat(self.scheduler, self.trial.number, self._lose):
-            if self._has_paused():  # then training stops at once, after its epochs are recorded in MLflow
-                self.reason = "pause"
             try:
                 objectives = self._train_apart()
             except TrainingBusy:
@@ -138,10 +136,10 @@ class TrialTraining:
             self.folder, self._counter = copy, StepCounter(copy)
             return self._train()
 
-    def _has_paused(self) -> bool:
-        """Return whether the worker before was lost at the rung, before it recorded that the trial pauses."""
+    def _has_paused(self, epochs: int) -> bool:
+        """Return whether the worker before was lost at the rung, between the checkpoint and the pause."""
         until = self.assignment.until
-        return len(self.data) == 1 and self.trial.epochs >= until < self.study.epochs
+        return len(self.data) == 1 and min(epochs, self.trial.epochs) >= until < self.study.epochs
 
     def _fail(self, reason: str) -> None:
         progress = self._spent()
@@ -241,6 +239,8 @@ class TrialTraining:
                     best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
                     for row in event.history:  # the worker before may have been killed before it recorded the last
                         self._record_epoch(run, row, fold)
+                    if self._has_paused(event.step // event.steps_per_epoch):
+                        self.reason = "pause"  # no step is made
                 case training.Epoch():
                     if event.best or best is None:
                         best = _objective(first, event.values, parameters)

@@ -15,6 +15,7 @@ from ratchet.settings import examples
 from ratchet.settings.errors import spell
 from ratchet.settings.generated import DOCS, SCHEMA, fill_tables, schema, table
 from ratchet.settings.model import BudgetSettings, Params, TrainingSettings
+from ratchet.settings.search_space import is_inside, parse_space, present_values
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[1]
@@ -61,6 +62,15 @@ def test_an_example_with_the_defaults_is_complete(name: str, tmp_path: Path) -> 
     assert {key: loaded[key] for key in expected} == expected
     assert example.about.endswith(".")
     assert len(example.about) < 105  # it is shown beside the name on one line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_space_of_an_example_contains_its_settings(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(examples.compose(examples.Example(REPOSITORY / "examples" / f"{name}.yaml")), encoding="utf-8")
+    params = settings.load(path)
+    space = parse_space(params)
+    assert is_inside(space, present_values(space, params))
 
 
 @pytest.mark.parametrize("path", ["params.yaml", *(f"examples/{name}.yaml" for name in NAMES)])

@@ -135,6 +135,19 @@ def test_the_present_settings_are_the_first_trial(in_memory) -> None:
     assert trial.values == {RATE: params.training.learning_rate, "training.batch_size": params.training.batch_size}
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("pruner", ["median", "successive-halving"])
+def test_present_settings_outside_the_space_win_if_best(sampler: str, pruner: str, in_memory) -> None:
+    space = {RATE: {"choice": [5.0, 50.0]}, "training.optimizer": {"choice": ["adam", "sgd"]}}
+    params, study = new_study(space, trials=9, sampler=sampler, pruner=pruner)
+    params = params.model_copy(update={"training": params.training.model_copy(update={RATE.partition(".")[2]: 0.02})})
+    ended = finish(in_memory(study), params)
+    assert_sound(ended)
+    assert ended.trials[0].values == {RATE: 0.02, "training.optimizer": "adamw"}
+    assert len(ended.searched) == 1 + 4
+    assert ended.winner == 0
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "cma-es", "grid"])
 def test_a_small_space_ends_when_it_is_tried(sampler: str, in_memory) -> None:
     """Also one of lists and booleans; no point comes twice."""
@@ -142,7 +155,7 @@ def test_a_small_space_ends_when_it_is_tried(sampler: str, in_memory) -> None:
     ended = finish(in_memory(study), params)
     assert_sound(ended)
     assert ended.reason == "every choice of the space has been tried"
-    assert len(ended.trials) == 12
+    assert len(ended.trials) == 1 + 12  # the first one has the present settings, which the space does not contain
     assert all(isinstance(trial.values["training.betas"], list) for trial in ended.trials)
     assert all(isinstance(trial.values["training.nesterov"], bool) for trial in ended.trials)
 
@@ -186,7 +199,7 @@ def test_points_with_equal_keys_do_not_end_a_grid(in_memory) -> None:
         pass
     ended = store.require()
     assert_sound(ended)
-    assert len(ended.trials) == 80
+    assert len(ended.trials) == 1 + 80  # the present rate is not in the space
 
 
 def taken(worker: Worker) -> Assignment:

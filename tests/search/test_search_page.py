@@ -12,7 +12,9 @@ from ratchet.reports.axes import Scale
 from ratchet.reports.search_page import search_page
 from ratchet.search.finalists import winner
 from ratchet.search.front import pareto_front
+from ratchet.search.importance import dimensions, importance
 from ratchet.search.records import Study
+from ratchet.search.sampling import frozen
 from tests.servers.browser import chromium, needs_chromium
 
 from .made_study import SPACE, CannotTrain, Values, accuracy, accuracy_and_size, made_study, many_trials
@@ -131,6 +133,21 @@ def test_failed_trials_have_their_reason_as_plain_text() -> None:
         text.count("loss is not finite at epoch 2: <script>alert('x')</script>\"&{{ 1 }} \N{REPLACEMENT CHARACTER}<b>")
         == len(failed) + 1
     )  # once in the head
+
+
+def test_present_settings_outside_the_space_are_on_the_page() -> None:
+    space = {
+        "training.learning_rate": {"float": [0.01, 0.1], "log": True},
+        "training.optimizer": {"choice": ["adam", "sgd"]},
+        "training.label_smoothing": {"float": [0.1, 0.2]},
+    }
+    study = made_study(trials=30, space=space, epochs=3, sampler="gp", seeds=1)
+    assert list(study.trials[0].values.values()) == [0.002, "adamw", "auto"]
+    text = Reader(search_page(study)).text
+    assert "adamw" in text
+    assert {*importance(study)} == {*space}
+    copied = frozen(study.trials[0], dimensions(study), several=False)
+    assert (copied.params, copied.user_attrs["training.optimizer"]) == ({}, "adamw")
 
 
 def test_search_without_any_result_has_no_winner() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 RATE, OPTIMIZER, FACTORY = "training.learning_rate", "training.optimizer", "model.factory"
 SETTINGS = {
     "training.epochs": 2, "training.batch_size": 256, "training.precision": "fp32", "training.device": "cpu",
-    "training.checkpoint_steps": 0, "training.log_every": 100,
+    "training.checkpoint_steps": 0, "training.log_every": 100, RATE: 0.01,
     "search.space": {RATE: {"choice": [0.01, 0.02]}}, "search.trials": 2, "search.seeds": 1, "search.pruner": "none",
     "search.sampler": "grid", "search.study": "digits",
 }  # fmt: skip
@@ -186,8 +186,8 @@ def trial_runs(project: Any, study: Study) -> dict[int, Any]:
 def test_a_search_without_a_good_trial_ends_clearly(search) -> None:
     with pytest.raises(StudyError) as refused:
         search({
-            "search.space": {RATE: {"choice": [90.0, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
-            "training.clip_norm": 0.0, "training.max_rollbacks": 0,
+            "search.space": {RATE: {"choice": [90.0, 100.0]}}, RATE: 90.0, OPTIMIZER: "sgd",
+            "training.weight_decay": 1.0, "training.clip_norm": 0.0, "training.max_rollbacks": 0,
         })  # fmt: skip
     assert "all 2 trials failed. The first one: the loss is not finite" in str(refused.value)
     assert "Fix: correct the cause or the space" in str(refused.value)
@@ -209,7 +209,8 @@ def test_settings_that_do_not_fit_fail_their_trial(search) -> None:
         FACTORY: {"choice": ["none"]}, "model.name": {"choice": ["auto", "no[red]such<b>net"]},
         "training.device": {"choice": ["cpu", "cuda:77"]},
     }  # fmt: skip
-    study = search({"search.space": space, "search.trials": 9, "training.epochs": 1, "training.max_steps": 1})
+    changes = {FACTORY: "none", "search.trials": 9, "training.epochs": 1, "training.max_steps": 1}
+    study = search({"search.space": space, **changes})
     assert len(study.trials) == 4
     good = [trial for trial in study.trials if trial.state == "complete"]
     assert [trial.values["model.name"] for trial in good] == ["auto"]

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -110,7 +110,8 @@ def front(study: Study) -> Drawing | None:
 
 def parallel(study: Study) -> Drawing | None:
     """Return settings and values of all trials; None: no trial has a value."""
-    ranked, space = _ranked(study), dimensions(study)
+    ranked = _ranked(study)
+    space = [_widened(dimension, study) for dimension in dimensions(study)]
     if not ranked or not space:
         return None
     names = text.short_names(study.search.space)
@@ -156,12 +157,27 @@ def _axis(dimension: Dimension, names: Mapping[str, str]) -> Axis:
     return Axis(names[dimension.key], Scale(dimension.low, dimension.high, kind, whole=dimension.kind == "int"))
 
 
+def _widened(dimension: Dimension, study: Study) -> Dimension:
+    """Return a dimension that also contains the first trial's value, which may be outside the space."""
+    values = [trial.values[dimension.key] for trial in study.searched[:1] if dimension.key in trial.values]
+    outside = tuple(value for value in values if not dimension.contains(value))
+    if dimension.kind == "choice":
+        return replace(dimension, choices=(*dimension.choices, *outside))
+    ends = [dimension.low, dimension.high]
+    ends += [value for value in outside if _is_number(value) and (value > 0 or not dimension.log)]
+    return replace(dimension, low=min(ends), high=max(ends))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _place(dimension: Dimension, values: Mapping[str, Any]) -> float | None:
-    """Return the value of a setting on its axis; None: the trial does not have it."""
+    """Return the value of a setting on its axis; None: the trial does not have it, or it is no number."""
     if dimension.key not in values:
         return None
     if dimension.kind != "choice":
-        return float(values[dimension.key])
+        return float(values[dimension.key]) if _is_number(values[dimension.key]) else None
     wanted = json.dumps(values[dimension.key])  # a list in the trial, a tuple in the space
     return next((float(at) for at, choice in enumerate(dimension.choices) if json.dumps(choice) == wanted), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ratchet.search.records import Study, Trial, best_so_far
 from ratchet.search.sampling import frozen
 from ratchet.settings.model import Params
-from ratchet.settings.search_space import Dimension, parse_space
+from ratchet.settings.search_space import Dimension, is_inside, parse_space
 
 __all__ = ["Comparison", "comparison", "dimensions", "importance"]
 
@@ -68,12 +68,13 @@ def comparison(study: Study) -> Comparison | None:
     reached it even if they stopped earlier by themselves. Trials that were paused or ended before it are not among the
     best: their rung or pruner decided so, also by values after equal epochs. Without them only good trials would be
     left, among which an important setting differs little. Trials that have failed, and running ones that are not yet
-    there, are left out.
+    there, are left out, as is a first trial whose settings the space does not contain.
 
     With folds, and with several objectives, only complete trials have a value to compare. At most half of them count
     as the best ones.
     """
-    trials = [trial for trial in study.searched if trial.state != "failed"]
+    space = dimensions(study)
+    trials = [trial for trial in study.searched if trial.state != "failed" and is_inside(space, trial.values)]
     several = len(study.objectives) > 1
     epochs = sorted({epoch for trial in trials for epoch, _ in trial.curve}, reverse=True)
     for epoch in (None,) if several or study.search.folds else epochs:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet.search.records import Study, Trial
 from ratchet.settings.model import Params
 from ratchet.settings.search_settings import SearchSettings
-from ratchet.settings.search_space import Dimension, plain_value, plain_values, present_values
+from ratchet.settings.search_space import Dimension, is_inside, plain_value, plain_values, present_values
 
 if TYPE_CHECKING:
     import optuna
@@ -54,8 +54,11 @@ class View:
     def suggest(self, study: Study, number: int, attempt: int) -> dict[str, Any] | None:
         """Choose the settings of trial `number`; None: there are no others. `attempt` counts the proposals for it.
 
-        In a space with an end, a sampler that proposes only what is known is replaced by chance after a few attempts.
+        The first trial has the present settings, also where the space does not contain them. In a space with an end, a
+        sampler that proposes only what is known is replaced by chance after a few attempts.
         """
+        if number == attempt == 0:
+            return plain_values(present_values(self.space, self.params))
         if study.search.sampler == "grid":
             return self._untried(study, attempt)
         if attempt >= _KNOWN_PROPOSALS and self._has_end:
@@ -63,9 +66,6 @@ class View:
         if attempt >= _MOST_PROPOSALS:
             return None
         view = self.update(study)
-        present = present_values(self.space, self.params) if number == attempt == 0 else None
-        if present is not None:
-            return plain_values(present)
         with quiet():
             view.sampler = _sampler(study, _mixed(study.search.sampler_seed, number, attempt), view)
             trial = view.ask()
@@ -79,10 +79,10 @@ class View:
         return plain_values(values)
 
     def update(self, study: Study) -> "optuna.Study":
-        """Bring the view up to date with the study."""
+        """Bring the view up to date with the study. It has no trial with a value that no sampler could choose."""
         view = self.study or self._begin(study)
         with quiet():
-            for trial in study.searched:
+            for trial in (each for each in study.searched if is_inside(self.space, each.values)):
                 place = self._places.get(trial.number)
                 state = "running" if trial.state == "waiting" else trial.state
                 if place is None:
@@ -144,10 +144,15 @@ def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str
 
 
 def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optuna.trial.FrozenTrial":
-    """Return a trial as Optuna's. `several`: the study has several objectives, and so no intermediate values."""
+    """Return a trial as Optuna's. A value outside the space is an attribute, because Optuna refuses it as a parameter.
+
+    `several`: the study has several objectives, and so no intermediate values.
+    """
     import optuna
 
-    active = [dimension for dimension in space if dimension.key in trial.values]
+    present = [dimension for dimension in space if dimension.key in trial.values]
+    active = [dimension for dimension in present if dimension.contains(trial.values[dimension.key])]
+    outside = {dimension.key: trial.values[dimension.key] for dimension in present if dimension not in active}
     given = {
         dimension.key: next(
             (_category(choice) for choice in dimension.choices if plain_value(choice) == trial.values[dimension.key]),
@@ -165,7 +170,7 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, several: bool) -> "optun
             params=given,
             distributions={dimension.key: _distribution(dimension) for dimension in active},
             intermediate_values=curve,
-            user_attrs={"ratchet.number": trial.number, "ratchet.key": trial.key},
+            user_attrs={"ratchet.number": trial.number, "ratchet.key": trial.key, **outside},
         )
 
 

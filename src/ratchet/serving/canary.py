@@ -26,7 +26,7 @@ __all__ = ["STICKY_HEADER", "Canary"]
 _LOG = logging.getLogger(__name__)
 STICKY_HEADER = "x-canary-key"
 _ALPHA = 0.005  # of each of the two tests: a version that is not worse is withdrawn with a probability of 1 % at most
-_SPAN = 0.1  # seconds in which one outcome of a client counts for each version
+_SPAN = 1.0  # seconds in which one outcome of a client counts for each version
 _CLIENTS = 4096  # that are remembered, before those of earlier spans are forgotten
 _PAIRS = 256  # requests that wait for one of the other version
 

@@ -13,6 +13,7 @@ __all__ = [
     "Dimension",
     "apply",
     "dimension_of",
+    "is_inside",
     "listed",
     "parse_space",
     "plain_value",
@@ -56,9 +57,9 @@ class Dimension:
     def contains(self, value: Any) -> bool:
         """Return whether a value is one that the dimension can have."""
         if self.kind == "choice":
-            return value in self.choices
+            return _frozen(value) in self.choices
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not self.low <= value <= self.high:
+        if not is_number or not self.low <= value <= self.high or (self.kind == "int" and value != int(value)):
             return False
         return self.step is None or abs(round((value - self.low) / self.step) * self.step + self.low - value) < 1e-9
 
@@ -123,19 +124,21 @@ def setting_of(params: Params, key: str) -> Any:
     return getattr(getattr(params, section), name) if name else getattr(params, section)
 
 
-def present_values(space: Sequence[Dimension], params: Params) -> dict[str, Any] | None:
-    """Return the values of `params` as a point of the space; None: they are outside it.
+def present_values(space: Sequence[Dimension], params: Params) -> dict[str, Any]:
+    """Return the values of `params` for the settings of the space, also where the space does not contain them.
 
-    The first trial has them, so the winner is not worse than what there was.
+    The first trial has them, so the winner is compared with what there was.
     """
     values: dict[str, Any] = {}
     for dimension in space:
         if dimension.is_active(values, params):
-            value = setting_of(params, dimension.key)
-            if not dimension.contains(value):
-                return None
-            values[dimension.key] = value
+            values[dimension.key] = setting_of(params, dimension.key)
     return values
+
+
+def is_inside(space: Sequence[Dimension], values: Mapping[str, Any]) -> bool:
+    """Return whether the space contains the values of a trial. Those of the first trial may be outside it."""
+    return all(dimension.contains(values[dimension.key]) for dimension in space if dimension.key in values)
 
 
 def plain_value(value: Any) -> Any:
@@ -159,8 +162,7 @@ def winner_of(params: Params) -> str | None:
     if not digest or not params.search.space:
         return None
     values = present_values(parse_space(params), params)
-    is_same = values is not None and files.digest_json(plain_values(values))[:12] == digest
-    return trial if is_same else None
+    return trial if files.digest_json(plain_values(values))[:12] == digest else None
 
 
 def dimension_of(key: str, content: Mapping[str, Any]) -> Dimension:

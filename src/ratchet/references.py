@@ -21,13 +21,13 @@ _WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
 def require_references(params: Params, workspace: Workspace) -> None:
-    """Check at the start of a run that everything exists which its settings name.
+    """Check at the start of a run that everything exists which its settings name, but the data: ingest is first.
 
     Raises:
         SettingsError: something does not; one line for each setting.
         TrackingRefused: the experiment is deleted on a tracking server.
     """
-    if faults := list(broken_references(params, workspace)):
+    if faults := list(_broken_after_ingest(params, workspace)):
         raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in faults))
     if params.tracking.uri.startswith(_SQLITE):
         return
@@ -43,14 +43,18 @@ def require_references(params: Params, workspace: Workspace) -> None:
 
 def broken_references(params: Params, workspace: Workspace) -> Iterator[str]:
     """Yield one message for each setting that names something which does not exist, or which cannot be used."""
+    yield from _broken_after_ingest(params, workspace)
+    if fault := _missing_data(params, workspace.root):
+        yield fault
+
+
+def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
     from ratchet.registry.names import name_fault
 
     yield from _missing_weights(params, workspace)
     if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
         yield fault
     yield from _missing_code(params, workspace.root)
-    if fault := _missing_data(params, workspace.root):
-        yield fault
     if params.registry.model != "auto" and (fault := name_fault(params.registry.model)):
         yield fault
     if fault := _deleted_experiment(params.tracking, workspace):
@@ -101,8 +105,11 @@ def _missing_data(params: Params, root: Path) -> str | None:
     is_downloaded = data.source not in source_names.OWN
     if data.kind == "image" and (data.source in ("digits", "factory") or is_downloaded):
         return None
-    if (root / data.path).exists() or (root / f"{data.path}.dvc").exists():
-        return None
+    path = root / data.path
+    if path.exists() or any(
+        place.with_name(f"{place.name}.dvc").exists() for place in (path, *path.parents) if place.name
+    ):
+        return None  # `dvc pull` fetches it
     return f"data.path: {root / data.path} does not exist. Fix: put the data there, or set data.path to where they are"
 
 

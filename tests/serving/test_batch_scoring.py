@@ -287,7 +287,8 @@ def test_refused_rows_have_reasons_and_the_others_answers(place: Place, tmp_path
     place.score(lines, tmp_path / "lines")
     reasons = answers(tmp_path / "lines")["refused"]
     assert [reason is None for reason in reasons] == [True, False, False, False, True, True]
-    assert (reasons[2], reasons[3]) == ("line 3 is no JSON object", "has no 'fare'. Fix: add it; null is a missing value")
+    assert reasons[2] == "line 3 is no JSON object"
+    assert reasons[3] == "has no 'fare'. Fix: add it; null is a missing value"
     table.write_text(f"{names}\nold,8,1,male,S\n")
     assert "1 of 1 rows" not in place.project.refused(*place.command(table, tmp_path / "none"))
     table.write_text(f"{names}\n")

@@ -115,4 +115,5 @@ def text_lines(file: BinaryIO, *, where: str) -> Iterator[str]:
             f"(byte 0x{error.object[error.start]:02x}). Fix: save it as UTF-8 CSV"
         ) from None
     finally:
-        text.detach()  # the file stays open
+        if not file.closed:
+            text.detach()  # the file stays open

@@ -288,7 +288,7 @@ def test_refused_rows_have_reasons_and_the_others_answers(place: Place, tmp_path
     reasons = answers(tmp_path / "lines")["refused"]
     assert [reason is None for reason in reasons] == [True, False, False, False, True, True]
     assert reasons[2] == "line 3 is no JSON object"
-    assert reasons[3] == "has no 'fare'. Fix: add it; null is a missing value"
+    assert reasons[3] == "line 4 has no 'fare'. Fix: add it; null is a missing value"
     table.write_text(f"{names}\nold,8,1,male,S\n")
     assert "1 of 1 rows" not in place.project.refused(*place.command(table, tmp_path / "none"))
     table.write_text(f"{names}\n")

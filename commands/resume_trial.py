@@ -78,7 +78,7 @@ class Trial:
         if process.returncode != -signal.SIGKILL:
             self._refuse_if_failed(process.returncode)
             return False
-        checkpoints = self.workspace.running.glob("*/step-*.safetensors")
+        checkpoints = self.workspace.running.glob("[!.]*/step-*.safetensors")
         newest = max((int(path.stem.removeprefix("step-")) for path in checkpoints), default=0)
         self.kills.append(Kill(self.steps, newest))
         return True

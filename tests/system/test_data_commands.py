@@ -37,7 +37,9 @@ def test_diff_lists_changed_samples(pets) -> None:
     pets.good("dvc", "repro", "--quiet", "ingest")
     pets.good("git", "commit", "--all", "--quiet", "--message=changed")
     output = pets.good("ratchet", "data", "diff", "HEAD~1", "HEAD").splitlines()
-    assert [line.split(":")[0] for line in output] == [
+    moved = [line for line in output if line.startswith("~ moved ")]  # at the borders of the splits of a class
+    assert len(moved) <= 4
+    assert [line.split(":")[0] for line in output if line not in moved] == [
         "+ added      dog/more.png",
         "- removed    dog/1001.png",
         "> renamed    dog/1002.png -> cat/1002.png",

@@ -269,14 +269,14 @@ def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
 ) -> None:
     before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS})
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
+    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
     assert served.project.workspace.params.read_bytes() != before
     worker = served.parts()["worker"]
     # The worker itself; its supervisor restarts it, and the new worker first corrects the state of its runs.
     psutil.Process(worker["pid"]).kill()
     until(lambda: served.runs()[0]["state"]["type"] not in ("RUNNING", "PENDING"))
     until(lambda: served.project.run("ratchet", "status").returncode == 0)
-    [folder] = (served.root / "data" / "running").iterdir()
+    [folder] = (served.root / "data" / "running").glob("[!.]*/")  # beside .finished
     assert list(folder.glob("step-*.safetensors"))
     assert (served.parts()["worker"]["mark"], served.parts()["worker"]["restarts"]) == (worker["mark"], 1)
     cut_off = served.runs()[0]
@@ -299,7 +299,7 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
     """Read when Prefect's worker has written its own message over the run's state."""
     before = served.project.workspace.params.read_bytes()
     served.deploy(training={"epochs": EPOCHS}, seed=2)
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
+    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
     run = served.runs()[0]
     worker = psutil.Process(served.parts()["worker"]["pid"])
     processes = worker.children(recursive=True)
@@ -320,7 +320,7 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
     assert stopped.fullmatch(task["state"]["message"])
     assert served.project.workspace.params.read_bytes() == before
     assert not [line for line in served.log(cancelled) if "Traceback" in line]
-    [folder] = (served.root / "data" / "running").iterdir()
+    [folder] = (served.root / "data" / "running").glob("[!.]*/")  # beside .finished
     assert _run_of(served, folder.name)["info"]["status"] == "KILLED"
 
     again = served.retried(cancelled)
@@ -332,7 +332,7 @@ def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, fi
 
 def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: dict[str, Any]) -> None:
     served.deploy(training={"epochs": EPOCHS}, seed=4)
-    until(lambda: list((served.root / "data" / "running").glob("*/step-*.safetensors")), pause=0.05)
+    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
     run = served.runs()[0]
     psutil.Process(served.parts()["prefect"]["pid"]).kill()
     until(lambda: served.project.run("ratchet", "status").returncode == 0)
@@ -483,11 +483,11 @@ def test_a_killed_nightly_run_continues_when_prefect_retries_it(served: Served, 
     commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
     run = served.deploy("--param", "revision=HEAD")
     running = served.root / ".ratchet" / "production" / "data" / "running"
-    until(lambda: list(running.glob("*/step-*.safetensors")), pause=0.05)
+    until(lambda: list(running.glob("[!.]*/step-*.safetensors")), pause=0.05)
     psutil.Process(served.parts()["worker"]["pid"]).kill()
     until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] not in ("RUNNING", "PENDING"))
     assert served.runs()[0]["state"]["type"] == "CRASHED", served.runs()[0]["state"]
-    [folder] = running.iterdir()
+    [folder] = running.glob("[!.]*/")
 
     again = served.retried(served.prefect(f"/flow_runs/{run['id']}"))
     assert (again["state"]["type"], again["run_count"]) == ("COMPLETED", 2), served.log(again)

@@ -31,7 +31,7 @@ def killed(project: Any) -> None:
         project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
-        until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
+        until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
 

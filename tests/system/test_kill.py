@@ -196,7 +196,7 @@ def test_sigterm_writes_a_checkpoint(undisturbed, twin, tmp_path, assert_same_tr
     assert "Traceback" not in message
     assert not project.workspace.model.exists()
 
-    newest = max(project.workspace.running.glob("*/step-*.safetensors"))
+    newest = max(project.workspace.running.glob("[!.]*/step-*.safetensors"))
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     message = project.good(*project.stage("train"))
     assert f"{newest} is damaged" in message

@@ -87,7 +87,9 @@ def kill_in_training(project: Any) -> None:
     )  # fmt: skip
 
     def step() -> int:
-        return max((int(path.stem.removeprefix("step-")) for path in running.glob("*/step-*.safetensors")), default=0)
+        return max(
+            (int(path.stem.removeprefix("step-")) for path in running.glob("[!.]*/step-*.safetensors")), default=0
+        )
 
     until(lambda: step() >= 3, process=process, pause=0.01)
     os.killpg(process.pid, signal.SIGKILL)

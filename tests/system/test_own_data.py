@@ -151,13 +151,13 @@ def test_a_killed_training_resumes_to_the_same_weights(own: Any) -> None:
     process = subprocess.Popen(
         own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
+    until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
     process.send_signal(signal.SIGKILL)
     assert process.stdout is not None
     process.stdout.read()  # until the last worker has ended too
     process.stdout.close()
     process.wait()
-    newest = max(running.glob("*/step-*.safetensors"))
+    newest = max(running.glob("[!.]*/step-*.safetensors"))
     assert read_checkpoint(newest).step > 0
     assert "continues at step" in own.good(*own.stage("train"))
     assert own.digests("data/model", "data/checkpoints") == expected
@@ -182,7 +182,7 @@ def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: st
 
     def reached() -> bool:
         if moment == "in an epoch":
-            return any(running.glob("*/step-*.safetensors"))
+            return any(running.glob("[!.]*/step-*.safetensors"))
         return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
 
     until(reached, process=process, pause=0.001)
@@ -208,7 +208,7 @@ def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any, workers: int) -
         text=True,
     )  # fmt: skip
     parent = psutil.Process(process.pid)
-    until(lambda: any(running.glob("*/step-*.safetensors")), process=process, pause=0.001)
+    until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
     hang.touch()
     until(hang.with_name("hangs").exists, process=process)
     workers_of_run = parent.children(recursive=True)

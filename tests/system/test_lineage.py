@@ -5,6 +5,7 @@ The model's code is never committed, so a rebuild needs the recorded patch.
 
 import hashlib
 import json
+import re
 import random
 import shutil
 import sqlite3
@@ -288,7 +289,9 @@ def test_compare_lists_all_differences_of_two_versions(lineage: Lineage) -> None
     assert any(line.startswith("params.yaml") and "|" in line for line in lines)
     assert "uncommitted: nets/small.py: A and B, not the same" in lines
     assert any(line.split() == ["training.epochs", "3", "12"] for line in lines)
-    assert "240 samples before, 239 after: 1 removed, 1 renamed, 1 relabelled" in lines
+    # A sample at a border of the splits of its class may move.
+    summary = re.compile("240 samples before, 239 after: 1 removed, 1 renamed, 1 relabelled(, [1-4] moved)?")
+    assert any(map(summary.fullmatch, lines))
     assert "- removed    dog/1001.png: dog, " in output
     assert "> renamed    dog/1002.png -> cat/1002.png" in output
     assert "the same, or not recorded for both" in lines

@@ -5,8 +5,8 @@ The model's code is never committed, so a rebuild needs the recorded patch.
 
 import hashlib
 import json
-import re
 import random
+import re
 import shutil
 import sqlite3
 import sys

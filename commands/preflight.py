@@ -50,6 +50,7 @@ _TINY = {
     "evaluation.explained_errors": 1,
     "gate.minimum_metric": "none",
     "gate.baseline": "report",
+    "gate.constant": "off",
     "gate.calibration_error": 1.0,
     "tracking.tensorboard": False,
 }

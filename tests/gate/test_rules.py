@@ -408,6 +408,13 @@ def test_one_answer_to_all_is_refused_whatever_the_champion(setting: str) -> Non
         assert "gives one answer: 'cat' to 400 of 400 images" in message(verdict)
 
 
+def test_one_answer_to_all_is_never_ok_without_the_rule() -> None:
+    verdict = decide(candidate(right(300), constant=against_constant(0.01, one_answer=True)), None, constant="off")
+    assert failed(verdict) == []
+    assert [rule.name for rule in verdict.doubts] == ["constant"]
+    assert "gives one answer: 'cat' to 400 of 400 images" in message(verdict)
+
+
 @pytest.mark.parametrize("side", ["candidate", "champion"])
 def test_scores_that_are_not_numbers_are_refused(side: str) -> None:
     """One NaN must not win: its comparison had p = 0."""

@@ -79,12 +79,12 @@ def better_than_constant(case: Case) -> ConstantRule | None:
     """Check that a first version is significantly better than the best constant answer (gate.constant).
 
     A later version must be better than the champion instead. A model that gives one answer to nearly all samples fails
-    whatever the champion and the settings are. None where this was not measured.
+    whatever the champion is, unless gate.constant is off. None where this was not measured.
     """
     result, required = case.candidate.constant, case.champion is None and case.gate.constant == "required"
     if result is None:
         return None
-    passed = not result.one_answer and (result.is_better or not required)
+    passed = case.gate.constant == "off" or (not result.one_answer and (result.is_better or not required))
     return ConstantRule(passed, result, case.evaluation.confidence, len(case.candidate.score), required)
 
 

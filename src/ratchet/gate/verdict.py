@@ -90,7 +90,7 @@ class ScoresResult:
 class ConstantRule:
     """Comparison with the best constant answer. It refuses a first version if `required` (gate.constant).
 
-    A model that gives one answer to nearly all rows is always refused.
+    A model that gives one answer to nearly all rows is refused, unless gate.constant is off; it never gets a tick.
     """
 
     passed: bool

@@ -364,8 +364,10 @@ class GateSettings(Section):
     baseline: Literal["report", "required"] = setting(
         "report", "comparison with the baseline: report (never refuses) or required (the model must be better)"
     )
-    constant: Literal["required", "report"] = setting(
-        "required", "comparison of a first version with the best constant answer: required (must be better) or report"
+    constant: Literal["required", "report", "off"] = setting(
+        "required",
+        "a first version against the best constant answer: required (must be better), report (only a model with one "
+        "answer is refused) or off (never refuses)",
     )
     champion: Literal["better", "not-worse"] = setting(
         "better", "required result against the champion on the same samples"

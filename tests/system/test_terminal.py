@@ -47,7 +47,7 @@ def test_run_leaves_only_its_messages_on_the_terminal(project: Any, columns: int
     bars = [line for line in terminal.text if "━" in line]
     assert len(bars) == stages, history  # one finished bar of each stage
     assert any(line.startswith("Next:") for line in terminal.screen)
-    assert terminal.screen[-1].endswith("Prefect")
+    assert terminal.screen[-1].endswith("search better settings")  # the last of the next steps
 
 
 @pytest.mark.parametrize("columns", MOST_LINES)

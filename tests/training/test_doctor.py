@@ -289,7 +289,7 @@ def expect(rule: str, *subject: str, **values: object) -> Callable[[Finding], bo
         (Detached, expect("no-gradient", "body.0", "body.1")),
         (Unused, expect("no-gradient", "gate")),
         (Loud, expect("first-loss-high", formula="ln(3) = ", chance=pytest.approx(math.log(3)))),
-        (Blind, expect("input-scaled-again", scale=0.0, only="")),
+        (Blind, expect("constant-input", mode="training")),
         (Faint, expect("cannot-overfit", samples=16)),
         (KeptLosses, expect("kept-graph", "norms[0]", "norms[1]")),
         (RunningMean, expect("kept-graph", "seen")),

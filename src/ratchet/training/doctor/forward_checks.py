@@ -188,8 +188,9 @@ class _Scaling(NamedTuple):
 
 def _input(expected: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> Iterator[Finding]:
     """Compare the first layer's input with the normalised images, in each mode."""
+    differ = not _all_equal(expected)
     for mode, value in inputs.items():
-        if value is not None and value.numel() and bool((value == value[:1]).all()) and bool(expected.var() > 0):
+        if value is not None and value.numel() and differ and _all_equal(value):
             yield Finding.of("constant-input", mode=mode)
             return
     scalings = {mode: _scaling(expected, value.float()) for mode, value in inputs.items() if value is not None}
@@ -203,6 +204,10 @@ def _input(expected: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> It
         only = "" if other is None or _alike(scaling, other) else mode
         yield Finding.of("input-scaled-again", scale=scale, shift=shift, only=only)
         return
+
+
+def _all_equal(samples: torch.Tensor) -> bool:
+    return bool((samples == samples[:1]).all())
 
 
 def _scaling(expected: torch.Tensor, actual: torch.Tensor) -> _Scaling | None:

@@ -24,7 +24,7 @@ def logged(number: int = 0, *, at: float = NOW, rows: int = 1, **changed: Any) -
 
 
 def log(folder: Path, requests: list[Logged], **changed: Any) -> RequestLog:
-    given: dict[str, Any] = {"share": 1.0, "inputs": "hash", "days": 30.0, "mib": 64.0}
+    given: dict[str, Any] = {"share": 1.0, "inputs": "hash", "days": 30.0, "mib": 64.0, "clock": lambda: NOW}
     written = RequestLog(folder, **given | changed)
     for request in requests:
         written.add(request.answer, lambda request=request: request)

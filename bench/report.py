@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Row", "alone", "machine", "options", "ratio", "show", "spread"]
+__all__ = ["Row", "alone", "machine", "options", "print_table", "ratio", "show", "spread"]
 
 _PACKAGES = ("torch", "numpy", "mlflow", "prefect", "dvc")
 
@@ -72,19 +72,29 @@ def alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace
 
 
 def show(rows: Sequence[Row], *, described: str, arguments: argparse.Namespace) -> None:
-    """Print the table, and write it with the machine to the file of `--json`, if any."""
+    """Print the table and the claims that do not hold; write it with the machine to the file of `--json`, if any."""
     if arguments.quick:
         described = f"NOT A MEASUREMENT: --quick only shows that it runs. {described}"
         rows = [replace(row, met=None) for row in rows]
+    print_table(rows)
+    print(f"\n{described}")
+    unmet = [
+        f"  {row.measured} ({row.condition}): {row.figure}; claim: {row.claim}" for row in rows if row.met is False
+    ]
+    if any(row.met is not None for row in rows):
+        print("\n".join([f"\nClaims that do not hold: {len(unmet) or 'none'}", *unmet]))
+    if arguments.json is not None:
+        content = {"machine": described, "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print an empty line, and rows under a head, in columns."""
     table = [("measured", "condition", "figure", "claim", "met"), *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(5)]
     print()
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    print(f"\n{described}")
-    if arguments.json is not None:
-        content = {"machine": described, "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from bench.project import Project, scratch
-from bench.report import Row, alone, options, ratio, spread
+from bench.report import Row, alone, options, print_table, ratio, spread
 from bench.serving_models import CORES, MODELS, Model
 from bench.serving_servers import BARE, Server, servers
 
@@ -50,7 +50,9 @@ def measure(
             model = Model(name, Project(folder / "project", {}), folder / name)
             model.register()
             running = [stack.enter_context(each) for each in servers(model, folder, peers)]
-            rows += _measured(model, running, rounds, seconds)
+            measured = _measured(model, running, rounds, seconds)
+        print_table(measured)  # at once: all models take an hour
+        rows += measured
     return rows
 
 

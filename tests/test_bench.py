@@ -62,7 +62,11 @@ def test_table_marks_claims_that_are_not_met(tmp_path: Path, capsys: pytest.Capt
     output = capsys.readouterr().out.splitlines()
     assert output[2].endswith("NO")
     assert output[3].endswith("1 s")
+    assert output[-2:] == ["Claims that do not hold: 1", "  speed (here): 2.9; claim: >= 3"]
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is False
     show(rows, described="a machine", arguments=options(None).parse_args([*to, "--quick"]))
-    assert "NO\n" not in capsys.readouterr().out
+    output = capsys.readouterr().out.splitlines()
+    assert not any(line.endswith("NO") or line.startswith("Claims") for line in output)
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["met"] is None
+    show([Row("speed", "here", "3", ">= 3", True)], described="a machine", arguments=options(None).parse_args([]))
+    assert capsys.readouterr().out.endswith("Claims that do not hold: none\n")

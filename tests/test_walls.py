@@ -134,7 +134,7 @@ def test_library_has_no_prefect_paths_automations_or_blocks() -> None:
 
 # A test waits for a condition, never for a time; no other process can take its port before its server does.
 BANNED = {
-    r"\bsleep\(|import.*\bsleep\b": ("waiting.py", "reaper.py", "serving/test_batching.py"),
+    r"\bsleep\(|import.*\bsleep\b": ("waiting.py", "reaper.py"),
     r"\bfree_port\(|import.*\bfree_port\b": (),
 }
 

@@ -47,8 +47,8 @@ def registry(tmp_path: Path) -> Registry:
 
 
 @pytest.fixture
-def follower(registry: Any) -> Iterator[Follower]:
-    follower = Follower(registry, lambda: "model@challenger", threads=1)
+def follower(registry: Any, tmp_path: Path) -> Iterator[Follower]:
+    follower = Follower(registry, lambda: "model@challenger", folder=tmp_path / "served", threads=1)
     follower.check()
     yield follower
     follower.close()

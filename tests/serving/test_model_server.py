@@ -153,12 +153,11 @@ def model_server(registry: Served, name: str, **changed: Any) -> Iterator[Served
     }
     values = usual | changed
     settings.override(served.workspace.params, {f"serving.{key}": value for key, value in values.items()})
-    folder = served.project.home / f"temporary-{served.port}"
-    folder.mkdir()
-    environment = served.project.environment | {"TMPDIR": str(folder)}
     command = [sys.executable, "-m", "commands", "serve", "--model", f"{name}@champion", "--port", str(served.port)]
     with (served.workspace.root / f"serve-{served.port}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=served.workspace.root, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=served.workspace.root, env=served.project.environment, stdout=log, stderr=log
+        )
     try:
         until(lambda: answers(served.url("/ready")) or process.poll() is not None)
         assert process.poll() is None, Path(log.name).read_text()
@@ -167,7 +166,7 @@ def model_server(registry: Served, name: str, **changed: Any) -> Iterator[Served
         process.terminate()
         status = process.wait()
     assert status == -signal.SIGTERM, Path(log.name).read_text()  # uvicorn ends by the signal that it got
-    assert not list(folder.glob("ratchet-served-*"))
+    assert not list((served.workspace.state / "served").glob(f"{process.pid}-*"))
 
 
 @pytest.fixture

@@ -238,6 +238,6 @@ def test_every_answer_is_that_of_its_version(new_project: Callable[[str], Any], 
             job.result()
     assert {f"{form} {version}" for form in ("own", "mlflow", "v2") for version in expected} <= set(clients.counts)
     assert clients.kills >= KILLS
-    assert not list(project.home.glob("ratchet-served-*"))
+    assert not list((project.workspace.state / "served").glob("*"))
     assert "Traceback" not in (server.workspace.root / "serve.log").read_text()
     print(dict(sorted(clients.counts.items())))

@@ -1,11 +1,14 @@
 """The model server as a service of `ratchet up`: python -m ratchet.serving --host HOST --port PORT."""
 
 import argparse
+import logging
 import sys
 
 from ratchet.errors import RatchetError
 from ratchet.serving.process import serve
 from ratchet.workspace import Workspace
+
+_LOG = logging.getLogger("ratchet.serving.process")
 
 
 def main() -> int:
@@ -15,7 +18,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     try:
-        serve(Workspace.find(), host=arguments.host, port=arguments.port, wait=True, say=print)
+        serve(Workspace.find(), host=arguments.host, port=arguments.port, wait=True, say=_LOG.info)
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,6 @@ from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
 from ratchet.serving.lifetime import Lifetime, stays
-from ratchet.serving.metrics import Metrics
 from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.requests import (
     Bodies,
@@ -101,11 +100,10 @@ class Answering:
         self,
         follower: Follower | Fixed,
         batcher: Batcher,
-        metrics: Metrics,
         settings: ServingSettings,
         fallback: Fallback | None = None,
     ) -> None:
-        self.follower, self.batcher, self.metrics, self.settings = follower, batcher, metrics, settings
+        self.follower, self.batcher, self.settings = follower, batcher, settings
         self.observers: list[Observer] = []
         self.canary: Canary | None = None
         self.bodies, self.worker = Bodies(settings), Worker("writing")
@@ -323,7 +321,7 @@ class Endpoint:
         answering, loaded, is_fault = self._answering, None, False
         call = Call.of(self._name, scope, receive)
         try:
-            loaded = answering.chosen(call)
+            loaded = scope["ratchet.loaded"] = answering.chosen(call)
             response = await answering.answer(self._envelope, loaded, call)
         except Refused as error:
             response = error_response(error)
@@ -334,7 +332,6 @@ class Endpoint:
         except Exception:  # of a library or of a user's code
             _LOG.exception("%s failed", scope["path"])
             response, is_fault = error_response(Refused(500, "the model server failed; its log has the cause")), True
-        answering.metrics.count(self._name, response.status_code, time.monotonic() - call.began, loaded)
         if answering.canary and loaded and is_fault:
             answering.canary.failed(loaded, call.client)
         await response(scope, receive, send)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -32,12 +33,13 @@ from ratchet.serving.requests import Refused, error_response, json_response
 from ratchet.serving.shadow import Shadow
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.following import Fixed, Follower
+from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import ServingSettings
 from ratchet.traffic.labels import LabelStore
 from ratchet.traffic.schema import Logged, target_id
 from ratchet.traffic.writing import RequestLog
 
-__all__ = ["ModelServer"]
+__all__ = ["ModelServer", "envelope_of"]
 
 _LOG = logging.getLogger(__name__)
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
@@ -47,6 +49,7 @@ _ENVELOPES: dict[str, tuple[str, type[Envelope]]] = {
     "/v2/models/{model}/infer": ("v2", Infer),
     "/v2/models/{model}/versions/{version}/infer": ("v2", Infer),
 }
+_NAMES = {path: name for path, (name, _) in _ENVELOPES.items()} | {"/v1/explain": "explain", "/v1/labels": "labels"}
 
 
 class ModelServer:
@@ -64,20 +67,21 @@ class ModelServer:
     ) -> None:
         self.follower, self.settings = follower, settings
         self.batcher = Batcher(queue_rows=settings.queue)
-        self.metrics = Metrics(follower, self.batcher)
+        self.metrics = Metrics(follower, self.batcher, deadline=settings.deadline)
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
-        self.answering = Answering(follower, self.batcher, self.metrics, settings, self.fallback)
+        self.answering = Answering(follower, self.batcher, settings, self.fallback)
         self.canary = self.answering.canary = canary
         if canary:
             self.answering.observers.append(canary.answered)
         self.log = log
         if log:
             self.answering.observers.append(partial(_log, log, settings.log_columns))
-            self.metrics.count_lost(lambda: float(log.lost))
-        self.shadow = Shadow(shadow, log, share=settings.shadow_share) if shadow and log else None
-        if self.shadow:
-            self.answering.observers.append(self.shadow.observe)
-            self.metrics.count_dropped(self.shadow)
+            self.metrics.totals["ratchet_log_lost_requests", "Requests that the log could not take"] = lambda: log.lost
+        self.shadow = beside = Shadow(shadow, log, share=settings.shadow_share) if shadow and log else None
+        if beside:
+            self.answering.observers.append(beside.observe)
+            name = "ratchet_shadow_dropped_requests", "Requests that the shadow version left out"
+            self.metrics.totals[name] = lambda: beside.dropped
         self.explaining = Explaining(self.answering)
         self.labelling = Labelling(self.answering, LabelStore(log.folder) if log else None)
         self._endpoints = {
@@ -130,18 +134,27 @@ class ModelServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            closes = [self.explaining.close, self.labelling.worker.close, self.answering.worker.close]
-            closes += [each.close for each in (self.log, self.fallback, self.canary, self.batcher, self.shadow) if each]
-            for close in closes:
-                close()
-            self.follower.close()
+            if self.log:  # first, since it has something to write
+                self.log.close(self.settings.deadline)
+            closed: list[Any] = [self.explaining, self.labelling.worker, self.answering.worker]
+            closed += [self.fallback, self.canary, self.batcher, self.shadow, self.follower]
+            for each in filter(None, closed):
+                each.close()
 
     async def _warm(self) -> None:
-        """Load what explanations need, once a version is ready. A bundle is for machines without PyTorch."""
+        """Load what explanations need of each version that answers. A bundle is for machines without PyTorch."""
         if isinstance(self.follower, Fixed):
             return
-        while (loaded := self.follower.current) is None:
+        warm = weakref.WeakSet[LoadedVersion]()  # an old version must not stay in memory
+        while True:
+            for follower in (self.follower, *([self.canary.follower] if self.canary else [])):
+                await self._warm_version(follower.current, warm)
             await asyncio.sleep(self.settings.poll)
+
+    async def _warm_version(self, loaded: LoadedVersion | None, warm: "weakref.WeakSet[LoadedVersion]") -> None:
+        if loaded is None or loaded in warm:
+            return
+        warm.add(loaded)
         try:
             await self.explaining.warm(loaded)
         except Exception:  # of a user's model: the answer to a request for an explanation names it
@@ -187,6 +200,11 @@ class ModelServer:
         if self.canary:
             about["canary"] = self.canary.state
         return json_response({"models": [about]})
+
+
+def envelope_of(scope: Scope) -> str:
+    """Return the request format by method and path, for metrics; "other" is the page, health, or an unknown path."""
+    return _NAMES.get(_matched(scope["path"])[0], "other") if scope.get("method") == "POST" else "other"
 
 
 @lru_cache

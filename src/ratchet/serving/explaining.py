@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import TableInput
@@ -53,22 +54,18 @@ class Explaining:
         """Answer one request."""
         call = Call.of("explain", request.scope, request.receive)
         try:
-            response = await self._answer(call)
+            return await self._answer(call, request.scope)
         except Refused as error:
-            response = error_response(error)
+            return error_response(error)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception:  # of a library or of a user's model
             _LOG.exception("%s failed", request.url.path)
-            response = error_response(Refused(500, "the model server failed; its log has the cause"))
-        self.answering.metrics.count(
-            call.envelope, response.status_code, time.monotonic() - call.began, self.answering.follower.current
-        )
-        return response
+            return error_response(Refused(500, "the model server failed; its log has the cause"))
 
-    async def _answer(self, call: Call) -> Response:
+    async def _answer(self, call: Call, scope: Scope) -> Response:
         answering = self.answering
-        loaded = answering.chosen(call)
+        loaded = scope["ratchet.loaded"] = answering.chosen(call)
         lifetime = call.lifetime(answering.settings)
         try:
             async with asyncio.timeout(max(0.0, lifetime.deadline - time.monotonic())):
@@ -141,9 +138,9 @@ class Explaining:
             ) from None
 
     async def warm(self, loaded: LoadedVersion) -> None:
-        """Load what explanations of a version need, so that the first one does not wait for PyTorch."""
+        """Load what explanations of a version need, so that the first one waits for neither PyTorch nor files."""
         if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
-            with contextlib.suppress(ImportError):  # the answer to a request says so
+            with contextlib.suppress(ImportError, Refused):  # the answer to a request says so
                 await self._worker.run(partial(_warm, loaded))
 
     def close(self) -> None:
@@ -175,8 +172,23 @@ def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDAr
     return (np.stack(numbers), np.stack(codes)), np.array(owners, np.int64)
 
 
+def _model(loaded: LoadedVersion) -> Any:
+    """Return the PyTorch model of a version.
+
+    Raises:
+        Refused: its files were deleted or damaged since the version was loaded.
+    """
+    try:
+        return loaded.explained
+    except (RatchetError, OSError):
+        _LOG.exception("%s cannot be explained", loaded.identity)
+        raise Refused(
+            503, f"the files of {loaded.identity} cannot be read; the log of the server has the cause", _RETRY
+        ) from None
+
+
 def _warm(loaded: LoadedVersion) -> None:
-    assert loaded.explained is not None
+    _model(loaded)
     if loaded.spec.input.explanation == "words":
         import ratchet.evaluation.text_explanations
     elif loaded.spec.classes:
@@ -192,7 +204,7 @@ def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:
     from ratchet.serving.formats.request_values import texts_in
 
     (text,) = texts_in(read_object(body)["input"], "input")
-    contributions = word_contributions(loaded.explained, loaded.spec, text, best)
+    contributions = word_contributions(_model(loaded), loaded.spec, text, best)
     return {
         "kind": "words",
         "of": _name(loaded, best),
@@ -210,7 +222,7 @@ def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[n
     best, second = np.argsort(-probabilities, kind="stable")[[0, min(1, len(probabilities) - 1)]].tolist()
     arrays = to_arrays(image[None], loaded.spec.input)
     (tensor,) = to_tensors(arrays, loaded.spec.input)
-    result = explain(loaded.explained, tensor, rows=np.zeros(1, np.int64), answers=[best], truths=[second])
+    result = explain(_model(loaded), tensor, rows=np.zeros(1, np.int64), answers=[best], truths=[second])
     if result.reason:
         raise BadRequest(f"there is no explanation: {result.reason}")
     pixels = arrays[0][0]

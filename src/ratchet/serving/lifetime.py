@@ -16,10 +16,11 @@ def stays() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """`deadline` is on the clock of `time.monotonic`; `has_left` returns whether the client has gone. In any thread."""
+    """`deadline` is on `clock`; `has_left` returns whether the client has gone. In any thread."""
 
     deadline: float
     has_left: Callable[[], bool] = stays
+    clock: Callable[[], float] = time.monotonic
 
     def check(self) -> None:
         """Stop work that no client waits for.
@@ -30,5 +31,5 @@ class Lifetime:
         """
         if self.has_left():
             raise ClientDisconnect
-        if time.monotonic() > self.deadline:
+        if self.clock() > self.deadline:
             raise TimeoutError

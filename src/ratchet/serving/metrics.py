@@ -1,52 +1,51 @@
 """Metrics of the model server for Prometheus."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import SIZES
 
 if TYPE_CHECKING:
-    from ratchet.serving.shadow import Shadow
     from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["Metrics"]
+__all__ = ["Meter", "Metrics"]
 
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds
+_LEFT = 499  # status of a request whose client left before the answer
+_FAILED = 500
+_NO_WEBSOCKET = 403
 
 
 class Metrics:
-    """Counters and times of requests, and the state of the queue and of the version."""
+    """Counters and times of requests, the state of the queue and of the version, and the process.
 
-    def __init__(self, follower: Follower | Fixed, batcher: Batcher) -> None:
+    Attributes:
+        totals: functions that return how often something happened, by the metric's name and description.
+    """
+
+    def __init__(self, follower: Follower | Fixed, batcher: Batcher, *, deadline: float) -> None:
+        """Create the metrics. `deadline`: seconds; it is a limit of a bucket, so that late answers are seen."""
         self.registry = CollectorRegistry()
+        self.totals: dict[tuple[str, str], Callable[[], int]] = {}
         self._requests = Counter("ratchet_requests", "Requests by envelope, status and version",
                                  ["envelope", "status", "model", "version"], registry=self.registry)  # fmt: skip
         self._seconds = Histogram("ratchet_request_seconds", "Seconds from request to answer",
                                   ["envelope", "model", "version"], registry=self.registry,
-                                  buckets=_BUCKETS)  # fmt: skip
+                                  buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
+        self.in_flight = Gauge("ratchet_requests_in_flight", "Requests without an answer yet", registry=self.registry)
         self._children: dict[tuple[str, int, str, str], tuple[Counter, Histogram]] = {}
         sizes = Histogram("ratchet_batch_rows", "Rows of a batch", registry=self.registry, buckets=SIZES)
         batcher.computed = sizes.observe
-        waiting = Gauge("ratchet_waiting_rows", "Rows that wait for the model", registry=self.registry)
-        waiting.set_function(lambda: batcher.waiting)
-        ready = Gauge("ratchet_ready", "1 if a version answers", registry=self.registry)
-        ready.set_function(lambda: float(follower.current is not None))
-
-    def count_lost(self, lost: Callable[[], float]) -> None:
-        """Show the requests that the log could not take."""
-        gauge = Gauge("ratchet_log_lost_requests", "Requests that the log could not take", registry=self.registry)
-        gauge.set_function(lost)
-
-    def count_dropped(self, shadow: "Shadow") -> None:
-        """Show the requests that the shadow version was too slow for."""
-        gauge = Gauge(
-            "ratchet_shadow_dropped_requests", "Requests that the shadow version left out", registry=self.registry
-        )
-        gauge.set_function(lambda: float(shadow.dropped))
+        self.registry.register(_State(follower, batcher, self.totals))
+        ProcessCollector(registry=self.registry)
 
     def count(self, envelope: str, status: int, seconds: float, loaded: "LoadedVersion | None") -> None:
         """Count one request, by the version that was to answer it."""
@@ -65,3 +64,75 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+class _State(Collector):
+    """What is read when Prometheus asks."""
+
+    def __init__(
+        self, follower: Follower | Fixed, batcher: Batcher, totals: dict[tuple[str, str], Callable[[], int]]
+    ) -> None:
+        self._follower, self._batcher, self._totals = follower, batcher, totals
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        loaded, refused = self._follower.current, self._follower.refused
+        yield GaugeMetricFamily("ratchet_waiting_rows", "Rows that wait for the model", self._batcher.waiting)
+        yield GaugeMetricFamily("ratchet_ready", "1 if a version answers", float(loaded is not None))
+        version = GaugeMetricFamily("ratchet_version_info", "Version that answers", labels=("model", "version"))
+        if loaded:
+            version.add_metric((loaded.identity.model, loaded.identity.version), 1.0)
+        yield version
+        family = GaugeMetricFamily(
+            "ratchet_version_refused", "1 if the version that the alias names cannot be served", labels=("refused",)
+        )
+        family.add_metric((refused,), float(bool(refused)))
+        yield family
+        for (name, description), total in self._totals.items():
+            yield CounterMetricFamily(name, description, total())
+
+
+class Meter:
+    """ASGI application that counts each request to another one, whatever refuses it.
+
+    `scope["ratchet.loaded"]` is the version that was to answer, if the request came so far.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, envelope: Callable[[Scope], str]) -> None:
+        """Wrap `app`. `envelope` returns the request format by method and path."""
+        self._app, self._metrics, self._envelope = app, metrics, envelope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on one request, and count it when its answer begins."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        began, status = scope.get("ratchet.began") or time.monotonic(), 0
+
+        def counted(message: Message) -> Awaitable[None]:
+            nonlocal status
+            kind = message["type"]
+            if not status and (kind.endswith("http.response.start") or kind == "websocket.close"):
+                status = message.get("status", _NO_WEBSOCKET)
+                self._count(scope, status, began)
+            return send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, counted)
+            if not status:
+                self._count(scope, _LEFT, began)
+        except Exception:  # the protocol answers
+            if not status:
+                self._count(scope, _FAILED, began)
+            raise
+        finally:
+            self._metrics.in_flight.dec()
+
+    def refuse(self, status: int) -> None:
+        """Count a request that is refused before there is a scope: bad HTTP."""
+        self._metrics.count("http", status, 0.0, None)
+
+    def _count(self, scope: Scope, status: int, began: float) -> None:
+        seconds = time.monotonic() - began
+        self._metrics.count(self._envelope(scope), status, seconds, scope.get("ratchet.loaded"))

@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet import settings
@@ -13,6 +15,7 @@ from ratchet.errors import PlatformError, RegistryError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import REFERENCE
 from ratchet.request_filter import HOSTS_FIX, RequestFilter
+from ratchet.serving import log_lines
 from ratchet.settings.model import Params
 from ratchet.traffic.reading import log_folder
 from ratchet.traffic.writing import RequestLog
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from ratchet.serving.app import ModelServer
     from ratchet.serving.keys import KeyStore
 
-_LAST = 5.0  # seconds after those of the last requests, until the process is ended
+_LAST = 1.0  # seconds after the deadline of the last requests, until the process is ended
 _NOT_STARTED = 3  # exit status, as uvicorn's
-__all__ = ["check_free", "configured", "run", "serve"]
+__all__ = ["check_free", "configuration", "configured", "run", "serve"]
 
 _SWITCH = (
     0.0005  # seconds for which a thread, such as that of the log, may hold up the event loop; Python's default: 5 ms
@@ -72,13 +75,16 @@ def serve(
 
     if not wait:
         _check_exists(registry, reference())
-    threads, variant = params.serving.threads, params.serving.variant
-    follower = Follower(registry, reference, threads=threads, variant=variant)
+    follow = partial(
+        Follower, registry, folder=workspace.state / "served", threads=params.serving.threads,
+        variant=params.serving.variant,
+    )  # fmt: skip
+    follower = follow(reference)
     if not wait:
         follower.check()
 
     def beside(name: str) -> Follower | None:
-        return None if name == "none" else Follower(registry, lambda: name, threads=threads, variant=variant)
+        return None if name == "none" else follow(lambda: name)
 
     given, log = params.serving, _log(workspace, params)
     if given.shadow != "none" and log is None:
@@ -119,27 +125,41 @@ def run(
     """
     import uvicorn
 
-    from ratchet.servers.addresses import address, is_loopback, own_origins
-    from ratchet.serving.formats.uploads import UPLOADS
-    from ratchet.serving.keys import KeyFilter
-    from ratchet.serving.protocol import HeadLimits, allow_connections
+    from ratchet.servers.addresses import address
 
+    log_lines.set_up()
     place, follower = address(host, port), server.follower
     served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
     say(f"{served} at {place}; Ctrl-C ends it")
-    origins = own_origins(host, port, public=place, allowed=allowed)
-    keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))
-    filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
     sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
-    protocol = type("Protocol", (HeadLimits,), {"most": allow_connections()})
-    graceful = round(server.settings.deadline) + 1
-    config = uvicorn.Config(
-        filtered, host=host, port=port, http=protocol, log_level="warning", access_log=False, proxy_headers=False,
-        timeout_graceful_shutdown=graceful,
+    config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
+    _run_until_signal(uvicorn.Server(config), server.settings.deadline + _LAST)
+
+
+def configuration(
+    server: "ModelServer", store: "KeyStore", *, host: str, port: int, allowed: Collection[str], fix: str = HOSTS_FIX
+) -> "uvicorn.Config":
+    """Return uvicorn's configuration of the server and what stands before it. Arguments are those of `run`."""
+    import uvicorn
+
+    from ratchet.servers.addresses import address, is_loopback, own_origins
+    from ratchet.serving.app import envelope_of
+    from ratchet.serving.formats.uploads import UPLOADS
+    from ratchet.serving.keys import KeyFilter
+    from ratchet.serving.metrics import Meter
+    from ratchet.serving.protocol import HeadLimits, allow_connections
+
+    origins = own_origins(host, port, public=address(host, port), allowed=allowed)
+    keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))
+    filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
+    meter = Meter(filtered, server.metrics, envelope_of)
+    protocol = type("Protocol", (HeadLimits,), {"most": allow_connections(), "refused": staticmethod(meter.refuse)})
+    return uvicorn.Config(
+        meter, host=host, port=port, http=protocol, log_config=None, log_level="warning", access_log=False,
+        proxy_headers=False, timeout_graceful_shutdown=math.ceil(server.settings.deadline),
     )  # fmt: skip
-    _run_until_signal(uvicorn.Server(config), graceful + _LAST)
 
 
 def _run_until_signal(server: "uvicorn.Server", seconds: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,9 +44,11 @@ class HeadLimits(HttpToolsProtocol):
 
     Attributes:
         most: connections at a time.
+        refused: called with the status of each request that the application does not see.
     """
 
     most = _MOST_CONNECTIONS
+    refused: Callable[[int], None] = staticmethod(lambda status: None)
     _last_line = 0.0  # time of the latest line about connections
     _is_in_head = True
     _has_ended = False  # a head or a body, in the bytes that came last
@@ -74,11 +77,16 @@ class HeadLimits(HttpToolsProtocol):
         elif len(self.connections) > self.most + _RESERVE:
             self.transport.abort()
         else:
-            self.app = _Full(self.app)
+            self.app = _Full(self.app, self.refused)
         if time.monotonic() > HeadLimits._last_line + _EVERY or not HeadLimits._last_line:
             HeadLimits._last_line = time.monotonic()
             done = "the oldest without a request are closed" if oldest else "further ones get 503"
             _LOG.warning("%d connections are open, as many as are allowed: %s", self.most, done)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self.refused(400)
+        super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         """Begin a request: note its time, and how to learn that its client has gone."""
@@ -130,13 +138,15 @@ class HeadLimits(HttpToolsProtocol):
 class _Full:
     """Answers health, and refuses everything else, because too many connections are open."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, refused: Callable[[int], None]) -> None:
         self._app: ASGIApp = app
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         app = self._app
         if scope["path"] not in _HEALTH:
+            self._refused(503)
             app = error_response(
                 Refused(503, "too many connections are open", {"Retry-After": "1", "Connection": "close"})
             )

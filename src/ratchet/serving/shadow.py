@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from ratchet.serving.answered import Answered
 from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
@@ -35,12 +36,14 @@ class Shadow:
         failure: why the latest request was not answered; empty: it was.
     """
 
-    def __init__(self, follower: Follower, log: RequestLog, *, share: float) -> None:
-        """Start the thread. `share`: of the logged requests."""
+    def __init__(
+        self, follower: Follower, log: RequestLog, *, share: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the thread. `share`: of the logged requests. `clock` returns seconds."""
         self.follower, self.dropped, self.failure = follower, 0, ""
         self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
         self._waiting: deque[tuple[float, Answered]] = deque()  # with the time since when it waits
-        self._bytes, self._changed, self._closed = 0, threading.Condition(), False
+        self._bytes, self._changed, self._closed, self._clock = 0, threading.Condition(), False, clock
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
         self._thread.start()
 
@@ -64,15 +67,12 @@ class Shadow:
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
             return
         with self._changed:
-            now = time.monotonic()
-            while self._waiting and now - self._waiting[0][0] > _SECONDS:  # the newest requests are answered
-                self._bytes -= _size(self._waiting.popleft()[1])
-                self.dropped += 1
+            self._drop_old()
             if len(self._waiting) >= _MOST or (self._bytes and self._bytes + _size(answered) > _MOST_BYTES):
                 self.dropped += 1
                 return
             self._bytes += _size(answered)
-            self._waiting.append((now, answered))
+            self._waiting.append((self._clock(), answered))
             self._changed.notify()
 
     def close(self) -> None:
@@ -98,9 +98,17 @@ class Shadow:
                     _LOG.error("%s", failure)
                 self.failure = failure
 
+    def _drop_old(self) -> None:
+        """Drop requests that have waited too long: the newest are answered."""
+        now = self._clock()
+        while self._waiting and now - self._waiting[0][0] > _SECONDS:
+            self._bytes -= _size(self._waiting.popleft()[1])
+            self.dropped += 1
+
     def _next(self) -> Answered | None:
         """Wait for a request, and take it; None: the end."""
         with self._changed:
+            self._drop_old()  # those that grew old while the one before was answered
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None

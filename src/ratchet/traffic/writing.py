@@ -31,6 +31,7 @@ __all__ = ["RequestLog"]
 _LOG = logging.getLogger(__name__)
 _EVERY = 5.0  # seconds between two parts
 _AT_ONCE = 100  # requests that become rows without a rest: about 1 ms
+_CLOSE = 60.0  # seconds for which the end waits for the last file, unless its caller knows better
 _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
@@ -85,12 +86,15 @@ class RequestLog:
             self._bytes += size
             self._waiting.append(request)
 
-    def close(self) -> None:
-        """Write what waits, and end the thread."""
+    def close(self, seconds: float = _CLOSE) -> None:
+        """Write what waits, and end the thread. A disk that is too slow is not waited for longer than `seconds`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.problem = f"the request log was not written within {seconds:g} s at the end"
+            _LOG.error("%s: %s; the last requests are lost", self.folder, self.problem)
 
     def _work(self) -> None:
         due, is_last = time.monotonic() + _EVERY, False

@@ -87,11 +87,11 @@ class _Job:
         """Whether its client has gone."""
         return self.future.cancelled() or self.lifetime.has_left()
 
-    def with_arrays(self, arrays: Arrays) -> None:
+    def with_arrays(self, arrays: Arrays, now: float) -> None:
         """Wait for the model with these rows."""
         # Texts of another length would be filled up, and rows of other requests must not change the result.
         self.key = (id(self.loaded), *(array.shape[1:] for array in arrays))
-        self.arrays, self.rows, self.raw, self.ready = arrays, len(arrays[0]), None, time.monotonic()
+        self.arrays, self.rows, self.raw, self.ready = arrays, len(arrays[0]), None, now
 
 
 class Batcher:
@@ -101,10 +101,10 @@ class Batcher:
         computed: called with the rows of each batch.
     """
 
-    def __init__(self, *, queue_rows: int) -> None:
-        """Start the thread. `queue_rows`: rows that may wait."""
+    def __init__(self, *, queue_rows: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the thread. `queue_rows`: rows that may wait. `clock`: that of the deadlines, in seconds."""
         self.computed: Callable[[int], None] = lambda rows: None
-        self._queue_rows = queue_rows
+        self._queue_rows, self._clock = queue_rows, clock
         self._jobs: deque[_Job] = deque()
         self._raw: deque[_Job] = deque()
         self._waiting = 0  # rows
@@ -135,7 +135,7 @@ class Batcher:
         """Refuse a request of this many bytes before its body is read, if it would not be answered in time.
 
         Raises:
-            Overloaded: the deadline, on the clock of `time.monotonic`, would be exceeded, or too many rows wait.
+            Overloaded: the deadline would be exceeded, or too many rows wait.
         """
         if self._waiting:
             with self._changed:
@@ -154,7 +154,7 @@ class Batcher:
             Overloaded: its deadline would be exceeded, or too many rows wait.
         """
         job = self._job(lifetime, loaded)
-        job.with_arrays(arrays)
+        job.with_arrays(arrays, self._clock())
         job.may_be_short = loaded.engine == "onnxruntime"
         predictions: NDArray[np.float32] = await self._submit(job, self._duration.of(job.rows, per=_LARGEST))
         return predictions
@@ -216,13 +216,13 @@ class Batcher:
         computed = self._duration.of(self._waiting, per=_LARGEST) if self._waiting else 0.0
         read = self._reading.of(self._waiting_bytes, starts=len(self._raw)) if self._raw else 0.0
         written = self._writing.of(self._waiting_tokens) if self._waiting_tokens else 0.0
-        return self._slack.ratio * (max(0.0, self._busy_until - time.monotonic()) + computed + read + written)
+        return self._slack.ratio * (max(0.0, self._busy_until - self._clock()) + computed + read + written)
 
     def _admit(self, rows: int, seconds: float, deadline: float) -> float:
         """Return the seconds until the answer of a request; `seconds` are those of its own work."""
         wait = self._wait()
         # An idle model tries each request, since the estimate may be that of an unusual batch.
-        too_late = wait > 0 and time.monotonic() + wait + seconds > deadline
+        too_late = wait > 0 and self._clock() + wait + seconds > deadline
         if self._closed or too_late or (self._waiting and self._waiting + rows > self._queue_rows):
             raise Overloaded(max(wait, 0.01))
         return wait + seconds
@@ -230,7 +230,7 @@ class Batcher:
     def _submit(self, job: _Job, seconds: float) -> "asyncio.Future[Any]":
         with self._changed:
             job.expected = self._admit(job.rows, seconds, job.lifetime.deadline)
-            job.submitted = time.monotonic()
+            job.submitted = self._clock()
             self._count(job, 1)
             (self._jobs if job.raw is None else self._raw).append(job)
             if self._idle and not self._dispatching:
@@ -268,7 +268,7 @@ class Batcher:
                 if jobs:
                     tokens, rows = jobs[0].tokens, sum(min(job.rows, _LARGEST) for job in jobs)
                     seconds = self._writing.of(tokens) if tokens else self._duration.of(rows, per=_LARGEST)
-                    self._busy_until = time.monotonic() + seconds
+                    self._busy_until = self._clock() + seconds
             if not jobs:
                 continue
             done, results = self._results(jobs)
@@ -294,14 +294,14 @@ class Batcher:
 
     def _report(self, done: list[_Job]) -> None:
         """Compare the expected seconds with the true ones."""
-        now = time.monotonic()
+        now = self._clock()
         for job in done:
             self._slack.add(job.expected, now - job.submitted)
 
     def _read(self) -> None:
         """Read requests until a batch is full or some time has passed."""
-        rows, until = sum(job.rows for job in self._jobs), time.monotonic() + _READ
-        while rows < _LARGEST and time.monotonic() < until:
+        rows, until = sum(job.rows for job in self._jobs), self._clock() + _READ
+        while rows < _LARGEST and self._clock() < until:
             with self._changed:
                 if not self._raw:
                     return
@@ -325,11 +325,11 @@ class Batcher:
                 _answer([job], [Computed(job.question, None, 0.0)])
 
     def _read_one(self, job: _Job, raw: Raw) -> None:
-        began = time.monotonic()
+        began = self._clock()
         job.question = raw.read()
-        self._reading.add(raw.size, time.monotonic() - began)
+        self._reading.add(raw.size, self._clock() - began)
         if job.question.arrays:
-            job.with_arrays(job.question.arrays)
+            job.with_arrays(job.question.arrays, self._clock())
             self._rows_of_bytes.add(raw.size, job.rows)
 
     def _results(self, jobs: list[_Job]) -> tuple[list[_Job], list[Any]]:
@@ -348,8 +348,15 @@ class Batcher:
             job.parts.append(result)
             if job.rows <= 0:
                 done.append(job)
-                results.append(_whole(job))
+                results.append(self._whole(job))
         return done, results
+
+    def _whole(self, job: _Job) -> Any:
+        """Return the result of a job whose rows are all computed."""
+        if job.turns is not None:
+            return job.parts
+        predictions = job.parts[0] if len(job.parts) == 1 else np.concatenate(job.parts)
+        return predictions if job.question is None else Computed(job.question, predictions, self._clock() - job.ready)
 
     def _computed(self, jobs: list[_Job]) -> list[Any]:
         """Return the predictions of each job's next rows, or its exception.
@@ -357,16 +364,16 @@ class Batcher:
         After an error each job runs alone, so that one fails.
         """
         try:
-            began, first = time.monotonic(), jobs[0]
+            began, first = self._clock(), jobs[0]
             if first.turns is not None:
                 result = next(first.turns)
-                self._writing.add(first.tokens, time.monotonic() - began)
+                self._writing.add(first.tokens, self._clock() - began)
                 return [result]
             pieces = [tuple(array[:_LARGEST] for array in job.arrays) for job in jobs]
             arrays = tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
             assert first.loaded
             result = first.loaded.predict(arrays)
-            self._duration.add(len(arrays[0]), time.monotonic() - began)
+            self._duration.add(len(arrays[0]), self._clock() - began)
             self.computed(len(arrays[0]))
             ends = [0, *accumulate(len(piece[0]) for piece in pieces)]
             return [result[begin:end] for begin, end in pairwise(ends)]
@@ -377,7 +384,7 @@ class Batcher:
 
     def _taken(self) -> list[_Job]:
         """Take the jobs of one batch from the queue. Jobs that are late or whose client has gone are dropped."""
-        now, chosen, skipped, rows = time.monotonic(), list[_Job](), list[_Job](), 0
+        now, chosen, skipped, rows = self._clock(), list[_Job](), list[_Job](), 0
         late = list[tuple[_Job, Exception]]()
         while self._jobs and rows < _LARGEST:  # a long queue is not read to its end for each batch
             job = self._jobs.popleft()
@@ -396,14 +403,6 @@ class Batcher:
         self._jobs.extendleft(reversed(skipped))
         _answer([job for job, _ in late], [error for _, error in late])
         return chosen
-
-
-def _whole(job: _Job) -> Any:
-    """Return the result of a job whose rows are all computed."""
-    if job.turns is not None:
-        return job.parts
-    predictions = job.parts[0] if len(job.parts) == 1 else np.concatenate(job.parts)
-    return predictions if job.question is None else Computed(job.question, predictions, time.monotonic() - job.ready)
 
 
 def _raised(error: BaseException) -> Exception:

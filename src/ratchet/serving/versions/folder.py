@@ -1,32 +1,39 @@
 """The folder with the files of a server's versions. After a kill, it is deleted when another server starts."""
 
 import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 __all__ = ["ServedFolder"]
 
-_PREFIX, _LOCK = "ratchet-served-", "lock"
+_LOCK = "lock"
 
 
 class ServedFolder:
-    """A temporary folder, which is locked while its process lives.
+    """A folder that is deleted at the end of its process, which locks it. No cleaner of temporary files finds it.
 
     Attributes:
         path: of the folder.
     """
 
-    def __init__(self) -> None:
-        """Create the folder, and delete those of servers that were killed."""
-        for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    def __init__(self, parent: Path) -> None:
+        """Create the folder in `parent`, and delete those of servers that were killed."""
+        parent.mkdir(parents=True, exist_ok=True)
+        for lock in parent.glob(f"*/{_LOCK}"):
             _delete_abandoned(lock)
-        self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=parent, ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         draft = self.path / "draft"
         self._lock = draft.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         draft.rename(self.path / _LOCK)  # only now, so that a starting server never looks abandoned
+
+    def new(self) -> Path:
+        """Create a folder in it, for one version."""
+        self.path.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
+        return Path(tempfile.mkdtemp(dir=self.path))
 
     def close(self) -> None:
         """Delete the folder."""

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Callable
@@ -63,16 +62,20 @@ class Follower:
     """
 
     def __init__(
-        self, registry: ModelRegistry, reference: Callable[[], str], *, threads: int, variant: str = "auto"
-    ) -> None:
-        """Follow the version that `reference` returns. It is called until it raises no RegistryError."""
+        self, registry: ModelRegistry, reference: Callable[[], str], *, folder: Path, threads: int,
+        variant: str = "auto",
+    ) -> None:  # fmt: skip
+        """Follow the version that `reference` returns. It is called until it raises no RegistryError.
+
+        Files of versions are in `folder` while they are used.
+        """
         self.registry, self.threads, self.variant = registry, threads, variant
         self.reference, self._find_reference = "", reference
         self.current: LoadedVersion | None = None
         self.problem = "it is not loaded yet"
         self.refused, self.is_named = "", False
         self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
-        self._folder = ServedFolder()
+        self._folder = ServedFolder(folder)
         self._thread = Worker("follower")  # of its own: slow requests must not keep it from looking
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class Follower:
 
     def _load(self, version: Version) -> LoadedVersion:
         """Return the version, with its files in a folder that is deleted when nothing uses it any more."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder.path))
+        folder = self._folder.new()
         try:
             loaded = load(self.registry, version, folder, threads=self.threads, variant=self.variant)
         except BaseException:

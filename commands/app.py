@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "Panel",
     "echo",
     "exit_on_sigterm",
     "interruptible",
@@ -29,11 +31,37 @@ __all__ = [
 ]
 
 _NARROW = 52  # columns
+_WHOLE = 1000  # characters of a command's short help: no sentence is cut
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
+
+
+class Panel(StrEnum):
+    """Groups of commands in `ratchet --help`, in the order in which a person needs them."""
+
+    SETTINGS = "Settings"
+    TRAINING = "Data and training"
+    DECISIONS = "Decide about versions"
+    USE = "Use a model"
+    RECORDS = "Records and evidence"
+    SERVERS = "Servers"
+    COMMANDS = "Commands"
 
 
 class _Commands(TyperGroup):
     """The only error handler of the command line: a user error is a message and exit code 1, without a traceback."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by panel. Typer does that in its coloured help alone."""
+        width = max(map(len, self.commands))
+        for panel in Panel:
+            rows = [
+                (name.ljust(width), command.get_short_help_str(_WHOLE))
+                for name, command in self.commands.items()
+                if (getattr(command, "rich_help_panel", None) or Panel.COMMANDS) == panel
+            ]
+            if rows:
+                with formatter.section(panel.value):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from commands.app import echo, exit_on_sigterm, interruptible, new_group, project_folder
+from commands.app import Panel, echo, exit_on_sigterm, interruptible, new_group, project_folder
 from commands.data import data
 from commands.keys import keys
 from commands.models import models
 from commands.search import search
 from commands.servers import servers
-from ratchet.workspace import Workspace
+from commands.settings import settings_commands
+from ratchet import __version__
 
 __all__ = ["main"]
 
@@ -23,59 +24,37 @@ Assignments = Annotated[
 ]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        echo(f"ratchet {__version__}")
+        raise typer.Exit
+
+
 def main() -> None:
     """Run the command line; always ends the process."""
     app()
 
 
-@app.command("set")
-def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")]) -> None:
-    """Change settings in params.yaml. Comments are kept."""
-    from ratchet import settings
-    from ratchet.references import broken_references
-
-    workspace = Workspace.find()
-    _restore_settings(workspace)
-    params = settings.override(workspace.params, settings.parse_assignments(assignments))
-    for fault in broken_references(params, workspace):
-        echo(f"warning: {fault}", err=True)
-    _note_running(workspace)
-
-
-def _restore_settings(workspace: Workspace) -> None:
-    """Undo what a killed run has set, before params.yaml is changed."""
-    if restored := workspace.restore_if_idle():
-        echo(restored, err=True)
-
-
-def _note_running(workspace: Workspace) -> None:
-    """Say that a run works on the settings that it has read, if one is running."""
-    if held := workspace.holder():
-        echo(f"{held[0]} goes on with the settings that it has read. The new ones are for the next run", err=True)
-
-
-@app.command()
-def use(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    """Copy an example's settings into params.yaml. Without a name, list the examples."""
-    from ratchet.settings import errors as settings_errors
-    from ratchet.settings import examples
-
-    workspace = Workspace.find()
-    if name is None:
-        for example in examples.listed(workspace.root):
-            echo(f"{example.name:22} {example.about}")
-        return
-    _restore_settings(workspace)
-    for key, (before, after) in examples.use(workspace.root, name, force=force).items():
-        echo(f"{key}: {settings_errors.spell(before)} -> {settings_errors.spell(after)}")
-    _note_running(workspace)
-    echo("next: ratchet train")
+    """Take the options of `ratchet` itself."""
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.TRAINING)
+def preflight() -> None:
+    """Try the whole pipeline on a few samples and look for silent bugs. Leaves no files."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # files are closed and removed, as on Ctrl-C
+    with project_folder() as workspace, interruptible("nothing was left behind"):
+        from commands.preflight import preflight as run_preflight
+
+        raise typer.Exit(run_preflight(workspace))
+
+
+@app.command(rich_help_panel=Panel.TRAINING)
 def train(assignments: Assignments = None) -> None:
     """Ingest, train, evaluate, export and register in this process. Skip unchanged stages."""
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
@@ -84,12 +63,13 @@ def train(assignments: Assignments = None) -> None:
         run_here(workspace, assignments or [])
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.TRAINING)
 def verify_resume(
     steps: Annotated[
-        int | None, typer.Option(min=2, help="Optimizer steps.", show_default="enough to cross the end of an epoch")
+        int | None,
+        typer.Option(metavar="N", min=2, help="Optimizer steps.", show_default="enough to cross the end of an epoch"),
     ] = None,
-    kills: Annotated[int, typer.Option(min=1, help="How often the training is killed.")] = 5,
+    kills: Annotated[int, typer.Option(metavar="N", min=1, help="How often the training is killed.")] = 5,
 ) -> None:
     """Prove that a killed and resumed training ends with identical weights.
 
@@ -103,27 +83,19 @@ def verify_resume(
             raise typer.Exit(1)
 
 
-@app.command()
-def preflight() -> None:
-    """Try the whole pipeline on a few samples and look for silent bugs. Leaves no files."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # files are closed and removed, as on Ctrl-C
-    with project_folder() as workspace, interruptible("nothing was left behind"):
-        from commands.preflight import preflight as run_preflight
-
-        raise typer.Exit(run_preflight(workspace))
-
-
-@app.command()
+@app.command(rich_help_panel=Panel.USE)
 def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder with model.json, or NAME/VERSION, NAME@ALIAS.")
     ],
     prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="The beginning of the text. Repeatable.")],
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each text at most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Only so many of the most probable tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Only the most probable tokens that together reach this share.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the random numbers; every prompt begins with them.")] = 0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each text at most.")] = 200,
+    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0: always the most probable token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(metavar="N", help="Only so many of the most probable tokens; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(metavar="SHARE", help="Only the most probable tokens that together reach this share.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random numbers; every prompt begins with them.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text that ends it. Repeatable.")] = None,
     cache: Annotated[bool, typer.Option(help="Keep keys and values; without, the same text takes longer.")] = True,
 ) -> None:
@@ -138,13 +110,13 @@ def generate(
         print_texts(model, prompt, sampling, cached=cache)
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.USE)
 def serve(
     model: Annotated[
         str | None,
         typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="serving.port")] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, show_default="serving.port")] = None,
     offline_bundle: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write a new folder that serves without PyTorch, and end."),
@@ -163,10 +135,10 @@ def serve(
         serve_here(workspace, model=model, port=port, say=echo)
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.USE)
 def predict(
     paths: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Images, tables, texts, or folders of them; also s3://...")
+        list[str], typer.Argument(metavar="FILE", help="Images, tables, texts, or folders of them; also s3://...")
     ],
     model: Annotated[
         str | None,
@@ -180,7 +152,7 @@ def predict(
         str | None, typer.Option(metavar="FOLDER", help="Folder or s3://... of shards; a killed command continues.")
     ] = None,
     shard_rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a shard of --output.", show_default="100000")
+        int | None, typer.Option(metavar="N", min=1, help="Rows of a shard of --output.", show_default="100000")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Forget what is in the folder of --output.")] = False,
     column: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the texts of a text model.")] = None,
@@ -209,7 +181,7 @@ def predict(
     raise typer.Exit(int(not answered))
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.USE)
 def export(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder.")],
@@ -225,24 +197,9 @@ def export(
         echo(write_program(workspace, version, variant=variant, to=place))
 
 
-app.add_typer(search, name="search")
-app.add_typer(keys, name="keys")
+app.add_typer(settings_commands)
+app.add_typer(search, name="search", rich_help_panel=Panel.TRAINING)
+app.add_typer(data, name="data", rich_help_panel=Panel.TRAINING)
+app.add_typer(keys, name="keys", rich_help_panel=Panel.USE)
 app.add_typer(models)
-app.add_typer(data, name="data")
-
-
-@app.command()
-def sync() -> None:
-    """Send MLflow what was recorded while it was unavailable."""
-    from ratchet import settings
-    from ratchet.registry.runs import send_all
-
-    workspace = Workspace.find()
-    sent = send_all(workspace, settings.load(workspace.params))
-    for key, run_id in sent:
-        echo(f"{key}: sent, MLflow run {run_id}")
-    if not sent:
-        echo("Nothing to send: MLflow has everything.")
-
-
 app.add_typer(servers)

@@ -22,8 +22,8 @@ _INDEX = "data/packed/index.parquet"
 
 @data.command()
 def quarantine(
-    rule: Annotated[str | None, typer.Option(help="Only samples that break this rule.")] = None,
-    most: Annotated[int, typer.Option(min=0, help="How many to list; 0: all.")] = 50,
+    rule: Annotated[str | None, typer.Option(metavar="RULE", help="Only samples that break this rule.")] = None,
+    most: Annotated[int, typer.Option(metavar="N", min=0, help="How many to list; 0: all.")] = 50,
 ) -> None:
     """List the quarantined samples, and why."""
     import polars
@@ -47,8 +47,10 @@ def quarantine(
 
 @data.command()
 def release(
-    source: Annotated[str, typer.Argument(help="Its name in `ratchet data quarantine`.")],
-    reason: Annotated[str, typer.Option(help="Why it may be used for training; kept with the data version.")],
+    source: Annotated[str, typer.Argument(metavar="SAMPLE", help="Its name in `ratchet data quarantine`.")],
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why it may be used for training; kept with the data version.")
+    ],
 ) -> None:
     """Let a quarantined sample in, until its content changes."""
     import getpass
@@ -64,8 +66,10 @@ def release(
 
 @data.command()
 def labels(
-    folds: Annotated[int, typer.Option(min=2, help="Number of folds, and of models to train.")] = 4,
-    epochs: Annotated[int, typer.Option(min=0, help="Epochs of each image model; 0: by the number of samples.")] = 0,
+    folds: Annotated[int, typer.Option(metavar="N", min=2, help="Number of folds, and of models to train.")] = 4,
+    epochs: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Epochs of each image model; 0: by the number of samples.")
+    ] = 0,
 ) -> None:
     """Rank training labels by how likely they are wrong, by cross-validation."""
     with project_folder() as workspace, interruptible("nothing was changed"):
@@ -76,9 +80,11 @@ def labels(
 
 @data.command()
 def diff(
-    before: Annotated[str, typer.Argument(help="A git revision.")] = "HEAD",
-    after: Annotated[str, typer.Argument(help="A second git revision; default: the packed data in the folder.")] = "",
-    most: Annotated[int, typer.Option(min=0, help="How many of each kind to list; 0: all.")] = 20,
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A git revision.")] = "HEAD",
+    after: Annotated[
+        str, typer.Argument(metavar="AFTER", help="A second git revision; default: the packed data in the folder.")
+    ] = "",
+    most: Annotated[int, typer.Option(metavar="N", min=0, help="How many of each kind to list; 0: all.")] = 20,
 ) -> None:
     """List the samples that differ between two versions of the packed data."""
     with project_folder() as workspace:

@@ -19,7 +19,9 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, fo
 @keys.command("add")
 def add_key(
     name: _Name,
-    rate: Annotated[float, typer.Option(min=0.0, help="Requests per second that it may send; 0: no limit.")] = 0.0,
+    rate: Annotated[
+        float, typer.Option(metavar="NUMBER", min=0.0, help="Requests per second that it may send; 0: no limit.")
+    ] = 0.0,
 ) -> None:
     """Make a key and print it, once. From then on the model server refuses requests without a key."""
     with project_folder() as workspace:

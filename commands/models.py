@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import echo, exit_on_sigterm, new_group, project_folder
+from commands.app import Panel, echo, exit_on_sigterm, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ Version = Annotated[
     str,
     typer.Argument(metavar="VERSION", help="NAME/VERSION or NAME@ALIAS: digits/3 or digits@challenger, for example."),
 ]
-Model = Annotated[str, typer.Argument(help="The registered model's name.")]
-Why = Annotated[str, typer.Option(help="The reason; the ledger keeps it.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The registered model's name.")]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason; the ledger keeps it.")]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the HTML page.")
 ]
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.DECISIONS)
 def approve(
     version: Version,
     why: Why,
@@ -44,7 +44,7 @@ def approve(
         _print_aliases(promotions.name, promotions.promote(registered, why=why))
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.DECISIONS)
 def reject(version: Version, why: Why) -> None:
     """Reject a version, also one that was approved. It is no longer challenger."""
     promotions, registered = _find(version)
@@ -52,34 +52,37 @@ def reject(version: Version, why: Why) -> None:
     typer.echo(f"{promotions.name} version {registered.number}: rejected")
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.DECISIONS)
 def promote(version: Version, why: Why) -> None:
     """Make a version champion. With registry.promotion=manual, approve it first."""
     promotions, registered = _find(version)
     _print_aliases(promotions.name, promotions.promote(registered, why=why))
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.DECISIONS)
 def rollback(
     model: Model,
     why: Why,
     to: Annotated[
-        str | None, typer.Option(help="A version, or a time (2026-11-20T14:30); else the champion before this one.")
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="A version, or a time (2026-11-20T14:30); else the champion before this one."
+        ),
     ] = None,
 ) -> None:
     """Make an earlier champion the champion again."""
     _print_aliases(model, _promotions(model).rollback(to, why=why))
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def adopt(model: Model, why: Why) -> None:
     """Take over a model's current aliases when its ledger is lost."""
     _print_aliases(model, _promotions(model).adopt(why=why))
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def ledger(
-    model: Annotated[str | None, typer.Argument(help="Only this model's entries.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Only this model's entries.")] = None,
 ) -> None:
     """List who changed which model, when and why."""
     from textwrap import shorten
@@ -99,15 +102,15 @@ def ledger(
         echo(f"{entry.number:>4}  {entry.at[:19]}Z  {entry.who}: {entry.what} {entry.model}{version}{aside}: {why}")
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def recover(
-    why: Annotated[str | None, typer.Option(help="The reason; the ledger keeps it.")] = None,
+    why: Annotated[str | None, typer.Option(metavar="TEXT", help="The reason; the ledger keeps it.")] = None,
     champion: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME/VERSION", help="Confirm a model's champion; NAME/none: without one."),
+        typer.Option(metavar="VERSION", help="Confirm a champion, as NAME/VERSION; NAME/none: no champion."),
     ] = None,
     challenger: Annotated[
-        list[str] | None, typer.Option(metavar="NAME/VERSION", help="Confirm a challenger, if a model has one.")
+        list[str] | None, typer.Option(metavar="VERSION", help="Confirm a challenger, if a model has one.")
     ] = None,
 ) -> None:
     """Repair a broken ledger: keep the damaged part as evidence, confirm champions.
@@ -161,9 +164,9 @@ def _damage_lines(damage: "Damage") -> Iterator[str]:
     yield "\nNothing was changed. Decide on each champion, then confirm it:\n  " + " ".join(command)
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def audit(
-    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Only this model.")] = None,
     store: Annotated[bool, typer.Option("--store", help="Search everything that MLflow stores for pickles.")] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="Move the aliases back to where the ledger has them.")
@@ -193,7 +196,7 @@ def audit(
         echo("OK: no pickle in MLflow's store")
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def reproduce(
     version: Version,
     into: Annotated[
@@ -211,11 +214,11 @@ def reproduce(
             raise typer.Exit(1)
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def compare(
-    a: Annotated[str, typer.Argument(help="A version or an MLflow run.")],
-    b: Annotated[str, typer.Argument(help="The version or run to compare with A.")],
-    most: Annotated[int, typer.Option(min=0, help="How many samples of each kind to list; 0: all.")] = 20,
+    a: Annotated[str, typer.Argument(metavar="A", help="A version or an MLflow run.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The version or run to compare with A.")],
+    most: Annotated[int, typer.Option(metavar="N", min=0, help="How many samples of each kind to list; 0: all.")] = 20,
     html: Html = None,
 ) -> None:
     """Explain why two runs or versions differ, down to the test samples.
@@ -233,7 +236,7 @@ def compare(
         print_comparison(comparison, most=most, page=page)
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.RECORDS)
 def trace(
     name: Annotated[
         str,
@@ -252,7 +255,7 @@ def trace(
         print_trace(name, workspace, html)
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.USE)
 def requests() -> None:
     """List the logged requests by hour and version, and the quality of answers that got labels."""
     with project_folder() as workspace:
@@ -261,9 +264,11 @@ def requests() -> None:
         print_requests(workspace)
 
 
-@models.command()
+@models.command(rich_help_panel=Panel.USE)
 def shadow(
-    by: Annotated[str, typer.Option(help="A column of serving.log_columns: one line for each of its values.")] = "",
+    by: Annotated[
+        str, typer.Option(metavar="COLUMN", help="A column of serving.log_columns: one line for each of its values.")
+    ] = "",
     html: Html = None,
 ) -> None:
     """Compare the answers of versions in shadow with those that were given."""

@@ -1,7 +1,7 @@
 """`ratchet predict`: score files by a registered version."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
+from ratchet.serving.batch.reading import Reader
+from ratchet.serving.batch.storage import InputFile
 from ratchet.serving.batch.writing import FORMATS, Answers, CsvAnswers, written
 from ratchet.serving.process import configured
 from ratchet.serving.scoring import score
@@ -24,10 +26,12 @@ __all__ = ["predict", "predict_shards"]
 def predict(
     workspace: Workspace, paths: Sequence[str], *, model: str | None, out: Path | None, column: str | None
 ) -> bool:
-    """Score the files, and write the answers to `out`, or as CSV to the terminal. Return whether a row was answered.
+    """Score the files, and write the answers to `out`, or as CSV to the terminal.
+
+    A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
 
     Raises:
-        DataError: a file cannot be read, or `out` cannot be written.
+        DataError: no file has rows, or `out` cannot be written.
         RegistryError: there is no such version, or its files are damaged.
     """
     if out is not None and out.suffix.lower() not in FORMATS:
@@ -36,22 +40,40 @@ def predict(
     registry = ModelRegistry(workspace, params)
     version = registry.find(model or configured(workspace, params))
     rows = refused = 0
+    faults = list[str]()
+
+    def note_fault(error: DataError) -> None:
+        faults.append(str(error))
+        echo(f"ratchet: {error}", err=True)
+
     with loaded_version(registry, version, params, variant=params.serving.variant) as loaded:
         reader = new_reader(loaded, column)
-        listing = reader.files(paths)
+        listing = list(_files(reader, paths, note_fault))
+        if not listing:
+            return False  # every path is named above
         if reader.ignored.files:
             print(reader.ignored.text, file=sys.stderr)
         with _answers(out, loaded.identity) as answers:
-            for batch in reader.batches(listing):
+            for batch in reader.batches(listing, on_fault=note_fault):
                 frame = score(loaded, batch)
                 answers.write(frame)
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
             if not rows:
-                raise DataError(f"{', '.join(map(str, paths))}: has no rows")
+                raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
-        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", err=True)
-    return refused < rows
+        unread = f"; {len(faults):,} of the files could not be read, see above" if faults else ""
+        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{unread}", err=True)
+    return refused < rows and not faults
+
+
+def _files(reader: Reader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
+    """Yield the files at the paths, and note the paths that have none."""
+    for path in paths:
+        try:
+            yield from reader.files([path])
+        except DataError as error:
+            note_fault(error)
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:

@@ -26,7 +26,7 @@ _CONTINUES = "the same command continues every trial from its checkpoint"
 
 search = new_group("Find better settings: search.space in params.yaml says which.")
 search.info.no_args_is_help = False
-Name = Annotated[str | None, typer.Argument(metavar="[STUDY]", show_default="the study of params.yaml")]
+Name = Annotated[str | None, typer.Argument(metavar="STUDY", show_default="the study of params.yaml")]
 
 
 @search.callback(invoke_without_command=True)
@@ -70,7 +70,7 @@ def resume(study: Annotated[str, typer.Argument(metavar="STUDY")]) -> None:
 def join(
     study: Annotated[str, typer.Argument(metavar="STUDY")],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes.", show_default="one per GPU, else per core")
+        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="one per GPU, else per core")
     ] = None,
 ) -> None:
     """Help with a study that was begun elsewhere, until it ends. Needs the same code and data, and search.storage."""

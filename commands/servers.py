@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import echo, new_group
+from commands.app import Panel, echo, new_group
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = ["servers"]
 servers = new_group()
 
 
-@servers.command()
+@servers.command(rich_help_panel=Panel.SERVERS)
 def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Keep running until SIGTERM, Ctrl-C or `ratchet down` (for systemd).")
@@ -37,7 +37,7 @@ def up(
         echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
 
 
-@servers.command("down")
+@servers.command("down", rich_help_panel=Panel.SERVERS)
 def stop() -> None:
     """Stop what `ratchet up` started."""
     from flows.server.lifecycle import down
@@ -48,7 +48,7 @@ def stop() -> None:
     down(workspace, say=echo)
 
 
-@servers.command("status")
+@servers.command("status", rich_help_panel=Panel.SERVERS)
 def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
@@ -63,11 +63,15 @@ def show_status() -> None:
         raise typer.Exit(1)
 
 
-@servers.command()
+@servers.command(rich_help_panel=Panel.SERVERS)
 def logs(
-    service: Annotated[str | None, typer.Argument(metavar="[prefect|mlflow|worker|serving]")] = None,
+    service: Annotated[
+        str | None, typer.Argument(metavar="SERVICE", help="prefect, mlflow, worker or serving.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Also show new lines as they are written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each log.")] = 100,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of last lines of each log.")
+    ] = 100,
 ) -> None:
     """Show the servers' logs. Without a name, show all; each line begins with its server's name."""
     from ratchet.servers import read_logs
@@ -77,6 +81,20 @@ def logs(
             typer.echo(line.text if service else f"{line.service:7} | {line.text}")
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+@servers.command(rich_help_panel=Panel.SERVERS)
+def sync() -> None:
+    """Send MLflow what was recorded while it was unavailable."""
+    from ratchet import settings
+    from ratchet.registry.runs import send_all
+
+    workspace = Workspace.find()
+    sent = send_all(workspace, settings.load(workspace.params))
+    for key, run_id in sent:
+        echo(f"{key}: sent, MLflow run {run_id}")
+    if not sent:
+        echo("Nothing to send: MLflow has everything.")
 
 
 def _line(status: "ServerStatus") -> str:

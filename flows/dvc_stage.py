@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_unchanged", "bring", "record", "settle", "share"]
 
+_FIXES = {"not a git repository": "git init", "not inside of a DVC repository": "dvc init"}  # of a project from a zip
+
 
 def all_unchanged(root: Path, *, params: Path | None = None) -> bool:
     """Return whether `dvc status` is clean, so that no stage has anything to do. `params` as for `settle`."""
@@ -218,7 +220,8 @@ def _opened(root: Path, *, locked: bool = True, params: Path | None = None) -> "
         raise WorkspaceError(f"{root}: DVC is busy here ({error}). Fix: wait until it has ended") from error
     except DvcException as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
-        raise WorkspaceError(f"DVC: {error}{cause}") from error
+        fix = next((f". Fix: `{fix}`" for text, fix in _FIXES.items() if text in str(error)), "")
+        raise WorkspaceError(f"DVC: {error}{cause}{fix}") from error
     except RatchetError:
         raise
     except Exception as error:  # DVC does not wrap the errors of a storage

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from commands.app import Panel
 from commands.cli import app
 from ratchet.evaluation.robustness import KINDS
 from ratchet.settings import errors as settings_errors
@@ -75,25 +76,50 @@ def test_every_evaluation_setting_is_named_on_its_page() -> None:
         assert f"`robustness_{kind}`" in page
 
 
-def commands(group: TyperGroup, prefix: str = "ratchet") -> Iterator[tuple[str, str]]:
-    """Yield each command and its one-line help, in the order of `ratchet --help`."""
+def commands(group: TyperGroup, prefix: str = "ratchet") -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+    """Yield each command, in the order of `ratchet --help`; of a group also its own name, if that is a command."""
     for name, command in group.commands.items():
+        if not isinstance(command, TyperGroup) or command.invoke_without_command:
+            yield f"{prefix} {name}", command
         if isinstance(command, TyperGroup):
-            if command.invoke_without_command:
-                yield f"{prefix} {name}", command.get_short_help_str(limit=1000)
             yield from commands(command, f"{prefix} {name}")
-        else:
-            yield f"{prefix} {name}", command.get_short_help_str(limit=1000)
 
 
 def test_every_command_is_listed_with_its_help() -> None:
-    page = (DOCS / "commands.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(ratchet .+?)` \| (.+) \|$", page, re.MULTILINE) == list(commands(get_command(app)))
+    """Under the heading of its panel in `ratchet --help`."""
+    _, *sections = (DOCS / "commands.md").read_text(encoding="utf-8").split("\n## ")
+    listed = [
+        (section.partition("\n")[0], *row)
+        for section in sections
+        for row in re.findall(r"^\| `(ratchet .+?)` \| (.+) \|$", section, re.MULTILINE)
+    ]
+    top = get_command(app)
+    assert isinstance(top, TyperGroup)
+    shown = [
+        (top.commands[name.split()[1]].rich_help_panel, name, command.get_short_help_str(limit=1000))
+        for name, command in commands(top)
+    ]
+    assert listed == sorted(shown, key=lambda row: list(Panel).index(row[0]))
+
+
+def test_every_value_has_a_metavar_of_one_style() -> None:
+    """A noun in capitals, without brackets and dots: typer adds those."""
+    top = get_command(app)
+    assert isinstance(top, TyperGroup)
+    odd = [
+        f"{name} {parameter.name}: {parameter.metavar}"
+        for name, command in commands(top)
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", False) and not re.fullmatch("[A-Z]+(=[A-Z]+)?", parameter.metavar or "")
+    ]
+    assert odd == []
 
 
 def test_every_command_that_a_message_names_exists() -> None:
     """In backquotes, or as the whole of a text, which is how the advice at the end of a run names a command."""
-    known = {name.removeprefix("ratchet ") for name, _ in commands(get_command(app))}
+    top = get_command(app)
+    assert isinstance(top, TyperGroup)
+    known = {name.removeprefix("ratchet ") for name, _ in commands(top)}
     groups = {name.split()[0] for name in known if " " in name}
     unknown = []
     for folder in ("src", "tasks", "flows", "commands"):

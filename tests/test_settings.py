@@ -4,6 +4,7 @@ DVC's own reader is the reference for YAML: both must read the same values from 
 """
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
             "columns: {season: category}",
             "data.columns: found 'category'. Allowed: {NAME: VALUE, ...} with values: numeric, categorical, datetime, "
             "text, id or ignored (type of single columns: numeric, categorical, datetime, text, id or ignored; the "
-            "others: by their values)",
+            "others: by their values). Did you mean categorical?",
         ),
         (
             "formats: [jpeg, png, webp, bmp, tiff]",
@@ -444,18 +445,60 @@ def test_an_override_changes_no_other_byte(tmp_path: Path) -> None:
     assert path.read_text() == settings.template()
 
 
-@pytest.mark.parametrize("name", ["nonsense", "CIFAR01", "imagefolder", "wrap_dataset_for_transforms_v2"])
-def test_a_source_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
-    """The message lists all sources, without an import of torch, which takes seconds."""
-    path = tmp_path / "params.yaml"
-    path.write_text(settings.template())
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("nonsense", ""),
+        ("wrap_dataset_for_transforms_v2", ""),
+        ("photos", ""),
+        ("imagefolder", " Did you mean image-folder?"),
+        ("Image_Folder", " Did you mean image-folder?"),
+        ("fashion-mnist", " Did you mean FashionMNIST?"),
+        ("cifar", " Did you mean CIFAR10 or CIFAR100?"),
+    ],
+)
+def test_a_source_that_does_not_exist_is_refused_with_the_nearest(file: Path, name: str, near: str) -> None:
+    """The message lists no set that cannot be used, and imports no torch, which takes seconds."""
     with pytest.raises(SettingsError) as refused:
-        settings.override(path, {"data.source": name})
-    assert path.read_text() == settings.template()
-    assert f"data.source: found {name!r}, which is not a source" in str(refused.value)
-    assert set(source_names.OWN) | set(source_names.torchvision_names()) <= set(
-        re.findall(r"[\w-]+", str(refused.value))
+        settings.override(file, {"data.source": name})
+    assert file.read_text() == settings.template()
+    assert str(refused.value) == (
+        f"params.yaml: data.source: found {name!r}, which is not a source. Allowed: digits, image-folder, "
+        "image-manifest, factory, or a classification set of torchvision.datasets, such as CIFAR10, FashionMNIST or "
+        f"Flowers102{near and '.'}{near}"
     )
+
+
+def test_suggested_sets_need_no_more_than_a_split() -> None:
+    import torchvision.datasets as sets
+
+    for name in source_names.CLASSIFICATION:
+        parameters = list(inspect.signature(getattr(sets, name).__init__).parameters.values())[1:]
+        required = {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
+        assert required - {"kwargs", "split"} == {"root"}, name
+
+
+@pytest.mark.parametrize(
+    ("assignment", "near"),
+    [
+        ("training.optimizer=AdamW", "adamw"),
+        ("training.optimizer=Muon", "muon"),
+        ("training.schedule=Cosine", "cosine"),
+        ("training.schedule=warmup_linear", "warmup-linear"),
+        ("training.device=CUDA", "cuda"),
+        ("data.kind=Images", "image"),
+        ("data.image_size=Auto", "auto"),
+        ("data.formats=[jpg]", "jpeg"),
+        ("data.columns={age: Numerical}", "numeric"),
+        ("data.factory=None", "none"),
+        ("training.nesterov=flase", "false"),
+    ],
+)
+def test_a_value_in_another_spelling_is_guessed(file: Path, assignment: str, near: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        settings.override(file, settings.parse_assignments([assignment]))
+    assert str(refused.value).endswith(f". Did you mean {near}?")
+    assert file.read_text() == settings.template()
 
 
 def test_every_existing_source_can_be_set(tmp_path: Path) -> None:

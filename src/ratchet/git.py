@@ -64,7 +64,8 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
     if done.returncode:
         command = next((argument for argument in arguments if not argument.startswith("-")), "")
         reason = " ".join(done.stderr.decode(errors="replace").split()) or f"exit code {done.returncode}"
-        raise GitError(f"git {command} failed in {root} ({reason})")
+        fix = ". Fix: `git init`" if "not a git repository" in reason else ""
+        raise GitError(f"git {command} failed in {root} ({reason}){fix}")
     return done.stdout
 
 

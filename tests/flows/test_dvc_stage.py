@@ -229,6 +229,16 @@ def test_unreachable_remote_is_reported_and_the_record_stays(root: Path) -> None
     assert dvc_stage.settle(root, "double") == UNCHANGED
 
 
+def test_project_without_git_is_told_to_begin_one(root: Path) -> None:
+    """As from an unpacked zip: DVC's folder is there, git's is not."""
+    (root / ".dvc" / "config").write_text("")  # without no_scm
+    with pytest.raises(WorkspaceError, match=r"is not a git repository\. Fix: `git init`$"):
+        dvc_stage.all_unchanged(root)
+    shutil.rmtree(root / ".dvc")
+    with pytest.raises(WorkspaceError, match=r"not inside of a DVC repository .*\. Fix: `dvc init`$"):
+        dvc_stage.all_unchanged(root)
+
+
 def test_broken_pipeline_file_is_named(root: Path) -> None:
     (root / "dvc.yaml").write_text("stages: [")
     with pytest.raises(WorkspaceError, match=r"dvc\.yaml"):

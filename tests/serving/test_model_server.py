@@ -666,6 +666,16 @@ def test_bad_files_are_named_and_the_others_scored(registry: Served) -> None:
     table.write_text("age,class\n31,first\n")
     output = registry.project.refused("ratchet", "predict", str(table), "--model", "table@champion")
     assert f"{table}: has no column 'fare'; it has age, class" in output
+    good = folder / "more.csv"
+    good.write_text("age,fare,class\n31,8,first\n")
+    missing, inputs = folder / "missing.csv", ["--model", "table@champion", "--out", str(out)]
+    output = registry.project.refused("ratchet", "predict", str(missing), str(table), str(good), *inputs)
+    assert f"ratchet: {missing}: there is no such file or folder\nratchet: {table}: has no column 'fare'" in output
+    assert "1 of 1 rows answered by table version 1; 2 of the files could not be read, see above" in output
+    assert pl.read_csv(out)["file"].to_list() == [str(good)]
+    before = out.read_bytes()
+    registry.project.refused("ratchet", "predict", str(missing), str(table), *inputs)
+    assert out.read_bytes() == before
     output = registry.project.refused("ratchet", "predict", str(table), "--out", "answers.txt")
     assert "allowed: a file that ends in .csv, .parquet, .jsonl" in output
 

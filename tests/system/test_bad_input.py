@@ -142,9 +142,8 @@ def test_an_unknown_source_is_refused_with_those_there_are(fresh: Any) -> None:
     with nothing_written(fresh):
         message.append(fresh.refused(*fresh.stage("ingest")))
     for output in message:
-        assert "data.source: found 'digts', which is not a source. Did you mean digits" in output
-        assert "Allowed: digits, image-folder, image-manifest, factory, or one of torchvision.datasets: " in output
-        assert "CIFAR10, CIFAR100" in output
+        assert "data.source: found 'digts', which is not a source. Allowed: digits, image-folder, " in output
+        assert "Did you mean digits?" in output
 
 
 def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:

@@ -251,7 +251,7 @@ class Promotions(AliasSync):
             return self._previous_champion(state)
         if to.isdecimal() and len(to) < 5:
             if to not in state.ever_champion:
-                allowed = ", ".join(state.champions) or "none"
+                allowed = ", ".join(sorted(state.ever_champion & self._numbers(), key=int)) or "none"
                 raise RegistryError(
                     f"{self.name} version {to} never was champion; allowed: {allowed}. `ratchet promote` makes another "
                     "version champion"

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from ratchet import urls
 
-__all__ = ["dotted_keys", "explain", "missing", "spell", "unknown"]
+__all__ = ["dotted_keys", "explain", "missing", "nearest", "spell", "unknown"]
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _LONGEST = 80  # characters of a value that a message shows
@@ -25,6 +26,8 @@ def spell(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(spell, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {spell(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, float) and 0.0 < abs(value) < 0.01:
         mantissa, _, exponent = f"{value:e}".partition("e")
         return f"{float(mantissa)!r}e{int(exponent)}"
@@ -70,8 +73,9 @@ def missing(key: str, default: object) -> str:
     return f"{key}: missing. Fix: add it (default: {spell(default)})"
 
 
-def unknown(model: type[BaseModel], key: str, value: object) -> str:
-    """Return the message for an unknown key, with the nearest key or all keys."""
+def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
+    """Return the message for an unknown key, with its value if there is one, and the nearest key or all keys."""
+    found = "" if value is ... else f" (value {_shown(value)})"
     known = list(dotted_keys(model))
     group, _, last = key.rpartition(".")
     if _begins(known, key):
@@ -80,10 +84,10 @@ def unknown(model: type[BaseModel], key: str, value: object) -> str:
             f"{key}: it is a section and has no value (found {_shown(value)}). Fix: name a setting, such as {example}"
         )
     if group in known:
-        return f"{key}: unknown key (value {_shown(value)}). Did you mean {group}?"
+        return f"{key}: unknown key{found}. Did you mean {group}?"
     section = _group(model.model_fields[group]) if group in model.model_fields else None
     if now := getattr(section, "renamed", {}).get(last):
-        return f"{key}: renamed (value {_shown(value)}). Fix: write it as {group}.{now}"
+        return f"{key}: renamed{found}. Fix: write it as {group}.{now}"
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)
     hint = _nearest(last, inside) or elsewhere or _nearest(last, known)
@@ -93,7 +97,7 @@ def unknown(model: type[BaseModel], key: str, value: object) -> str:
         fix = f"Allowed in {group}: {', '.join(name.rpartition('.')[2] for name in inside)}"
     else:
         fix = f"Allowed: {', '.join(model.model_fields)}"
-    return f"{key}: unknown key (value {_shown(value)}). {fix}"
+    return f"{key}: unknown key{found}. {fix}"
 
 
 def _refusal(model: type[BaseModel], key: str, value: object) -> str:
@@ -114,7 +118,9 @@ def _refusal(model: type[BaseModel], key: str, value: object) -> str:
         return f"{key}: found the text {value!r}, not a number. Allowed: {allowed}. {fix}"
     if isinstance(value, float) and int in kinds and value.is_integer():
         return f"{key}: found {spell(value)}. Allowed: {allowed}. Fix: write it as {int(value)}"
-    return f"{key}: found {_shown(value)}. Allowed: {allowed}"
+    near = nearest(value, _choices(field.annotation, field.metadata)) if isinstance(value, str) else []
+    hint = f". Did you mean {_either(near)}?" if near else ""
+    return f"{key}: found {_shown(value)}. Allowed: {allowed}{hint}"
 
 
 def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
@@ -199,6 +205,30 @@ def _number(value: object) -> float | None:
         return float(value)
     except ValueError:
         return None
+
+
+def nearest(name: str, among: Iterable[str], *, most: int = 1) -> list[str]:
+    """Return the names that are most similar to `name`, whatever their case and whether they have - or _."""
+    folded = {_folded(known): known for known in among}
+    if same := folded.get(_folded(name)):
+        return [same]
+    return [folded[key] for key in difflib.get_close_matches(_folded(name), folded, n=most, cutoff=0.7)]
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.casefold())
+
+
+def _choices(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+    """Return the words that a type allows: of a Literal, of a pattern, or true and false."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is bool:
+        return ["true", "false"]
+    if origin is Literal:
+        return [spell(choice) for choice in arguments]
+    patterns = [mark.pattern for mark in metadata if getattr(mark, "pattern", None)]
+    words = [word for pattern in patterns for word in re.findall(r"[a-z]{2,}", pattern) if re.search(pattern, word)]
+    return words + [word for argument in arguments for word in _choices(argument)]
 
 
 def _either(choices: list[str]) -> str:

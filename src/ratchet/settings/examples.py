@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ratchet import files, git, settings
 from ratchet.errors import SettingsError
+from ratchet.settings import errors as settings_errors
 from ratchet.settings.model import Params
 
-__all__ = ["Example", "compose", "listed", "use"]
+__all__ = ["Example", "compose", "listed", "use", "values"]
 
 _KEPT = ("tracking", "platform", "serving")  # sections about the servers of this machine, not about the training
 
@@ -60,11 +61,35 @@ def compose(example: Example | None = None, *, kept: Mapping[str, object] | None
     Raises:
         SettingsError: a setting of the example is not allowed.
     """
+    return _composed(example, kept or {}).after
+
+
+def values(root: Path, name: str | None) -> dict[str, object]:
+    """Return all settings of an example by dotted key, or the defaults.
+
+    Raises:
+        SettingsError: there is no such example, or a setting of it is not allowed.
+    """
+    return settings.flatten(_composed(_find(listed(root), name), {}).params if name else Params())
+
+
+def _composed(example: Example | None, kept: Mapping[str, object]) -> settings.Edit:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / (example.path.name if example else "params.yaml")  # its errors name the example
         files.write_text(path, settings.template())
-        settings.override(path, {**(example.settings if example else {}), **(kept or {})})
-        return path.read_text(encoding="utf-8")
+        return settings.plan(path, {**(example.settings if example else {}), **kept})
+
+
+def _find(examples: list[Example], name: str) -> Example:
+    for example in examples:
+        if example.name == name:
+            return example
+    names = [each.name for each in examples]
+    near = settings_errors.nearest(name, names)
+    raise SettingsError(
+        f"examples/{name}.yaml: no such example. Allowed: {', '.join(names) or 'none'}"
+        + (f". Did you mean {near[0]}?" if near else "")
+    )
 
 
 def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object, object]]:
@@ -76,10 +101,7 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
         SettingsError: there is no such example; or params.yaml has changes that would be lost, and `force` is False.
     """
     examples, params = listed(root), root / "params.yaml"
-    example = next((each for each in examples if each.name == name), None)
-    if example is None:
-        names = ", ".join(each.name for each in examples) or "none"
-        raise SettingsError(f"examples/{name}.yaml: no such example. Allowed: {names}")
+    example = _find(examples, name)
     before = _current(params, force=force)
     kept = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT}
     if not (force or _is_reproducible(params, examples, kept)):

@@ -68,12 +68,18 @@ def load(path: Path) -> Params:
 
 @dataclass(frozen=True)
 class Edit:
-    """A checked change of params.yaml, not yet written."""
+    """A checked change of params.yaml, not yet written.
+
+    Attributes:
+        before, after: text of the file.
+        changes: value before and after, by dotted key.
+    """
 
     path: Path
     before: str
     after: str
     params: Params
+    changes: Mapping[str, tuple[object, object]]
 
     def write(self) -> None:
         """Write the file, if the change changes anything."""
@@ -106,9 +112,11 @@ def plan(path: Path, changes: Mapping[str, object]) -> Edit:
         raise _error(path, unknown)
     before = read_text(path)
     if not changes or not all(_holds(document, key) for key in changes):
-        return Edit(path, before, before, _check(document, path))  # raises for the missing keys
+        return Edit(path, before, before, _check(document, path), {})  # raises for the missing keys
     after = _edited(before, {key: _spelled(value) for key, value in changes.items()})
-    return Edit(path, before, after, _check(files.parse_yaml(after), path))
+    edited = files.parse_yaml(after)
+    values = {key: (_value(document, key), _value(edited, key)) for key in changes}
+    return Edit(path, before, after, _check(edited, path), values)
 
 
 def read_text(path: Path) -> str:

@@ -1,15 +1,22 @@
 """Allowed names for data.source. It does not import torch, because every command that reads settings uses it."""
 
 import ast
-import difflib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["OWN", "refusal", "torchvision_names"]
+from ratchet.settings import errors as settings_errors
+
+__all__ = ["CLASSIFICATION", "OWN", "refusal", "torchvision_names"]
 
 OWN = ("digits", "image-folder", "image-manifest", "factory")
 """Sources that are not from torchvision."""
+CLASSIFICATION = (
+    "CIFAR10", "CIFAR100", "Caltech256", "Country211", "DTD", "EuroSAT", "FER2013", "FGVCAircraft", "FashionMNIST",
+    "Flowers102", "Food101", "GTSRB", "ImageNet", "Imagenette", "KMNIST", "MNIST", "OxfordIIITPet", "PCAM", "QMNIST",
+    "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
+)  # fmt: skip
+"""Sets of torchvision with one class for each image, whose splits need no more than a name. Messages suggest these."""
 
 
 @cache
@@ -37,10 +44,9 @@ def refusal(name: str) -> str | None:
     sets = torchvision_names()
     if not sets or name in sets:
         return None
-    folded = {known.casefold(): known for known in (*OWN, *sets)}
-    near = [folded[key] for key in difflib.get_close_matches(name.casefold(), list(folded), n=3, cutoff=0.5)]
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    near = settings_errors.nearest(name, (*OWN, *CLASSIFICATION), most=3)
+    hint = f". Did you mean {' or '.join(near)}?" if near else ""
     return (
-        f"data.source: found {name!r}, which is not a source. {hint}Allowed: {', '.join(OWN)}, or one of "
-        f"torchvision.datasets: {', '.join(sets)}"
+        f"data.source: found {name!r}, which is not a source. Allowed: {', '.join(OWN)}, or a classification set of "
+        f"torchvision.datasets, such as CIFAR10, FashionMNIST or Flowers102{hint}"
     )

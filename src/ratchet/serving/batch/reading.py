@@ -1,7 +1,7 @@
 """The rows of input files in batches, from any row on."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -108,8 +108,13 @@ class Reader:
         """Files of the listed folders that are hidden or that systems write."""
         return self._storages.ignored
 
-    def batches(self, files: Sequence[InputFile], *, skip: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, files: Sequence[InputFile], *, skip: int = 0, on_fault: Callable[[DataError], None] | None = None
+    ) -> Iterator[Batch]:
         """Yield the rows of the files after the first `skip`.
+
+        Args:
+            on_fault: takes the error of a table of which no row could be read; the next file follows. None: raise it.
 
         Raises:
             DataError: a file cannot be read, or was changed since it was listed.
@@ -122,7 +127,15 @@ class Reader:
                 done += sum(file.size for file in members)
                 continue
             for file in members:
-                yield from self._table(file, left, done)
+                begun = False
+                try:
+                    for batch in self._table(file, left, done):
+                        begun = True
+                        yield batch
+                except DataError as error:
+                    if on_fault is None or begun:
+                        raise
+                    on_fault(error)
                 done += file.size
 
     def _is_one_row(self, file: InputFile) -> bool:

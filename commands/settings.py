@@ -1,0 +1,106 @@
+"""`ratchet use`, `set`, `get` and `diff`: the settings in params.yaml."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from commands.app import Panel, echo, new_group
+from ratchet.workspace import Workspace
+
+__all__ = ["settings_commands"]
+
+settings_commands = new_group()
+
+
+@settings_commands.command(rich_help_panel=Panel.SETTINGS)
+def use(
+    name: Annotated[str | None, typer.Argument(metavar="EXAMPLE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
+) -> None:
+    """Copy an example's settings into params.yaml. Without a name, list the examples."""
+    from ratchet.settings import examples
+
+    workspace = Workspace.find()
+    if name is None:
+        for example in examples.listed(workspace.root):
+            echo(f"{example.name:22} {example.about}")
+        return
+    _restore_settings(workspace)
+    _print_changes(examples.use(workspace.root, name, force=force))
+    _note_running(workspace)
+    echo("next: ratchet train")
+
+
+@settings_commands.command("set", rich_help_panel=Panel.SETTINGS)
+def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE")]) -> None:
+    """Change settings in params.yaml, and print what changed. Comments are kept."""
+    from ratchet import settings
+    from ratchet.references import broken_references
+
+    workspace = Workspace.find()
+    _restore_settings(workspace)
+    edit = settings.plan(workspace.params, settings.parse_assignments(assignments))
+    edit.write()
+    _print_changes(edit.changes)
+    for fault in broken_references(edit.params, workspace):
+        echo(f"warning: {fault}", err=True)
+    _note_running(workspace)
+
+
+@settings_commands.command(rich_help_panel=Panel.SETTINGS)
+def get(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, such as training.epochs, or a section.")],
+) -> None:
+    """Print the value of a setting, or all settings of a section."""
+    from ratchet import settings
+    from ratchet.errors import SettingsError
+    from ratchet.settings import errors as settings_errors
+    from ratchet.settings.model import Params
+
+    values = settings.flatten(settings.load(Workspace.find().params))
+    if key in values:
+        echo(settings_errors.spell(values[key]))
+        return
+    section = {name: value for name, value in values.items() if name.startswith(f"{key}.")}
+    if not section:
+        raise SettingsError(f"params.yaml: {settings_errors.unknown(Params, key)}")
+    for name, value in section.items():
+        echo(f"{name}: {settings_errors.spell(value)}")
+
+
+@settings_commands.command(rich_help_panel=Panel.SETTINGS)
+def diff(
+    example: Annotated[
+        str | None, typer.Argument(metavar="EXAMPLE", help="Compare with this example.", show_default="the defaults")
+    ] = None,
+) -> None:
+    """List the settings that differ from the defaults or from an example. The defaults are params.yaml as shipped."""
+    from ratchet import settings
+    from ratchet.settings import examples
+
+    workspace = Workspace.find()
+    now, other = settings.flatten(settings.load(workspace.params)), examples.values(workspace.root, example)
+    _print_changes({key: (other[key], value) for key, value in now.items() if value != other[key]})
+    if now == other:
+        echo(f"No setting differs from {f'the example {example}' if example else 'the defaults'}.")
+
+
+def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:
+    from ratchet.settings import errors as settings_errors
+
+    for key, (before, after) in changes.items():
+        old, new = settings_errors.spell(before), settings_errors.spell(after)
+        echo(f"{key}: {old} -> {new}" if old != new else f"{key}: {new} (unchanged)")
+
+
+def _restore_settings(workspace: Workspace) -> None:
+    """Undo what a killed run has set, before params.yaml is changed."""
+    if restored := workspace.restore_if_idle():
+        echo(restored, err=True)
+
+
+def _note_running(workspace: Workspace) -> None:
+    """Say that a run works on the settings that it has read, if one is running."""
+    if held := workspace.holder():
+        echo(f"{held[0]} goes on with the settings that it has read. The new ones are for the next run", err=True)

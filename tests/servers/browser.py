@@ -47,10 +47,16 @@ class Browser:
             (async (...args) => {{ {script} }})(...given).then(done, error => done(`error: ${{error}}`));"
         return _post(f"{self._session}/execute/async", {"script": body, "args": list(arguments)})
 
+    def resize(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Show pages in a window of this size, in light or dark colours."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
+
     def screenshot(self, path: Path, width: int) -> int:
         """Write the whole page at this width as PNG; return the width of its content in pixels."""
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        self.resize(width, 900)
         image = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
         path.write_bytes(base64.b64decode(image))
         content: int = self.run("return document.documentElement.scrollWidth")

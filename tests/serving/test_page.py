@@ -1,4 +1,4 @@
-"""The page of the model server in a real browser, uploads, explanations, and the OpenAPI document."""
+"""The page of the model server, uploads, explanations, and the OpenAPI document."""
 
 import base64
 import io
@@ -16,7 +16,6 @@ from openapi_spec_validator import validate
 from PIL import Image
 
 from ratchet.traffic.reading import find, log_folder
-from tests.servers.browser import chromium, needs_chromium
 from tests.serving.test_model_server import ROWS, SPECS, Served, images, registry, serve, until  # noqa: F401
 
 pytestmark = pytest.mark.system
@@ -114,43 +113,6 @@ def test_explanation_is_refused_with_its_reason(images: Served, serve: Callable[
     status, answer, _ = serve("tokens").ask("/v1/explain", {"input": ["a"]})
     assert status == 400
     assert "tokens have no explanations" in answer["error"]
-
-
-UNTIL = "while (!(() => {%s})()) await new Promise(done => setTimeout(done, 50));"
-
-
-@needs_chromium
-def test_page_predicts_and_explains_in_a_browser(tmp_path: Path, serve: Callable[..., Served]) -> None:  # noqa: F811
-    with chromium(tmp_path, {}) as browser:
-        for name in ("image", "table", "text", "tokens"):
-            browser.open(serve(name, deadline=120.0).url("/"))  # the first explanation imports PyTorch
-            browser.run(UNTIL % "return document.querySelector('#fields input, #fields textarea, #fields select')")
-            if name == "image":
-                data = base64.b64encode(png(ROWS["image"][0])).decode()
-                browser.run(
-                    "const bytes = Uint8Array.from(atob(args[0]), c => c.charCodeAt(0));"
-                    "const list = new DataTransfer();"
-                    "list.items.add(new File([bytes], 'a.png', {type: 'image/png'})); "
-                    "const chooser = document.getElementById('file');"
-                    "chooser.files = list.files; chooser.dispatchEvent(new Event('change'));",
-                    data,
-                )
-            else:
-                browser.run(
-                    "const text = document.querySelector('#fields textarea'); if (text) text.value = 'a';"
-                    "document.getElementById('predict').click()"
-                )
-            browser.run(UNTIL % "return document.querySelector('.ids')")
-            text = browser.run("return document.getElementById('answer').textContent")
-            assert f"{name}/1, provenance record-1" in text
-            if name != "tokens":
-                browser.run(
-                    "document.getElementById('explain').click();"
-                    + UNTIL % ("return document.querySelector('#explanation *')")
-                )
-            assert browser.run("return document.getElementById('error').textContent") == ""
-            for width in (400, 1200):
-                assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"
 
 
 def test_page_allows_its_own_script_only(images: Served) -> None:  # noqa: F811

@@ -29,6 +29,7 @@ __all__ = ["document"]
 
 Schema = dict[str, Any]
 _MOST_VALUES = 4096  # numbers of an example
+_EXAMPLE_WORDS = 5
 
 
 def document(loaded: LoadedVersion) -> dict[str, Any]:
@@ -139,7 +140,9 @@ def _example(spec: ModelSpec) -> Any:
         case TableInput(columns=columns):
             return [{column.name: _value(column) for column in columns}]
         case TokensInput(vocabulary=vocabulary):
-            return [vocabulary[0] if vocabulary else "a"]
+            return [next(filter(str.isalnum, vocabulary), vocabulary[0] if vocabulary else "a")]
+        case TextInput(vocabulary=vocabulary) if vocabulary:
+            return [" ".join(vocabulary[:_EXAMPLE_WORDS])]
         case ArraysInput(arrays=named):
             filled = {array.name: np.full((1, *array.shape), array.mean).astype(array.dtype) for array in named}
             return {name: values.tolist() for name, values in filled.items()}
@@ -187,8 +190,12 @@ def _prediction(spec: ModelSpec) -> Schema:
             return _object(chosen | {"top": _list(_object(chosen))}, "class", "probability")
         case Labels(names=names):
             return _object({"probabilities": _object(dict.fromkeys(names, share))})
-        case Numbers(names=names):
-            return _object({"values": _object({name: {"type": "number"} for name in names})})
+        case Numbers(names=names, mean=mean, std=std):
+            texts = [
+                f"training values: mean {m:.6g}, standard deviation {s:.6g}" for m, s in zip(mean, std, strict=True)
+            ]
+            numbers = [{"type": "number", "description": text} for text in texts]
+            return _object({"values": _object(dict(zip(names, numbers, strict=True)))})
         case _:
             return _object({"text": {"type": "string"}}, "text")
 
@@ -197,9 +204,15 @@ def _options(spec: ModelSpec) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
     if not isinstance(spec.input, TokensInput):
         return _object({"top_k": whole})
-    number: Schema = {"type": "number"}
-    return _object({"max_tokens": whole, "temperature": number, "top_k": whole, "top_p": number,
-                    "seed": {"type": "integer"}, "stream": {"type": "boolean"}})  # fmt: skip
+    number: Schema = {"type": "number", "minimum": 0}
+    return _object({
+        "max_tokens": whole | {"description": "tokens to generate at most"},
+        "temperature": number | {"description": "0: always the most probable token; default: 0.8"},
+        "top_k": {"type": "integer", "minimum": 0, "description": "only so many of the most probable tokens; 0: all"},
+        "top_p": number | {"maximum": 1, "description": "only the tokens with this share of the probability; 1: all"},
+        "seed": {"type": "integer", "minimum": 0, "description": "another number gives another text; default: 0"},
+        "stream": {"type": "boolean"},
+    })  # fmt: skip
 
 
 def _takes_files(spec: ModelSpec) -> bool:

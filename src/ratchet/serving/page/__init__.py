@@ -12,6 +12,7 @@ from ratchet import reports
 __all__ = ["page"]
 
 _FOLDER = Path(__file__).parent
+_SCRIPTS = ("forms.js", "answers.js", "page.js")
 _COLOURS = Path(reports.__file__).parent / "templates" / "report.css"
 
 
@@ -31,7 +32,7 @@ def page() -> Response:
 def _page() -> tuple[str, str]:
     """Return the page and its Content-Security-Policy."""
     style = _COLOURS.read_text() + (_FOLDER / "page.css").read_text()
-    script = (_FOLDER / "page.js").read_text()
+    script = "".join((_FOLDER / name).read_text() for name in _SCRIPTS)
     content = (_FOLDER / "page.html").read_text().replace("/*style*/", style).replace("/*script*/", script)
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data: blob:; "

@@ -39,6 +39,9 @@ class Ignored:
 
 def is_system_path(parts: Sequence[str]) -> bool:
     """Whether a path, in its parts below the user's folder, is or is inside of something hidden or of a system."""
-    return any(
-        part.startswith(".") or part.casefold() in _NAMES or part.casefold().endswith(_ENDINGS) for part in parts
-    )
+    return any(map(_is_system_name, parts))
+
+
+def _is_system_name(name: str) -> bool:
+    folded = name.casefold()
+    return name.startswith(".") or folded in _NAMES or folded.endswith(_ENDINGS)

@@ -95,16 +95,16 @@ def signatures(pixels: Pixels) -> Signatures:
     """
     marks = np.zeros((len(pixels), _TURNS), np.uint64)
     small = np.zeros((len(pixels), SIDE, SIDE), np.uint8)
-    step = max(1, _BLOCK // max(1, pixels[:1].size))
-    for start in range(0, len(pixels), step):
+    grey = to_grey(pixels)
+    step = max(1, _BLOCK // max(1, grey[:1].size))
+    for start in range(0, len(grey), step):
         some = slice(start, start + step)
-        marks[some], small[some] = _signatures(pixels[some])
+        marks[some], small[some] = _signatures(grey[some].astype(np.float64))
     return Signatures(marks, small)
 
 
-def _signatures(pixels: Pixels) -> tuple[Fingerprints, Pixels]:
-    count, side = pixels.shape[:2]
-    grey = to_grey(pixels).astype(np.float64)
+def _signatures(grey: NDArray[np.float64]) -> tuple[Fingerprints, Pixels]:
+    count, side = grey.shape[:2]
     both = np.concatenate([_waves(side), _boxes(side, SIDE)])  # one matrix product along the rows for both
     along = (grey.reshape(-1, side) @ both.T).reshape(count, side, 2 * SIDE)
     frequencies = _waves(side) @ along[..., :SIDE]

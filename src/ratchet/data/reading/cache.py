@@ -16,7 +16,7 @@ import polars as pl
 from ratchet import files
 from ratchet.data import depth
 from ratchet.data.image_rules import FACTS
-from ratchet.data.reading import identify, images, pixels
+from ratchet.data.reading import identify, images, pixels, plain_png
 
 __all__ = ["FactCache", "write"]
 
@@ -84,5 +84,5 @@ def write(
 
 def _decoders() -> str:
     """Return the versions of everything that decodes: another decoder may give other pixels."""
-    code = (images.__file__, pixels.__file__, depth.__file__, identify.__file__)
+    code = (images.__file__, pixels.__file__, depth.__file__, identify.__file__, plain_png.__file__)
     return ", ".join([f"pillow {version('pillow')}", *(files.digest_file(Path(path)) for path in code)])

@@ -23,11 +23,13 @@ from ratchet.data.reading.pixels import (
     GREY_MODES,
     MAX_DEPTH,
     bits_needed,
+    digest_of_pixels,
     full_digest,
     has_grey_palette,
     is_deep,
     to_pixels,
 )
+from ratchet.data.reading.plain_png import plain_png
 from ratchet.data.refusal_reasons import why_unopened
 from ratchet.errors import DataError, SettingsError
 
@@ -211,7 +213,7 @@ class Decoder:
             facts = Facts(bytes=len(content), permitted=True)
             if content:
                 facts.content = hashlib.sha256(content).hexdigest()
-            return self._open(facts, io.BytesIO(content))
+            return self._open(facts, io.BytesIO(content), content)
         with content as file:
             facts = Facts(permitted=True)
             try:
@@ -228,13 +230,14 @@ class Decoder:
         content = hashlib.sha256(described + image.tobytes()).hexdigest()
         return self._decode(Facts(content=content, format=ARRAY, frames=1, label=label), image)
 
-    def _open(self, facts: Facts, file: BinaryIO) -> tuple[Facts, NDArray[np.uint8] | None]:
+    def _open(self, facts: Facts, file: BinaryIO, content: bytes = b"") -> tuple[Facts, NDArray[np.uint8] | None]:
+        """Decode a file; `content` has its bytes if they are in memory."""
         if not facts.bytes or facts.content in self.known:
             return facts, None
         if self.heif:
             _register_heif()  # needed once in each worker process
         try:
-            image = Image.open(file)
+            image = plain_png(content) or Image.open(file)
         except Exception as error:  # Pillow raises errors of nearly any type on damaged files; keep the reason
             return self._explain_unopened(facts, file, error), None
         with image:
@@ -251,7 +254,7 @@ class Decoder:
             facts, pixels = self._decode(facts, image)
             if pixels is not None and self.full_size:
                 try:
-                    facts.full_pixels = _digest_at_full_size(image, file, size=(facts.width, facts.height))
+                    facts.full_pixels = _digest_at_full_size(image, file, pixels, size=(facts.width, facts.height))
                 except Exception as error:  # see above; some damage shows only at full size
                     facts.readable, facts.problem, facts.pixels = False, _decoder_message(error), None
                     return facts, None
@@ -330,10 +333,16 @@ def _add_statistics(pixels: NDArray[np.uint8], facts: Sequence[Facts]) -> None:
                 fact.contrast = ((number * int(square) - int(total) ** 2) / (number * number)) ** 0.5
 
 
-def _digest_at_full_size(image: Image.Image, file: BinaryIO, *, size: tuple[int | None, int | None]) -> str:
-    """Digest an image that was decoded from `file`. Decode it again if it was decoded at a smaller size."""
+def _digest_at_full_size(
+    image: Image.Image, file: BinaryIO, pixels: NDArray[np.uint8], *, size: tuple[int | None, int | None]
+) -> str:
+    """Digest an image that was decoded from `file` and packed as `pixels`.
+
+    Decode it again if it was decoded at a smaller size.
+    """
     if image.size == size:
-        return full_digest(image)
+        is_packed_whole = pixels.shape == (size[1], size[0], 3) and not is_deep(image)
+        return digest_of_pixels(pixels) if is_packed_whole else full_digest(image)
     file.seek(0)
     with Image.open(file) as whole:
         return full_digest(whole)

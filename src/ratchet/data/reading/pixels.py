@@ -13,8 +13,8 @@ from PIL import Image, ImageOps
 from ratchet.data.depth import eight_bits
 
 __all__ = [
-    "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "full_digest", "has_grey_palette", "histogram",
-    "is_deep", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
+    "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "digest_of_pixels", "full_digest",
+    "has_grey_palette", "histogram", "is_deep", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
 ]  # fmt: skip
 
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -70,6 +70,13 @@ def full_digest(image: Image.Image) -> str:
     for top in range(0, height, step):  # a large image is not copied as a whole
         strip = colour if step >= height else colour.crop((0, top, width, min(height, top + step)))
         digest.update(strip.tobytes())
+    return digest.hexdigest()
+
+
+def digest_of_pixels(pixels: NDArray[np.uint8]) -> str:
+    """Return what `full_digest` returns for an image whose upright RGB pixels are these, (height, width, 3)."""
+    digest = hashlib.sha256(f"{pixels.shape[1]} {pixels.shape[0]} ".encode())
+    digest.update(pixels.data)
     return digest.hexdigest()
 
 

@@ -1,0 +1,68 @@
+"""Small plain PNG files are decoded without Pillow's reader of chunks; that reader says what is right."""
+
+import io
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from ratchet.data.reading import images
+from ratchet.data.reading.images import Decoder
+from ratchet.data.reading.pixels import digest_of_pixels, full_digest
+from ratchet.data.reading.plain_png import plain_png
+
+
+def _saved(mode: str, *, side: int = 12, **named) -> bytes:
+    drawn = np.random.default_rng(side).integers(0, 256, (side, side + 3, 4), dtype=np.uint8)
+    file = io.BytesIO()
+    image = Image.fromarray(drawn)
+    (image if mode == "RGBA" else image.convert("RGB").convert(mode)).save(file, "PNG", **named)
+    return file.getvalue()
+
+
+def _damaged(content: bytes) -> Iterator[bytes]:
+    drawn = random.Random(content[40])
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[drawn.randrange(len(changed))] = drawn.randrange(256)
+        yield bytes(changed)
+    yield from (content[: drawn.randrange(len(content))] for _ in range(10))
+    yield content + b"more"
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "LA", "RGBA", "P", "1", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_short_reading_gives_what_pillow_gives(mode: str, channels: int, monkeypatch) -> None:
+    """Facts, reasons and pixels are equal, for damaged files too."""
+    content = _saved("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        file = io.BytesIO()
+        Image.fromarray(np.arange(180, dtype=np.uint16).reshape(12, 15) * 300).save(file, "PNG")
+        content = file.getvalue()
+    files = [content, *_damaged(content)]
+    decoder = Decoder((8, channels), 1 << 20)
+    facts, pixels = decoder.read_all(files.__getitem__, range(len(files)))
+    monkeypatch.setattr(images, "plain_png", lambda content: None)
+    expected, whole = decoder.read_all(files.__getitem__, range(len(files)))
+    assert facts == expected
+    assert facts[0].readable
+    np.testing.assert_array_equal(pixels, whole)
+
+
+def test_only_small_files_of_pixels_alone_are_plain() -> None:
+    text = PngInfo()
+    text.add_text("author", "someone")
+    assert plain_png(_saved("RGB")) is not None
+    assert plain_png(_saved("RGB", pnginfo=text)) is None
+    assert plain_png(_saved("RGB", transparency=(1, 2, 3))) is None
+    assert plain_png(_saved("P")) is None
+    assert plain_png(_saved("RGB", side=300)) is None
+    assert plain_png(b"") is None
+
+
+def test_packed_pixels_have_the_digest_of_the_whole_image() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    assert digest_of_pixels(pixels) == full_digest(Image.fromarray(pixels))

@@ -72,7 +72,7 @@ def _report(
     if page:
         results["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
         runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"
-        results["All runs"] = f"[MLflow's table, accuracy first]({runs})"
+        results["All runs"] = f"[MLflow's table, results first]({runs})"
     lines += [f"| {caption} | {text} |" for caption, text in results.items()]
     changed = settings.changed(params, _DECIDE)
     lines += ["", "## Settings that are not the default", ""]

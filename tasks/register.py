@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
+from ratchet.data.manifest import Manifest
 from ratchet.errors import ChampionMoved
 from ratchet.settings.model import Params
 from ratchet.typed_json import from_plain, parse, to_plain
@@ -16,7 +17,7 @@ from tasks.calibrated_model import calibrated
 from tasks.gate_inputs import judge_model
 from tasks.progress import Watch
 from tasks.report import write_report
-from tasks.trained_model import TrainedModel, record_training
+from tasks.trained_model import TrainedModel, record_training, run_name
 from tasks.write_model_card import write_model_card
 
 if TYPE_CHECKING:
@@ -176,8 +177,7 @@ class _Candidate:
         from ratchet.gate.text import message
 
         workspace = self.workspace
-        gate = "passed" if verdict.passed else "refused"
-        self.run.tags({"ratchet.gate": gate, "mlflow.note.content": message(verdict)})
+        self.run.tags(self._result_tags(verdict) | {"mlflow.note.content": message(verdict)})
         self.run.send()
         reports = [workspace.reports / name for name in ("evaluation.json", "confusion.png", "predictions.parquet")]
         cards = [workspace.card] if workspace.card.exists() else []  # DVC restores the data without it
@@ -189,6 +189,21 @@ class _Candidate:
                 **dict.fromkeys((self.run.journal.folder / "profile").glob("*"), "profile"),
             },
         )
+
+    def _result_tags(self, verdict: "Verdict") -> dict[str, str]:
+        """Return the run's name, its headline metric and the verdict, which MLflow's table shows as columns."""
+        from ratchet.evaluation.metrics import read_metrics
+        from ratchet.evaluation.wording import value_text
+        from ratchet.registry.runs import NAME
+
+        headline, doubts = read_metrics(self.workspace.reports).headline, [rule.name for rule in verdict.doubts]
+        gate, value = "passed" if verdict.passed else "refused", value_text(headline)
+        data, model = Manifest.read(self.workspace.packed).name, TrainedModel.load(self.workspace).name
+        return {
+            NAME: run_name(data, model, f"{value} {gate}{' in doubt' if verdict.passed and doubts else ''}"),
+            "ratchet.result": f"{headline.name} {value}",
+            "ratchet.gate": f"{gate}; not shown: {', '.join(doubts)}" if verdict.passed and doubts else gate,
+        }
 
     def _store_provenance(self) -> None:
         """Store the files that a rebuild needs and the samples that the model saw, and tag the run with its record.

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.registry.runs import NAME
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from ratchet.registry.runs import Run
 
-__all__ = ["TrainedModel", "record_training"]
+__all__ = ["TrainedModel", "record_training", "run_name"]
+
+_LONGEST = 16  # characters of a name in the name of a run
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,15 @@ def record_training(
         profile={"target": manifest.target.described, "rows": rows, "quarantined": manifest.quarantined},
     )
     record = begin_record(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
-    run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id})
+    name = run_name(manifest.name, params.model.called, run.journal.uid[:6])
+    run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id, NAME: name})
     if record.git_commit:
         run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")
+
+
+def run_name(data: str, model: str, end: str) -> str:
+    """Return the name of an MLflow run: data, model, and its result or, until there is one, its id."""
+    return " ".join([*(name.rpartition(":")[2][:_LONGEST] for name in (data, model)), end])

@@ -15,9 +15,10 @@ from waiting import until
 from ratchet.cost import Cost
 from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, reachable
-from ratchet.registry.runs import Run, send_all, total_cost
+from ratchet.registry.runs import NAME, Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
+from tasks.trained_model import run_name
 
 pytestmark = pytest.mark.system
 
@@ -134,7 +135,7 @@ def test_a_run_s_name_fits_its_column(model: dict[str, str], shown: str, databas
     assert len(stored.info.run_name) <= 21
 
 
-def test_the_runs_page_has_a_view_with_accuracy_first(place: Any, key: str) -> None:
+def test_the_runs_page_has_a_view_with_results_first(place: Any, key: str) -> None:
     """Also in an experiment that existed before the view."""
     tag = f"mlflow.sharedViewState.{VIEW}"
     for experiment in (place.params.tracking.experiment, f"older-{key}"):
@@ -143,8 +144,18 @@ def test_the_runs_page_has_a_view_with_accuracy_first(place: Any, key: str) -> N
             place.client.create_experiment(experiment)
         identity = experiment_id(place.client, place.workspace, settings)
         saved = json.loads(place.client.get_experiment(identity).tags[tag])
-        assert saved["name"] == "Accuracy"
-        assert json.loads(saved["state"])["selectedColumns"][0] == "metrics.`test/accuracy`"
+        assert saved["name"] == "Results"
+        assert json.loads(saved["state"])["selectedColumns"][:2] == ["tags.`ratchet.result`", "tags.`ratchet.gate`"]
+
+
+def test_a_run_gets_the_name_that_is_recorded(place: Any, key: str) -> None:
+    run = Run(place.workspace, place.params, key)
+    run.tags({"one": "1", NAME: run_name("bob-s sales", "my.nets:small", "98.9 % refused"), "two": "2"})
+    run.send()
+    closed(run)
+    [stored] = place.runs(run.journal.uid)
+    assert stored.info.run_name == stored.data.tags[NAME] == "bob-s sales small 98.9 % refused"
+    assert (stored.data.tags["one"], stored.data.tags["two"]) == ("1", "2")
 
 
 def test_sending_twice_changes_nothing(place: Any, key: str) -> None:

@@ -30,4 +30,4 @@ def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any)
     assert len(judged) == 2
     newest = next(run for run in runs if run.data.params["training.epochs"] == "3")
     verdict = json.dumps(newest.data.tags)
-    assert "digits version 1" in verdict or newest.data.tags["ratchet.gate"] in ("passed", "refused")
+    assert "digits version 1" in verdict or newest.data.tags["ratchet.gate"].startswith(("passed", "refused"))

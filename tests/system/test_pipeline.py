@@ -286,6 +286,9 @@ def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: R
     assert not client.search_model_versions(f"run_id = '{crippled.registration['run_id']}'")
     run = client.get_run(crippled.registration["run_id"])
     assert (run.data.tags["ratchet.gate"], run.data.tags["mlflow.note.content"]) == ("refused", summary)
+    assert run.info.run_name.startswith("digits convnet ")
+    assert run.info.run_name.endswith(" % refused")
+    assert run.data.tags["ratchet.result"] == f"accuracy {run.info.run_name.split()[2]} %"
     page = html.unescape((clone.root / "data" / "reports" / "report.html").read_text())
     assert summary in page
 

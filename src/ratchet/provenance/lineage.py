@@ -133,6 +133,6 @@ def _versions(run: ArchivedRun, acts: Acts) -> Link:
         )
         return Link("versions", children=tuple(children))
     gate = run.tags.get("ratchet.gate")
-    if gate == "passed":
+    if gate and gate.startswith("passed"):
         return Link("versions", ("none: it passed the gate, but its version is no longer in the registry",))
     return Link("versions", ("none: the gate refused it" if gate else "none: it was not judged",))

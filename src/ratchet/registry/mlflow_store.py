@@ -46,14 +46,17 @@ _SILENT = (
     "REQUEST_LIMIT_EXCEEDED",
 )  # MLflow's error codes for a server or database that does not answer; the others are answers
 _SQLITE = "sqlite:///"
-VIEW = "accuracy"
-"""Id of the saved view of the runs page with accuracy first: `viewStateShareKey` in the page's address."""
+VIEW = "results"
+"""Id of the saved view of the runs page with result and verdict first: `viewStateShareKey` in the page's address.
+
+MLflow has no other way to choose columns: without it, every experiment begins with Source, Models and Dataset.
+"""
 _VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-_VIEW_METRICS = (
-    "test/accuracy", "test/log_loss", "validation/accuracy", "test/r2", "test/mae", "test/micro_f1",
-    "test/bits_per_character",
+_VIEW_COLUMNS = (
+    "tags.`ratchet.result`", "tags.`ratchet.gate`", "attributes.`Dataset`", "attributes.`Models`",
+    "metrics.`test/accuracy`", "metrics.`test/r2`", "metrics.`test/micro_f1`", "metrics.`test/bits_per_character`",
+    "attributes.`Description`",
 )  # fmt: skip
-"""Columns of the view, of every problem."""
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:
@@ -297,8 +300,7 @@ def _refuse_deleted_experiment(experiment: Any, uri: str) -> None:
 
 def _view() -> str:
     """Return a saved view of MLflow's runs page in the page's own format."""
-    columns = [f"metrics.`{name}`" for name in _VIEW_METRICS]
-    state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": columns}
+    state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": _VIEW_COLUMNS}
     return json.dumps({"name": VIEW.capitalize(), "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 

@@ -22,9 +22,11 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["JOURNAL", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
+__all__ = ["JOURNAL", "NAME", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
 
 UID_TAG = "ratchet.uid"
+NAME = "mlflow.runName"
+"""The tag that MLflow shows as a run's name."""
 JOURNAL = "journal"
 """Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
@@ -342,6 +344,8 @@ def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) ->
             values |= content["values"]
         else:
             values[f"ratchet.trouble.{content['step']}.{entry.end}"] = f"{content['kind']}: {content['text']}"[:5000]
+    if (name := values.pop(NAME, None)) is not None:  # in a batch MLflow opens a second connection for it
+        client.update_run(run_id, name=name)
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in values.items()])
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flows.cancelled_runs import ended_by
 from flows.progress import log_errors_without_traceback
+from flows.run_names import run_name
 from flows.run_records import record_run
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -23,7 +24,7 @@ from ratchet.workspace import Workspace
 __all__ = ["approve_flow"]
 
 
-@flow(name="approve-flow", persist_result=False)
+@flow(name="approve-flow", flow_run_name=run_name, persist_result=False)
 def approve_flow(
     version: Annotated[str, Field(min_length=1)],
     who: Annotated[str, Field(min_length=1)],

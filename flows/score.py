@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
+from flows.run_names import run_name
 from flows.run_records import record_run
 from ratchet import settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingUnavailable
@@ -26,7 +27,7 @@ __all__ = ["score_flow"]
 Text = Annotated[str, Field(min_length=1)]
 
 
-@flow(name="score-flow", persist_result=False)
+@flow(name="score-flow", flow_run_name=run_name, persist_result=False)
 def score_flow(
     inputs: Text | list[Text],
     output: Text,

@@ -12,6 +12,7 @@ from pydantic import Field
 from flows import quotas
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
+from flows.run_names import run_name
 from flows.run_records import record_run
 from flows.stages import ingest_stage
 from ratchet import settings
@@ -32,7 +33,7 @@ __all__ = ["search_flow", "search_worker_flow"]
 _ROWS = 50  # trials in the artifact
 
 
-@flow(name="search-flow", persist_result=False)
+@flow(name="search-flow", flow_run_name=run_name, persist_result=False)
 def search_flow(
     overrides: Overrides = Overrides(),  # type: ignore[valid-type]  # noqa: B008  (frozen)
 ) -> "State[Searched]":
@@ -67,7 +68,7 @@ def search_flow(
         return ended
 
 
-@flow(name="search-worker-flow", persist_result=False)
+@flow(name="search-worker-flow", flow_run_name=run_name, persist_result=False)
 def search_worker_flow(
     study: Annotated[str, Field(min_length=1)], workers: Annotated[int, Field(ge=0)] = 0
 ) -> "State[Study]":

@@ -8,6 +8,7 @@ from flows import quotas, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import log_errors_without_traceback
+from flows.run_names import run_name
 from flows.run_records import record_run
 from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
@@ -22,7 +23,7 @@ from tasks.register import Registration
 __all__ = ["train_flow"]
 
 
-@flow(name="train-flow", persist_result=False)
+@flow(name="train-flow", flow_run_name=run_name, persist_result=False)
 def train_flow(
     overrides: Overrides = Overrides(),  # type: ignore[valid-type]  # noqa: B008  (frozen)
     revision: str = "",

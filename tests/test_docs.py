@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from commands.app import Panel
 from commands.cli import app
+from flows.server.alert_rules import ALERT_RULES
 from ratchet.evaluation.robustness import KINDS
 from ratchet.settings import errors as settings_errors
 from ratchet.settings.model import BudgetSettings, EvaluationSettings, TrainingSettings
@@ -128,6 +129,15 @@ def test_every_command_that_a_message_names_exists() -> None:
                 if (f"{first} {second}" if first in groups and second else first) not in known | groups:
                     unknown.append(f"{path.name}: ratchet {first} {second}")
     assert not unknown
+
+
+def test_every_alert_is_documented() -> None:
+    page = (DOCS / "operate.md").read_text(encoding="utf-8")
+    table = page.partition("| alert | when |")[2].partition("\n\n")[0]
+    assert table.count("\n| ") == len(ALERT_RULES)
+    kinds = re.findall(r"`([\w-]+)`", page.partition("\n`next` and `occurred`. `kind` is")[2].partition(".")[0])
+    assert sorted(kinds) == sorted(rule.kind for rule in ALERT_RULES)
+    assert {6: "six", 7: "seven"}[len(ALERT_RULES)] in page.partition("*automation*")[2].partition("\n\n")[0]
 
 
 def test_the_systemd_unit_holds(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from the flow's own record in Prefect's database and from MLflow, never from the
 
 import html
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -267,6 +268,13 @@ def test_an_edit_of_the_training_leaves_the_data_alone(shorter: RunRecord, first
     }
     assert shorter.hashes["data/packed"] == first.hashes["data/packed"]
     assert shorter.hashes["data/model"] != first.hashes["data/model"]
+
+
+def test_flow_run_is_named_by_data_and_time(clone: Any, first: RunRecord) -> None:
+    with sqlite3.connect(clone.root / ".ratchet" / "prefect" / "prefect.db") as database:
+        names = [name for (name,) in database.execute("select name from flow_run")]
+    assert names
+    assert [name for name in names if not re.fullmatch(r"digits \d{4}-\d\d-\d\d \d\d:\d\d command line", name)] == []
 
 
 def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: RunRecord) -> None:

@@ -21,6 +21,7 @@ from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
 from ratchet.kinds import Classes, TokensInput
 from ratchet.references import require_references
+from ratchet.registry.alias_sync import require_agreement
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.scratch_project import Scratch
@@ -247,6 +248,7 @@ def preflight(workspace: Workspace) -> int:
 
     params, console = settings.load(workspace.params), new_console()
     require_references(params, workspace)
+    require_agreement(workspace, params)
     source = params.data.source if params.data.kind == "image" else params.data.path
     console.print(
         f"[bold]Preflight[/]: {source}, about {PER_CLASS} samples of each class; "

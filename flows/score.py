@@ -16,7 +16,7 @@ from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
 from flows.run_records import record_run
 from ratchet import settings
-from ratchet.errors import RatchetError, StorageUnavailable, TrackingUnavailable
+from ratchet.errors import RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
 from ratchet.reports.templating import escaped
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
@@ -68,6 +68,8 @@ def _may_succeed_later(_task: Any, _run: Any, state: "State[Any]") -> bool:
     """Do not retry user errors."""
     try:
         state.result()
+    except TrackingRefused:
+        return False
     except (StorageUnavailable, TrackingUnavailable):
         return True
     except RatchetError:

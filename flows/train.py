@@ -15,6 +15,7 @@ from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.references import require_references
 from ratchet.registry.access import require, user
+from ratchet.registry.alias_sync import require_agreement
 from ratchet.settings.model import Overrides
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import disk_errors
@@ -49,6 +50,7 @@ def train_flow(
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 params = run.params
                 require_references(params, workspace)
+                require_agreement(workspace, params)
                 require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
                 try:
                     dataset = ingest_stage(params, workspace)

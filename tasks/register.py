@@ -71,11 +71,13 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     """
     from ratchet.provenance.record import finish_record
     from ratchet.registry.access import require, user
+    from ratchet.registry.alias_sync import require_agreement
     from ratchet.registry.names import registered_name
     from ratchet.registry.promotion import Promotions
 
     trained, name = TrainedModel.load(workspace), registered_name(params, workspace)
     require(params.access, "runners", user(), f"register {name}")
+    require_agreement(workspace, params)  # before the model is exported and stored
     weights = files.digest_file(workspace.model / "model.safetensors")
     run = _open_run(workspace, params, trained.key, weights)
     _complete_run(run, params, workspace, flow_run=flow_run)

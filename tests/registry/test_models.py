@@ -218,11 +218,17 @@ def test_every_loader_refuses_a_changed_model(
         lambda: registry.champion(name, tmp_path / "champion"),
         lambda: load_model(folder),
     ):
-        with pytest.raises(RatchetError, match=r"changed: model\.safetensors\); nothing was loaded\. Fix: restore"):
+        with pytest.raises(
+            RatchetError, match=r"changed: model\.safetensors\); nothing was loaded\. Fix: restore"
+        ) as raised:
             way_in()
+        assert f"{folder}: differs from the stored model" in str(raised.value)  # not a temporary copy
     seal(folder)  # an attacker can change checksums, too, but the run has their digest
-    with pytest.raises(RegistryError, match=r"not the one that was stored, by the run's tag ratchet\.model_checksums"):
+    with pytest.raises(
+        RegistryError, match=r"not the one that was stored, by the run's tag ratchet\.model_checksums"
+    ) as raised:
         registry.champion(name, tmp_path / "again")
+    assert f"restore the files in {folder} from a backup" in str(raised.value)
     (folder / "checksums.json").unlink()
     with pytest.raises(RegistryError, match=r"its checksums\.json is missing, by the run's tag"):
         registry.champion(name, tmp_path / "once more")

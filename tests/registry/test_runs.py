@@ -13,8 +13,8 @@ import pytest
 from waiting import until
 
 from ratchet.cost import Cost
-from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingError
-from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, reachable
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
+from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
@@ -260,6 +260,24 @@ def test_an_answer_of_mlflow_is_not_called_an_outage(place: Any) -> None:
         place.client.get_run("0" * 32)
     with pytest.raises(TrackingUnavailable, match="does not accept requests") as silent, reachable(DEAD):
         connect(place.workspace, TrackingSettings(uri=DEAD)).search_experiments()
+    assert not isinstance(silent.value, TrackingRefused)
+
+
+def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3: Any) -> None:
+    """Both stores of files answer with a status of 4xx: MLflow's own, and S3 without the bucket."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    (tmp_path / "file").touch()
+    of_server = get_artifact_repository(f"{server.uri}/api/2.0/mlflow-artifacts/artifacts/a/..%2F..%2Fb")
+    of_s3 = get_artifact_repository("s3://no-such-bucket/files")
+    for store, reason in ((of_server, "400 Client Error"), (of_s3, "NoSuchBucket")):
+        with pytest.raises(TrackingRefused, match=f"refuses this: .*{reason}"), reachable(server.uri):
+            store.log_artifact(str(tmp_path / "file"))
+    with pytest.raises(RegistryError, match="x: its files cannot be read"), file_errors("x", server.uri):
+        get_artifact_repository("mlflow-artifacts:/none", tracking_uri=server.uri).download_artifacts("file")
+    of_none = get_artifact_repository(f"{DEAD}/api/2.0/mlflow-artifacts/artifacts/a")
+    with pytest.raises(TrackingUnavailable) as silent, reachable(DEAD):
+        of_none.log_artifact(str(tmp_path / "file"))
     assert not isinstance(silent.value, TrackingRefused)
 
 

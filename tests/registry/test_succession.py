@@ -12,6 +12,7 @@ import pytest
 from ratchet.errors import ChampionMoved, LedgerBroken, NotAllowed, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
+from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
@@ -287,7 +288,12 @@ def test_an_alias_moved_by_hand_is_found_and_repaired(line: Line) -> None:
     assert [fault.partition(". Fix:")[0] for fault in line.faults()] == [message]
     with pytest.raises(RegistryError, match="ratchet audit --repair"):
         line.promotions.synchronize()
+    registry = line.params.registry.model_copy(update={"model": line.name})
+    params = line.params.model_copy(update={"registry": registry})
+    with pytest.raises(RegistryError, match=r"the alias champion is on version 1 .*ratchet audit --repair"):
+        require_agreement(line.place.workspace, params)  # before a training
     assert line.repair() == [f"{line.name}: champion is version 2, no challenger"]
+    require_agreement(line.place.workspace, params)
     assert line.aliases() == {"champion": "2"}
     assert line.faults() == []
     assert line.promotions.entries()[-1].content["found"] == {"champion": "1"}

@@ -1,6 +1,7 @@
 """The model server over HTTP: three request formats, real clients, a moving alias, overload and hostile requests."""
 
 import base64
+import gzip
 import http.client
 import io
 import itertools
@@ -13,6 +14,7 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -261,6 +263,165 @@ def test_triton_client_and_mlflow_client_are_answered(images: Served) -> None:
     assert results[0].tobytes() == results[1].tobytes() == mlflows.to_numpy(np.float32).tobytes()
 
 
+VISITS = TableInput(
+    (
+        Column("Größe", "numeric", 170.0, 10.0, tuple(np.linspace(150.0, 190.0, 9).tolist())),
+        Column("née le", "datetime", 0.0, 1e8, tuple(np.linspace(-1e8, 1e8, 9).tolist()), offset=1e9),
+        Column("Straße", "categorical", categories=("Alt-Moabit", "日本")),
+        Column("klass", "categorical", categories=("1", "2", "3")),
+        Column("insured", "categorical", categories=("True", "False")),
+    )
+)
+
+
+def visits() -> Any:
+    """Return rows as users have them: each kind of missing value that pandas knows, dates, names beyond ASCII."""
+    import pandas as pd
+
+    rows = pd.DataFrame(
+        {
+            "Größe": [171.5, np.nan, 180.0, 165.0],
+            "née le": pd.to_datetime(
+                ["2001-09-09 01:46:40", None, "1999-12-31 00:00", "2004-02-29 12:00:01"], format="ISO8601"
+            ),
+            "Straße": ["日本", None, "elsewhere", np.nan],
+            "klass": [1.0, 3.0, np.nan, 2.0],
+            "insured": [True, None, False, np.nan],
+        }
+    )
+    return rows.astype({"insured": object})
+
+
+def test_mlflows_client_sends_missing_values_and_dates(serve: Callable[..., Served], registry: Served) -> None:
+    """In the order of `visits`, with missing values of each kind: NaN, NaT, None."""
+    from mlflow.pyfunc.scoring_server.client import ScoringServerClient
+
+    registry.add("visits", ModelSpec("tabm", VISITS, ANIMALS))
+    served, frame = serve("visits"), visits()
+    with served.registry.opened("models:/visits/1") as (model, _):
+        wanted = np.array(model.predict(frame), np.float32)
+    given = ScoringServerClient(HOST, served.port).invoke(frame).get_predictions().to_numpy(np.float32)
+    assert np.abs(given - wanted).max() < 1e-6
+    records = json.loads(frame.to_json(orient="records", date_format="iso"))
+    answer = served.ask("/invocations", {"dataframe_records": records})[1]
+    assert np.array(answer["predictions"], np.float32).tobytes() == given.tobytes()
+
+
+def test_triton_client_sends_missing_values_and_names(serve: Callable[..., Served], registry: Served) -> None:
+    import tritonclient.http as triton
+
+    registry.add("journeys", ModelSpec("tabm", VISITS, ANIMALS))
+    served, frame = serve("journeys"), visits()
+    with served.registry.opened("models:/journeys/1") as (model, _):
+        wanted = np.array(model.predict(frame), np.float32)
+    with closing(triton.InferenceServerClient(f"{HOST}:{served.port}")) as client:
+        for binary in (True, False):
+            given = []
+            for name in frame.columns:
+                is_number = frame[name].dtype == np.float64
+                texts = np.array([str(value).encode() for value in frame[name]], object)
+                given.append(triton.InferInput(name, [len(frame)], "FP64" if is_number else "BYTES"))
+                given[-1].set_data_from_numpy(frame[name].to_numpy() if is_number else texts, binary_data=binary)
+            answered = client.infer("journeys", given).as_numpy("probabilities")
+            assert np.abs(answered - wanted).max() < 1e-6
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_options_of_tritons_client_have_their_effect(images: Served, binary: bool) -> None:
+    import tritonclient.http as triton
+    from tritonclient.utils import InferenceServerException
+
+    pixels = np.array(ROWS["image"][:5], np.uint8)
+    scores = np.array(images.ask("/invocations", {"inputs": ROWS["image"][:5]})[1]["predictions"], np.float32)
+    client = triton.InferenceServerClient(f"{HOST}:{images.port}")
+
+    def infer(classes: int = 0, **options: Any) -> Any:
+        given = triton.InferInput("pixels", pixels.shape, "UINT8")
+        given.set_data_from_numpy(pixels, binary_data=binary)
+        wanted = triton.InferRequestedOutput("probabilities", binary_data=binary, class_count=classes)
+        return client.infer("image", [given], outputs=[wanted], **options).as_numpy("probabilities")
+
+    with closing(client):
+        assert infer(timeout=5_000_000, priority=3, sequence_id=7).tobytes() == scores.tobytes()
+        for coding in ("gzip", "deflate"):
+            packed = infer(request_compression_algorithm=coding, response_compression_algorithm=coding)
+            assert packed.tobytes() == scores.tobytes()
+        with pytest.raises(InferenceServerException, match=r"\[503\] .*within the deadline"):
+            infer(timeout=1)  # a microsecond
+        best = np.argsort(-scores, axis=1)
+        for classes, shown in ((1, 1), (2, 2), (99, 3)):
+            texts = [[f"{scores[row, at]:f}:{at}:{ANIMALS.names[at]}" for at in best[row, :shown]] for row in range(5)]
+            answered = infer(classes)
+            assert [[str(text, "utf-8") if binary else text for text in row] for row in answered] == texts
+    assert images.get("/v2")[1]["extensions"] == ["binary_tensor_data", "classification", "schedule_policy"]
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("X-Gzip", gzip.compress),
+        ("gzip", lambda body: gzip.compress(body[:99]) + gzip.compress(body[99:])),  # two members
+        ("deflate", zlib.compress),
+        ("deflate", lambda body: zlib.compress(body, wbits=-15)),  # without zlib's header
+        ("identity", bytes),
+    ],
+)
+def test_compressed_requests_are_answered(images: Served, coding: str, pack: Callable[[bytes], bytes]) -> None:
+    body = json.dumps({"input": ROWS["image"][:2]}).encode()
+    wanted = images.ask("/v1/predict", body)[1]["predictions"]
+    status, answer, _ = images.ask("/v1/predict", pack(body), Content_Encoding=coding)
+    assert (status, answer.get("predictions")) == (200, wanted), answer
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "message"),
+    [
+        ("br", b"{}", 415, "Content-Encoding: found 'br'; allowed: gzip, deflate, or none"),
+        ("gzip, gzip", b"{}", 415, "allowed: gzip, deflate"),
+        ("gzip", b'{"input": []}', 400, "the body is not gzip: "),
+        ("gzip", gzip.compress(b'{"input": []}')[:-8], 400, "the body is cut off"),
+        ("gzip", b"", 400, "the body is cut off"),
+        ("deflate", zlib.compress(b" " * 9_000_000), 413, "the body is larger than 1 MiB (serving.body_mib)"),
+        ("gzip", gzip.compress(b" " * 1_048_577), 413, "the body is larger than 1 MiB"),
+        ("gzip", gzip.compress(b" " * 1_048_576), 400, "the body is not JSON"),
+    ],
+)
+def test_bad_compressed_body_is_refused_by_name(
+    small: Served, coding: str, body: bytes, status: int, message: str
+) -> None:
+    code, answer, headers = small.ask("/v1/predict", body, Content_Encoding=coding)
+    assert (code, message in answer["error"]) == (status, True), answer
+    assert (headers.get("accept-encoding") == "gzip, deflate") == (status == 415)
+
+
+def test_large_answers_are_compressed_for_clients_that_accept_it(serve: Callable[..., Served]) -> None:
+    import requests
+
+    served, rows = serve("image", rows=4000), ROWS["image"] * 100
+    whole = None
+    for accepted, coding in (
+        ("gzip;q=0", None), ("identity", None), ("gzip", "gzip"), ("deflate", "deflate"), ("br, *;q=0.5", "gzip"),
+    ):  # fmt: skip
+        answer = requests.post(
+            served.url("/invocations"), json={"inputs": rows}, headers={"Accept-Encoding": accepted}, timeout=60
+        )
+        assert answer.headers.get("Content-Encoding") == coding
+        whole = whole or answer.content
+        assert answer.content == whole
+    assert len(json.loads(whole or b"")["predictions"]) == 4000
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", INFER, "/v1/labels", "/v1/explain"])
+def test_too_long_body_is_refused_before_100_continue(images: Served, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{images.port}\r\nContent-Type: application/json\r\n"
+    head += f"Expect: 100-continue\r\nContent-Length: {99 << 20}\r\n\r\n"
+    with socket.create_connection((HOST, images.port)) as connection, connection.makefile("rb") as answer:
+        connection.sendall(head.encode())
+        assert answer.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+        assert b"larger than 16 MiB (serving.body_mib)" in answer.read()  # the server closes the connection
+
+
 def test_generated_text_is_that_of_mlflows_loader(serve: Callable[..., Served]) -> None:
     served, prompts = serve("tokens", tokens=40), ["To be", "Alas"]
     options = {"max_tokens": 20, "temperature": 0.0}
@@ -430,7 +591,10 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
         ("/v1/predict", {"input": [{"b64": "%"}]}, 400, "input[0].b64: is not base64"),
         ("/v1/predict", {"input": [{"b64": "AAAA"}]}, 400, "input[0]: is not an image that can be read"),
         ("/v1/predict", {"input": [], "options": {"top_k": 0}}, 400, "options.top_k: found 0"),
-        ("/v1/predict", b'{"input": NaN}', 400, "the body is not JSON"),
+        ("/v1/predict", b'{"input": [NaN]}', 400, "input: found shape [1]"),
+        ("/v1/predict", b'{"input": [-Infinity]}', 400, "the body: found -Infinity; allowed: finite numbers"),
+        ("/v1/predict", b'{"input": [NaN], "model": "\\ud800"}', 400, "the body is not JSON"),
+        ("/v1/predict", b'NaN' + b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/predict", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/predict", {"input": [[[[0] * 3] * 8] * 8] * 5}, 413, "found 5 rows; allowed: 4"),
         ("/v1/predict", b" " * 1_200_000, 413, "the body is larger than 1 MiB"),
@@ -843,6 +1007,25 @@ def test_failing_canary_is_withdrawn_and_stays_so(serve: Callable[..., Served], 
     restarted = serve("image", **changed | {"canary_share": 0.4})
     until(lambda: canary_of(restarted)["version"])
     until(lambda: restarted.ask("/v1/predict", {"input": WHITE})[0] == 500)
+
+
+def test_failing_shadow_is_counted_and_compared(serve: Callable[..., Served], registry: Served) -> None:
+    add_own(registry, "failing_shadow", "raise ValueError('white')", model="failing")
+    served = serve("image", shadow="failing@champion")
+    until(lambda: served.get("/v1/models")[1]["models"][0].get("shadow"))
+    for rows in (ROWS["image"][:1], WHITE, WHITE * 2):
+        assert served.ask("/v1/predict", {"input": rows})[0] == 200
+    name = "ratchet_shadow_failed_requests_total"
+
+    def failed() -> float:
+        with urllib.request.urlopen(served.url("/metrics")) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+    until(lambda: failed() == 2.0)
+    assert "failing@champion failed: white" in served.get("/v1/models")[1]["models"][0]["shadow_problem"]
+    wanted = "failing/1 beside image/1  1 requests, 4 rows, 2 failed, agreement"
+    until(lambda: wanted in served.project.good("ratchet", "shadow"))
 
 
 def test_slow_canary_is_withdrawn(serve: Callable[..., Served], registry: Served) -> None:

@@ -25,7 +25,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"%08d" % size})
 
 
-def served(client: Callable[[int], Coroutine[Any, Any, None]], http: type[HeadLimits] = HeadLimits) -> None:
+def served(
+    client: Callable[[int], Coroutine[Any, Any, None]], http: type[HeadLimits] = HeadLimits, app: Any = app
+) -> None:
     """Run a client with the port of a server."""
 
     async def run() -> None:
@@ -53,6 +55,23 @@ async def answer(port: int, *parts: bytes) -> bytes:
         return b"closed"
     finally:
         writer.close()
+
+
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    """Refuse a request without reading its body."""
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_refusal_before_100_continue_closes_the_connection() -> None:
+    """The next request of the client would be taken for the body that it did not send."""
+
+    async def client(port: int) -> None:
+        head = HEAD + b"Expect: 100-continue\r\nContent-Length: 99\r\n\r\n"
+        received = await answer(port, head)  # until the server closes
+        assert received.startswith(b"HTTP/1.1 413 ")
+
+    served(client, app=refuse)
 
 
 def test_a_head_that_is_too_long_is_refused() -> None:

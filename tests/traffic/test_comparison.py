@@ -49,6 +49,26 @@ def test_agreement_counts_equal_classes(tmp_path: Path) -> None:
     assert [(hour.version, hour.requests) for hour in summary(folder)] == [("digits/1", 10)]
 
 
+def test_failed_requests_agree_in_no_row(tmp_path: Path) -> None:
+    """A failed one has NaN, whose best class would be the first one."""
+    given = np.eye(2, dtype=np.float32)[[0, 1] * 10]
+    other = given.copy()
+    other[:6] = np.nan
+    folder = write(tmp_path / "c", given, other)
+    (pair,) = comparisons(folder)
+    assert (pair.requests, pair.failed, pair.rows) == (7, 3, 20)
+    assert pair.agreement is not None
+    assert pair.agreement.value == pytest.approx(14 / 20)
+    with pytest.raises(RegistryError, match="answered 7 live requests in shadow"):
+        judge_shadow(GateSettings(shadow_requests=8), folder, champion="digits/1", version="digits/2")
+    numbers = Numbers(("x", "y"), (0.0, 0.0), (1.0, 1.0))
+    (pair,) = comparisons(write(tmp_path / "n", given, other + 0.5, numbers))
+    assert pair.difference is not None
+    assert (pair.failed, pair.difference.value) == (3, pytest.approx(0.5))
+    (pair,) = comparisons(write(tmp_path / "none", given, np.full_like(given, np.nan), numbers))
+    assert (pair.requests, pair.failed, pair.difference) == (0, 10, None)
+
+
 def test_versions_are_compared_in_slices_of_a_logged_column(tmp_path: Path) -> None:
     log = RequestLog(tmp_path, share=1.0, inputs="none", days=30.0, mib=64.0)
     for number in range(30):

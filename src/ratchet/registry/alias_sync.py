@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.errors import LedgerBroken, RegistryError
+from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.fingerprints import collect_evidence
 from ratchet.registry.ledger import RECOVER, Entry, Ledger
 from ratchet.registry.models import ModelRegistry
+from ratchet.registry.names import registered_name
 from ratchet.registry.versions import Version
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -23,7 +24,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from ratchet.registry.samples import Samples
 
-__all__ = ["AliasSync"]
+__all__ = ["AliasSync", "require_agreement"]
 
 _JUDGED = ("register", "renew", "withdraw")
 
@@ -68,12 +69,9 @@ class AliasSync:
         """
         with self.ledger.exclusive():
             self.ledger.require_intact()
-            fault = self.fault()
-            if fault:
-                raise RegistryError(f"{fault}. Fix: {self.fix}")
+            if problem := self.disagreement():
+                raise problem
             if not self.entries() and self._held():
-                if lost := self.ledger.lost():
-                    raise LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
                 self._adopt("the ledger begins")
             return self._update_mlflow()
 
@@ -103,6 +101,15 @@ class AliasSync:
             self.ledger.append("repair", model=self.name, who=who, why=why, found=aliases, deleted=deleted)
             self.ledger.publish()
             return self._update_mlflow()
+
+    def disagreement(self) -> RegistryError | None:
+        """Return the error if ledger and MLflow disagree, and no unfinished act explains it. Changes nothing."""
+        with self.ledger.exclusive():
+            if fault := self.fault():
+                return RegistryError(f"{fault}. Fix: {self.fix}")
+            if not self.entries() and self._held() and (lost := self.ledger.lost()):
+                return LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
+            return None
 
     def fault(self) -> str | None:
         """Describe the first difference between MLflow and the ledger that no unfinished act explains."""
@@ -241,6 +248,30 @@ class AliasSync:
                 runs[number] = held.get("run")
         stored = self.registry.versions(self.name)
         return {version.number for version in stored if runs.get(version.number, version.run_id) == version.run_id}
+
+
+def require_agreement(workspace: Workspace, params: Params) -> None:
+    """Check before a training that its model could be registered after it: ledger and MLflow agree.
+
+    What does not answer now is asked again by the registration.
+
+    Raises:
+        LedgerBroken: the ledger is not what was written.
+        RegistryError: somebody moved an alias by hand, or the model belongs to another ledger.
+        TrackingRefused: MLflow answers, and refuses.
+    """
+    ledger = Ledger.of(workspace, params)
+    if not ledger.is_begun or (params.registry.model == "auto" and not (workspace.packed / "manifest.json").exists()):
+        return  # nothing was registered, or the data that name the model are not there yet
+    try:
+        ledger.require_intact()
+        problem = AliasSync(workspace, params, registered_name(params, workspace), ledger=ledger).disagreement()
+    except (LedgerBroken, TrackingRefused):
+        raise
+    except (RegistryError, TrackingUnavailable):
+        return
+    if problem:
+        raise problem
 
 
 def _is_about(entry: Entry, version: Version) -> bool:

@@ -204,6 +204,12 @@ class Ledger:
             raise self._database_error(error) from error
         return dropped
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a ledger, or was one on this machine. Creates nothing."""
+        path = self.uri.removeprefix("sqlite:///")
+        return path == self.uri or Path(path).exists() or bool(self.heads.logged())
+
     def lost(self) -> str | None:
         """Return a message if the ledger is empty although this project has written to it; None otherwise."""
         logged = self.heads.logged()

@@ -45,6 +45,7 @@ _SILENT = (
     "UNKNOWN",
     "REQUEST_LIMIT_EXCEEDED",
 )  # MLflow's error codes for a server or database that does not answer; the others are answers
+_LATER = (408, 429)  # HTTP statuses of a client error that a later attempt may not get
 _SQLITE = "sqlite:///"
 VIEW = "results"
 """Id of the saved view of the runs page with result and verdict first: `viewStateShareKey` in the page's address.
@@ -164,7 +165,11 @@ def _answer(error: Exception) -> str | None:
     """Return MLflow's reason, and the fix, if it has answered and refused; None if it is silent or asks for a login."""
     from mlflow.exceptions import MlflowException
 
-    if not isinstance(error, MlflowException) or error.error_code in _SILENT or _refusal(error) is not None:
+    if isinstance(error, MlflowException):
+        has_answered = error.error_code not in _SILENT
+    else:  # of the server's files, or of S3
+        has_answered = 400 <= _status(error) < 500 and _status(error) not in _LATER
+    if not has_answered or _refusal(error) is not None:
         return None
     reason, fix = first_line(error)[:300].rstrip("."), "correct the setting or name in this message"
     if "deleted" in reason:
@@ -188,6 +193,16 @@ def _refusal(error: Exception) -> tuple[str, str] | None:
         fix = "have its administrator give the permission EDIT of the experiment and of the registered model"
         return f"does not allow this to {who}", f"{fix}, then run the same command again"
     return None
+
+
+def _status(error: Exception) -> int:
+    """Return the HTTP status of an answer to a request for a file; 0: there is no answer."""
+    answer = getattr(error, "response", None)
+    if answer is None and _of_s3(error) and error.__context__:  # an upload's error has S3's as its context
+        answer = getattr(error.__context__, "response", None)
+    if isinstance(answer, dict):  # of S3
+        return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(getattr(answer, "status_code", 0))
 
 
 def _of_s3(error: Exception) -> bool:
@@ -224,7 +239,9 @@ def _gone(error: Exception) -> bool | None:
         return error.error_code in GONE
     if _of_s3(error):
         return getattr(error, "response", {}).get("Error", {}).get("Code") in ("404", "NoSuchKey", "NoSuchBucket")
-    return not isinstance(error, RequestException) if isinstance(error, OSError) else None
+    if isinstance(error, RequestException):
+        return _status(error) == 404
+    return True if isinstance(error, OSError) else None
 
 
 def or_none(query: Callable[[], T]) -> T | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import url2pathname
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
@@ -162,7 +163,7 @@ class ModelRegistry(Versions):
                 try:
                     loaded = mlflow.pyfunc.load_model(folder)
                 except TrainingError as error:  # of `pyfunc`: files that are not those that were stored
-                    raise RegistryError(f"{model_uri}: {error}") from error
+                    raise self._damaged(model_uri, error, Path(folder, "data", _ARTIFACT)) from error
             yield loaded, Path(folder, "data", _ARTIFACT)
 
     def champion(self, name: str, into: Path) -> Champion | None:
@@ -205,7 +206,7 @@ class ModelRegistry(Versions):
         try:
             checksums = verify(folder)
         except TrainingError as error:
-            raise RegistryError(f"{version.uri}: {error}") from error
+            raise self._damaged(version.uri, error, folder) from error
         if recorded is None or checksums is None or files.digest_json(checksums) != recorded:
             problem = (
                 f"its run has no tag {CHECKSUMS_TAG}"
@@ -214,9 +215,23 @@ class ModelRegistry(Versions):
                 f"run's tag {CHECKSUMS_TAG}"
             )
             raise RegistryError(
-                f"{version.uri}: {problem}: nothing was loaded. Fix: restore the model's files from a backup, or "
-                f"`ratchet rollback {version.name}` to another version"
+                f"{version.uri}: {problem}: nothing was loaded. Fix: restore the files in "
+                f"{self._stored_folder(version.uri)} from a backup, or `ratchet rollback {version.name}` to another "
+                "version"
             )
+
+    def _damaged(self, model_uri: str, error: TrainingError, copy: Path) -> RegistryError:
+        """Return the error of damaged files. It names the stored files: nobody can restore those of a copy."""
+        return RegistryError(f"{model_uri}: {error}".replace(str(copy), self._stored_folder(model_uri)))
+
+    def _stored_folder(self, model_uri: str) -> str:
+        """Return where a model's files are stored: a folder, or an address."""
+        from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
+
+        with reachable(self.uri), active(self.workspace, self.params.tracking):
+            place: str = ModelsArtifactRepository(model_uri).repo.artifact_uri
+        local = url2pathname(place.removeprefix("file://")) if place.startswith("file://") else place
+        return f"{local}/data/{_ARTIFACT}"
 
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
         """Store files among the run's artifacts; `wanted` is file -> folder there."""

@@ -34,6 +34,7 @@ def judge_shadow(gate: GateSettings, requests: Path, *, champion: str, version: 
     agreement = measured.agreement
     return {
         "requests": measured.requests,
+        **({"failed": measured.failed} if measured.failed else {}),
         "rows": measured.rows,
         **({"agreement": agreement.value, "agreement_low": agreement.low} if agreement else {}),
     }

@@ -22,11 +22,12 @@ def shadow_page(pairs: Sequence[Comparison], *, by: str) -> str:
 
 
 def quality(pair: Comparison) -> str:
-    """Return agreement or difference as text that follows others; empty if there is neither."""
+    """Return failures, and agreement or difference, as text that follows others; empty if there is none of them."""
+    failed = f", {pair.failed:,} failed" if pair.failed else ""
     if pair.agreement:
         low, value, high = pair.agreement.low, pair.agreement.value, pair.agreement.high
-        return f", agreement {value:.1%} (95 % CI {low:.1%} to {high:.1%})"
+        return f"{failed}, agreement {value:.1%} (95 % CI {low:.1%} to {high:.1%})"
     if pair.difference:
         low, value, high = pair.difference.low, pair.difference.value, pair.difference.high
-        return f", mean absolute difference {value:.4g} (95 % CI {low:.4g} to {high:.4g})"
-    return ""
+        return f"{failed}, mean absolute difference {value:.4g} (95 % CI {low:.4g} to {high:.4g})"
+    return failed

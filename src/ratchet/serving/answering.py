@@ -1,6 +1,8 @@
 """The path of one request: read it, compute it in a batch, write the answer, and pass it to observers."""
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -12,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ratchet.errors import RatchetError
 from ratchet.serving.answered import Answered, Observer
+from ratchet.serving.encodings import accepted_encoding, encoded
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
@@ -20,6 +23,7 @@ from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.requests import (
     Bodies,
     Busy,
+    Header,
     Refused,
     Reply,
     content_length,
@@ -44,6 +48,7 @@ __all__ = ["Answering", "Call", "Endpoint"]
 _LOG = logging.getLogger(__name__)
 _LARGE = 10_000  # numbers of an answer that takes milliseconds to write
 _LATE = "it was not answered within the deadline"
+_NOT_GENERATION = ("binary", "classes", "stream")  # options of a language model's answer
 
 
 class Call(NamedTuple):
@@ -147,14 +152,14 @@ class Answering:
             ClientDisconnect: the client has gone.
             Refused: the request is wrong, or is not answered within its deadline.
         """
-        body = None
+        body, lifetime = None, call.lifetime(self.settings)
         try:
-            lifetime = call.lifetime(self.settings)
             with TimeLimit(call.began + self.settings.deadline - time.monotonic()) as limit, self.bodies.hold() as held:
                 await self._check(loaded, call, lifetime)
                 body = await held.read(call.receive, call.headers)
                 limit.reschedule(lifetime.deadline - time.monotonic())
-                question, answer, seconds = await self._answered(envelope, loaded, body, call, lifetime)
+                read = _reader(envelope, loaded, body, call, lifetime, limit)
+                question, answer, seconds = await self._answered(envelope, loaded, body, call, lifetime, read)
                 if question.options.get("stream"):
                     return await self._streamed(question, loaded, call, lifetime)
                 if question.prompts:
@@ -164,10 +169,13 @@ class Answering:
                 assert answer
                 write = partial(envelope.write, answer, question)
                 is_large = question.rows * loaded.spec.target.outputs > _LARGE
-                content, headers = await self.worker.run(write, lifetime) if is_large else write()
+                compress = partial(_compressed, write, accepted_encoding(call.headers))
+                content, headers = await self.worker.run(compress, lifetime) if is_large else write()
         except TimeoutError:
             if body is None:
                 raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
+            if lifetime.deadline < call.began + self.settings.deadline:  # by the client
+                raise Busy(_LATE, 1.0) from None
             raise Refused(503, _LATE, {"Retry-After": "1"}) from None
         except TooManyRows as error:
             raise Refused(413, str(error)) from None
@@ -245,7 +253,13 @@ class Answering:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def _answered(
-        self, envelope: Envelope, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime
+        self,
+        envelope: Envelope,
+        loaded: LoadedVersion,
+        body: bytes,
+        call: Call,
+        lifetime: Lifetime,
+        read: Callable[[], Question],
     ) -> tuple[Question, Answer | None, float]:
         """Return what a request asks, the answer, and the seconds of the version.
 
@@ -257,7 +271,7 @@ class Answering:
         batcher, key = self.batcher_of(loaded), None
         if batcher.is_busy:  # only then will repeated requests need the answer
             key = request_key(call.envelope, call.headers, body, loaded)
-        raw = Raw(partial(envelope.read, body, call.headers, loaded, lifetime.check), len(body))
+        raw = Raw(read, len(body))
         try:
             if envelope.is_slow(body, call.headers, loaded):
                 question, predictions, seconds = await batcher.answer(loaded, raw, lifetime)
@@ -302,11 +316,37 @@ class Answering:
         Raises:
             Refused: it asks for more tokens than serving.tokens.
         """
-        parameters = {name: value for name, value in question.options.items() if name not in ("binary", "stream")}
+        parameters = {name: value for name, value in question.options.items() if name not in _NOT_GENERATION}
         longest = parameters.setdefault("max_tokens", self.settings.tokens)
         if longest > self.settings.tokens:
             raise Refused(400, f"max_tokens: found {longest}; allowed: up to {self.settings.tokens} (serving.tokens)")
         return parameters
+
+
+def _reader(
+    envelope: Envelope, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: TimeLimit
+) -> Callable[[], Question]:
+    """Return the function that reads a request in any thread. A timeout in its body shortens lifetime and limit."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> Question:
+        question = envelope.read(body, call.headers, loaded, lifetime.check)
+        if question.timeout < math.inf:
+            lifetime.shorten(call.began + question.timeout)
+            loop.call_soon_threadsafe(limit.reschedule, lifetime.deadline - time.monotonic())
+        return question
+
+    return read
+
+
+def _compressed(
+    write: Callable[[], tuple[bytes, tuple[Header, ...]]], encoding: str
+) -> tuple[bytes, tuple[Header, ...]]:
+    """Return what `write` returns, in an encoding unless that is empty."""
+    content, headers = write()
+    if not encoding:
+        return content, headers
+    return encoded(content, encoding), (*headers, (b"content-encoding", encoding.encode()))
 
 
 class Endpoint:
@@ -325,8 +365,7 @@ class Endpoint:
             response = await answering.answer(self._envelope, loaded, call)
         except Refused as error:
             response = error_response(error)
-            # A client may leave it no time.
-            is_fault = error.status >= 500 and not isinstance(error, Busy) and "ratchet-deadline" not in call.headers
+            is_fault = error.status >= 500 and not isinstance(error, Busy)
         except ClientDisconnect:
             return
         except Exception:  # of a library or of a user's code

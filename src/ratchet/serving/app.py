@@ -23,7 +23,7 @@ from ratchet.serving.canary import Canary
 from ratchet.serving.explaining import Explaining
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Envelope, Invocations, Own
-from ratchet.serving.formats.open_inference import Infer, metadata
+from ratchet.serving.formats.open_inference import EXTENSIONS, Infer, metadata
 from ratchet.serving.formats.raw_inputs import values_of
 from ratchet.serving.labelling import Labelling
 from ratchet.serving.metrics import Metrics
@@ -80,8 +80,9 @@ class ModelServer:
         self.shadow = beside = Shadow(shadow, log, share=settings.shadow_share) if shadow and log else None
         if beside:
             self.answering.observers.append(beside.observe)
-            name = "ratchet_shadow_dropped_requests", "Requests that the shadow version left out"
-            self.metrics.totals[name] = lambda: beside.dropped
+            totals, name = self.metrics.totals, "ratchet_shadow_{}_requests"
+            totals[name.format("dropped"), "Requests that the shadow version left out"] = lambda: beside.dropped
+            totals[name.format("failed"), "Requests that the shadow version failed to answer"] = lambda: beside.failed
         self.explaining = Explaining(self.answering)
         self.labelling = Labelling(self.answering, LabelStore(log.folder) if log else None)
         self._endpoints = {
@@ -111,7 +112,7 @@ class ModelServer:
             "/ping": self._ready,
             "/version": lambda _: Response(_mlflow_version(), media_type="text/plain"),
             "/metrics": lambda _: Response(self.metrics.text(), media_type="text/plain; version=0.0.4"),
-            "/v2": lambda _: json_response({"name": "ratchet", "version": "2", "extensions": ["binary_tensor_data"]}),
+            "/v2": lambda _: json_response({"name": "ratchet", "version": "2", "extensions": EXTENSIONS}),
             "/v2/health/live": lambda _: json_response({"live": True}),
             "/v2/health/ready": self._ready,
             about: self._metadata,

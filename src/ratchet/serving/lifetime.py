@@ -14,13 +14,20 @@ def stays() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lifetime:
-    """`deadline` is on `clock`; `has_left` returns whether the client has gone. In any thread."""
+    """`deadline` is on `clock`; `has_left` returns whether the client has gone. In any thread.
+
+    A client may give less time in the body, which is known once that is read: `shorten`.
+    """
 
     deadline: float
     has_left: Callable[[], bool] = stays
     clock: Callable[[], float] = time.monotonic
+
+    def shorten(self, deadline: float) -> None:
+        """End at this time, unless the end is earlier already."""
+        self.deadline = min(self.deadline, deadline)
 
     def check(self) -> None:
         """Stop work that no client waits for.

@@ -94,8 +94,13 @@ class HeadLimits(HttpToolsProtocol):
         self.scope |= {"ratchet.began": time.monotonic(), "ratchet.has_left": self.transport.is_closing}  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request.
+
+        A client that waits for `100 Continue` may send the body or not: what follows cannot be told apart.
+        """
         super().on_response_complete()
+        if self.expect_100_continue and not self._is_in_head:
+            self.transport.close()
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
             self._idle[self] = None
 

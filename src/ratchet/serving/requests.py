@@ -1,5 +1,6 @@
 """One HTTP request: its body, its deadline, and the response to a refused one."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive
 
+from ratchet.serving.encodings import ENCODINGS, BodyDecoder
 from ratchet.settings.model import ServingSettings
 
 __all__ = [
@@ -94,35 +96,62 @@ class HeldBody:
         self._bodies.size -= self._size
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
-        """Return the body.
+        """Return the body, decompressed. The limits hold for what it takes in memory.
 
         Raises:
             ClientDisconnect: the client has gone.
-            Refused: it is larger than serving.body_mib, or the bodies of all requests are too large.
+            Refused: it is larger than serving.body_mib, the bodies of all requests are too large, or its encoding is
+                unknown or damaged.
         """
-        if content_length(headers) > self._bodies.most:
-            await discard(receive, headers)
-            raise self._too_large()
+        decoder = await self._decoder(receive, headers)
         parts, is_whole = list[bytes](), False
         while not is_whole:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            part: bytes = message.get("body", b"")
-            if self._size + len(part) > self._bodies.most:
-                raise self._too_large()
-            if self._bodies.size and self._bodies.size + len(part) > self._bodies.limit:
+            is_whole = not message.get("more_body", False)
+            try:
+                for part in decoder.pieces(message.get("body", b"")):
+                    self._take(len(part))
+                    parts.append(part)
+                    if decoder.encoding:  # a short body may have many pieces; other requests go on between them
+                        await asyncio.sleep(0)
+                if is_whole:
+                    decoder.end()
+            except (Refused, ValueError) as error:
                 parts.clear()
                 self._bodies.size, self._size = self._bodies.size - self._size, 0
-                if message.get("more_body", False):
+                if not is_whole and (isinstance(error, Busy) or content_length(headers)):
                     await discard(receive, headers)
-                limit = f"{self._bodies.limit / _MIB:g} MiB"
-                raise Busy(f"the bodies of all requests are larger than {limit}", 1.0)
-            self._size += len(part)
-            self._bodies.size += len(part)
-            parts.append(part)
-            is_whole = not message.get("more_body", False)
+                raise error if isinstance(error, Refused) else Refused(400, f"the body {error}") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _decoder(self, receive: Receive, headers: Mapping[str, str]) -> BodyDecoder:
+        """Return the decoder of the body, whose headers may refuse it at once."""
+        try:
+            decoder = BodyDecoder(headers)
+        except LookupError as error:
+            await discard(receive, headers)
+            found = f"Content-Encoding: found {str(error)!r}"
+            allowed = ", ".join(ENCODINGS)
+            raise Refused(415, f"{found}; allowed: {allowed}, or none", {"Accept-Encoding": allowed}) from None
+        if content_length(headers) > self._bodies.most:
+            await discard(receive, headers)
+            raise self._too_large()
+        return decoder
+
+    def _take(self, size: int) -> None:
+        """Count so many bytes more.
+
+        Raises:
+            Refused: that is too much.
+        """
+        if self._size + size > self._bodies.most:
+            raise self._too_large()
+        if self._bodies.size and self._bodies.size + size > self._bodies.limit:
+            raise Busy(f"the bodies of all requests are larger than {self._bodies.limit / _MIB:g} MiB", 1.0)
+        self._size += size
+        self._bodies.size += size
 
     def _too_large(self) -> Refused:
         return Refused(413, f"the body is larger than {self._bodies.most / _MIB:g} MiB (serving.body_mib)")

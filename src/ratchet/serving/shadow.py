@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from ratchet.serving.answered import Answered
 from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
 from ratchet.serving.versions.exchange import can_replace, takes_equal
@@ -33,6 +35,7 @@ class Shadow:
     Attributes:
         follower: of the version.
         dropped: requests that were left out because too many waited.
+        failed: requests that the version failed to answer. Their rows in the log are NaN.
         failure: why the latest request was not answered; empty: it was.
     """
 
@@ -40,7 +43,7 @@ class Shadow:
         self, follower: Follower, log: RequestLog, *, share: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start the thread. `share`: of the logged requests. `clock` returns seconds."""
-        self.follower, self.dropped, self.failure = follower, 0, ""
+        self.follower, self.dropped, self.failed, self.failure = follower, 0, 0, ""
         self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
         self._waiting: deque[tuple[float, Answered]] = deque()  # with the time since when it waits
         self._bytes, self._changed, self._closed, self._clock = 0, threading.Condition(), False, clock
@@ -96,7 +99,7 @@ class Shadow:
                 failure = f"serving.shadow: {self.follower.reference} failed: {error}"
                 if failure != self.failure:
                     _LOG.error("%s", failure)
-                self.failure = failure
+                self.failed, self.failure = self.failed + 1, failure
 
     def _drop_old(self) -> None:
         """Drop requests that have waited too long: the newest are answered."""
@@ -121,16 +124,18 @@ class Shadow:
         if loaded is None or loaded.identity.run_id == served.identity.run_id or not can_replace(served, loaded):
             return
         arrays = answered.question.arrays
-        if not takes_equal(served.spec.input, loaded.spec.input):
-            arrays = to_arrays(from_arrays(arrays, served.spec.input), loaded.spec.input)
-        began = time.monotonic()
-        predictions = loaded.predict(arrays)
-        identity = loaded.identity
-        logged = Logged(
-            answered.answer.id, answered.began, time.monotonic() - began, SHADOW, identity.model, identity.version,
-            identity.provenance or "", "", {}, predictions, target_id(loaded.spec.target),
-        )  # fmt: skip
-        self._log.add(logged.answer, lambda: logged)
+        began, identity = time.monotonic(), loaded.identity
+        predictions = np.full((answered.question.rows, loaded.spec.target.outputs), np.nan, np.float32)
+        try:
+            if not takes_equal(served.spec.input, loaded.spec.input):
+                arrays = to_arrays(from_arrays(arrays, served.spec.input), loaded.spec.input)
+            predictions = loaded.predict(arrays)
+        finally:
+            logged = Logged(
+                answered.answer.id, answered.began, time.monotonic() - began, SHADOW, identity.model, identity.version,
+                identity.provenance or "", "", {}, predictions, target_id(loaded.spec.target),
+            )  # fmt: skip
+            self._log.add(logged.answer, lambda: logged)
 
 
 def _size(answered: Answered) -> int:

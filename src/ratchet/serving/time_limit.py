@@ -18,7 +18,9 @@ class TimeLimit:
         self._timer = self._loop.call_later(seconds, self._end)
 
     def reschedule(self, seconds: float) -> None:
-        """End so many seconds from now."""
+        """End so many seconds from now, unless it has ended."""
+        if self._is_over or self._timer.cancelled():
+            return
         self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, seconds), self._end)
 

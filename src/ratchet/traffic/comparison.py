@@ -27,11 +27,13 @@ class Comparison:
 
     Attributes:
         served, shadow: NAME/VERSION.
-        requests, rows: that both answered.
+        requests: that both answered.
+        failed: requests that the shadow version failed to answer, or answered without finite numbers.
+        rows: of all these requests.
         agreement: share of rows with the same best class or the same labels, with its 95 % interval, which takes the
-            rows for independent; None: the versions predict numbers.
-        difference: mean absolute difference of a number, with its 95 % interval; None: of other predictions, or of
-            one row.
+            rows for independent; None: the versions predict numbers. Rows of a failed request do not agree.
+        difference: mean absolute difference of a number in the other rows, with its 95 % interval; None: of other
+            predictions, or of one row.
         seconds: median time in which the shadow version computed a request.
         served_seconds: median time to the answer of the served version.
         part: value of the column whose slices are compared; empty: all rows.
@@ -40,6 +42,7 @@ class Comparison:
     served: str
     shadow: str
     requests: int
+    failed: int
     rows: int
     agreement: Interval | None
     difference: Interval | None
@@ -78,11 +81,21 @@ def comparisons(requests: Path, *, by: str = "") -> list[Comparison]:
     for (first, second, part), group in pairs.sort(keys).group_by(keys, maintain_order=True):
         given, other = (_stacked(group[name].to_list()) for name in ("prediction", "prediction_shadow"))
         answers = group.unique("answer")
+        failed = group["answer"].filter(pl.Series(~np.isfinite(other).all(axis=1))).n_unique()
         shadow_time, time = (float(np.median(answers[name].to_numpy())) for name in ("seconds_shadow", "seconds"))
         agreement, difference = _agreement(group["target"][0].partition(" ")[0], given, other)
         result.append(
             Comparison(
-                str(first), str(second), len(answers), len(group), agreement, difference, shadow_time, time, str(part)
+                str(first),
+                str(second),
+                len(answers) - failed,
+                failed,
+                len(group),
+                agreement,
+                difference,
+                shadow_time,
+                time,
+                str(part),
             )
         )
     return result
@@ -112,11 +125,13 @@ def _stacked(predictions: list[list[float]]) -> NDArray[np.float64]:
 def _agreement(
     problem: str, given: NDArray[np.float64], other: NDArray[np.float64]
 ) -> tuple[Interval | None, Interval | None]:
+    is_answered = np.isfinite(other).all(axis=1)
     if problem == "regression":
-        each = np.abs(given - other).mean(axis=1)
+        each = np.abs(given - other)[is_answered].mean(axis=1)
         return None, mean_of(each, confidence=_CONFIDENCE) if len(each) > 1 else None
     if problem == "classification":
         same = given.argmax(axis=1) == other.argmax(axis=1)
     else:
         same = ((given > 0.5) == (other > 0.5)).all(axis=1)
+    same &= is_answered
     return share_interval(int(same.sum()), len(same), confidence=_CONFIDENCE), None

@@ -22,6 +22,7 @@ MISSING_TEXTS = (*MISSING, "?")
 
 _ISO = "%Y-%m-%d|%Y-%m-%dT%H:%M:%S%.f|%Y-%m-%d %H:%M:%S%.f|%Y-%m-%dT%H:%M:%S%.f%#z"
 _NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
+_NOT_A_TIME = "NaT"  # how pandas and MLflow's client write a missing date
 _UNSEEN, _FIRST = 1, 2
 _EXACT = 2.0**53
 
@@ -200,7 +201,7 @@ def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.
     is_date = column.type == "datetime"
     if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):
         return without(read, missing, values)
-    texts = cleaned(texts_of(values, column.name), missing)
+    texts = cleaned(texts_of(values, column.name), (*missing, _NOT_A_TIME) if is_date else missing)
     if is_date:
         read = seconds(texts, f"{column.form}|{_ISO}" if column.form else _ISO)
     else:

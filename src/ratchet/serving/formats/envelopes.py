@@ -5,6 +5,8 @@
 - Open Inference Protocol v2: POST /v2/models/NAME/infer (`open_inference.py`).
 """
 
+import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import lru_cache
@@ -55,6 +57,7 @@ class Question(NamedTuple):
     prompts: tuple[str, ...] = ()
     options: Mapping[str, Any] = MappingProxyType({})  # those of the envelope, and of generation
     id: str = ""  # given by the client
+    timeout: float = math.inf  # seconds from its first byte, given by the client in the body
 
     @property
     def rows(self) -> int:
@@ -230,7 +233,7 @@ def _streamable(values: Any, options: dict[str, Any], *, most: int) -> Question:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that is the body.
+    """Return the JSON object that is the body. NaN, which many clients write for a missing value, is read as null.
 
     Raises:
         BadRequest: it is none.
@@ -238,10 +241,32 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        content = _with_nan(body) if b"NaN" in body or b"Infinity" in body else None
+        if content is None:
+            raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise BadRequest("the body: allowed: a JSON object")
     return content
+
+
+def _with_nan(body: bytes) -> Any:
+    """Return the content of JSON with NaN, each as None; None: the body is no JSON for another reason.
+
+    Raises:
+        BadRequest: it has an infinite number.
+    """
+
+    def constant(name: str) -> None:
+        if name != "NaN":
+            raise BadRequest(f"the body: found {name}; allowed: finite numbers, and null or NaN for a missing value")
+
+    try:
+        # Python's reader takes lone surrogates and longer numbers, which orjson refuses in every other request.
+        return orjson.loads(orjson.dumps(json.loads(body, parse_constant=constant)))
+    except BadRequest:
+        raise
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def known_fields(content: Mapping[str, Any], allowed: Set[str], prefix: str) -> None:

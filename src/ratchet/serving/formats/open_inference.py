@@ -1,4 +1,4 @@
-"""Open Inference Protocol v2 (KServe, Triton), with its extension for binary tensors.
+"""Open Inference Protocol v2 (KServe, Triton), with Triton's binary tensors, classification, timeout and priority.
 
 An image model has one input tensor, a table one for each column, texts and prompts one of BYTES.
 """
@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from ratchet.exports.program import OUTPUT, input_names
-from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TableInput, TokensInput
+from ratchet.kinds import ArraysInput, Classes, ImageInput, Labels, ModelSpec, TableInput, TokensInput
 from ratchet.serving.formats.envelopes import (
     SLOW,
     Answer,
@@ -29,7 +29,10 @@ from ratchet.serving.formats.request_values import BadRequest, as_type, go_on
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["Infer", "metadata"]
+__all__ = ["EXTENSIONS", "Infer", "metadata"]
+
+EXTENSIONS = ("binary_tensor_data", "classification", "schedule_policy")
+"""Of the protocol, by Triton. The policy is that of `timeout`; a priority has no effect."""
 
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -44,6 +47,9 @@ _AXES = 8  # of a tensor
 _SLOW_BYTES = 1 << 20  # of a body with tensors as bytes
 _SHORT = 4096  # bytes of a head that is remembered
 _FIELDS = frozenset({"id", "inputs", "outputs", "parameters"})
+_WITHOUT_EFFECT = frozenset({"priority", "sequence_id", "sequence_start", "sequence_end"})
+"""Parameters of Triton for queues with priorities and for models with a state, which these are not."""
+_PARAMETERS = _WITHOUT_EFFECT | {"binary_data_output", "timeout"}
 
 
 class Infer(Envelope):
@@ -57,19 +63,20 @@ class Infer(Envelope):
         parse = _known_head if length < len(body) and length <= _SHORT else _head
         head = parse(body[:length])
         tensors = _tensors(head.tensors, memoryview(body)[length:])
-        options = {"binary": head.is_binary or _is_binary(head.outputs, spec)}
+        options = _output_options(head, spec)
         if isinstance(spec.input, TokensInput):
             values = _only(tensors, spec).tolist()
             question = prompts_of(values, head.parameters, "inputs", "parameters", most=self.rows)
-            return Question(prompts=question.prompts, options={**question.options, **options}, id=head.id)
-        known_fields(head.parameters, frozenset(), "parameters.")
+            return question._replace(options={**question.options, **options}, id=head.id, timeout=head.timeout)
+        known_fields(head.parameters, _PARAMETERS, "parameters.")
         if isinstance(spec.input, ArraysInput):
             values = tensors
         elif isinstance(spec.input, TableInput):
             values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        return Question(loaded.given_arrays(values, "inputs", most=self.rows, check=check), options=options, id=head.id)
+        arrays = loaded.given_arrays(values, "inputs", most=self.rows, check=check)
+        return Question(arrays, options=options, id=head.id, timeout=head.timeout)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.
@@ -77,11 +84,14 @@ class Infer(Envelope):
         return is_long or loaded.spec.input.kind != "image"
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
-        texts = isinstance(answer.predictions, list)
+        texts = isinstance(answer.predictions, list) or bool(question.options.get("classes"))
+        values: NDArray[Any] = np.array(answer.predictions, object if texts else np.float32)
+        if count := question.options.get("classes"):
+            values = _classifications(answer.predictions, answer.spec, count)
         output: dict[str, Any] = {
             "name": output_name(answer.spec),
             "datatype": "BYTES" if texts else "FP32",
-            "shape": [len(answer.predictions)] if texts else list(np.shape(answer.predictions)),
+            "shape": list(values.shape),
         }
         content: dict[str, Any] = {
             "model_name": answer.identity.model,
@@ -91,10 +101,10 @@ class Infer(Envelope):
             "outputs": [output],
         }
         if not question.options.get("binary"):
-            output["data"] = answer.predictions if texts else np.ravel(answer.predictions)
+            output["data"] = values.ravel().tolist() if texts else values.ravel()
             body, headers = as_json(content)
             return body, (*headers, *identity_headers(answer))
-        tail = _to_bytes(answer.predictions)
+        tail = _to_bytes(values)
         output["parameters"] = {"binary_data_size": len(tail)}
         head = orjson.dumps(content)
         length = (b"inference-header-content-length", b"%d" % len(head))
@@ -165,13 +175,20 @@ class _Tensor(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The JSON of a request. `is_binary`: the client wants the output as bytes; `outputs` may say so, too."""
+    """The JSON of a request.
+
+    Attributes:
+        parameters: without those of the protocol.
+        is_binary: the client wants outputs as bytes, unless `outputs` says otherwise.
+        timeout: in seconds.
+    """
 
     id: str
     tensors: tuple[_Tensor, ...]
     outputs: Any
     parameters: Mapping[str, Any]
     is_binary: bool
+    timeout: float
 
 
 def _head(text: bytes) -> _Head:
@@ -181,9 +198,12 @@ def _head(text: bytes) -> _Head:
     if not isinstance(inputs, list) or not inputs:
         raise BadRequest("inputs: allowed: a list of tensors")
     tensors = tuple(_described(tensor, f"inputs[{place}]") for place, tensor in enumerate(inputs))
-    parameters = dict(_parameters(content, "parameters"))
-    is_binary = bool(parameters.pop("binary_data_output", False))
-    return _Head(str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary)
+    given = _parameters(content, "parameters")
+    is_binary = _boolean(given, "binary_data_output", "parameters", default=False)
+    timeout = _whole_number(given, "timeout", "parameters", " of microseconds") / 1e6 or math.inf
+    _whole_number(given, "priority", "parameters")
+    parameters = {name: value for name, value in given.items() if name not in _PARAMETERS}
+    return _Head(str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary, timeout)
 
 
 _known_head = lru_cache(_head)
@@ -199,8 +219,9 @@ def _described(tensor: Any, where: str) -> _Tensor:
         raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
-    size = _parameters(tensor, f"{where}.parameters").get("binary_data_size")
-    return _Tensor(tensor["name"], kind, shape, size, tensor.get("data"))
+    parameters = _parameters(tensor, f"{where}.parameters")
+    known_fields(parameters, {"binary_data_size"}, f"{where}.parameters.")
+    return _Tensor(tensor["name"], kind, shape, parameters.get("binary_data_size"), tensor.get("data"))
 
 
 def _parameters(content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -210,16 +231,49 @@ def _parameters(content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return given
 
 
-def _is_binary(outputs: Any, spec: ModelSpec) -> bool:
-    """Return whether the client wants the output as bytes; refuse another output than the model's."""
-    if not outputs:
-        return False
-    name = output_name(spec)
+def _boolean(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{where}.{name}: found {value!r}; allowed: true, false")
+    return value
+
+
+def _whole_number(parameters: Mapping[str, Any], name: str, where: str, unit: str = "") -> int:
+    value = parameters.get(name, 0)
+    if type(value) is not int or value < 0:
+        raise BadRequest(f"{where}.{name}: found {value!r}; allowed: a whole number{unit} from 0")
+    return value
+
+
+def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
+    """Return whether the client wants the output as bytes, and how many classes of it; 0: the numbers.
+
+    Raises:
+        BadRequest: it wants another output than the model's, or in another way.
+    """
+    if not head.outputs:
+        return {"binary": head.is_binary, "classes": 0}
+    outputs, name = head.outputs, output_name(spec)
     if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
         raise BadRequest(f"outputs: allowed: one, {name!r}")
     if outputs[0].get("name") != name:
         raise BadRequest(f"outputs[0].name: found {outputs[0].get('name')!r}; allowed: {name!r}")
-    return bool(_parameters(outputs[0], "outputs[0].parameters").get("binary_data"))
+    where = "outputs[0].parameters"
+    parameters = _parameters(outputs[0], where)
+    known_fields(parameters, {"binary_data", "classification"}, f"{where}.")
+    classes = _whole_number(parameters, "classification", where, " of classes")
+    if classes and not isinstance(spec.target, Classes | Labels):
+        raise BadRequest(f"{where}.classification: the model has no classes; allowed: 0")
+    return {"binary": _boolean(parameters, "binary_data", where, default=head.is_binary), "classes": classes}
+
+
+def _classifications(predictions: Any, spec: ModelSpec, count: int) -> NDArray[Any]:
+    """Return the best outputs of each row as Triton writes them, "SCORE:INDEX:NAME"."""
+    order = np.argsort(-predictions, axis=1, kind="stable")[:, :count]
+    names: tuple[str, ...] = spec.target.names  # type: ignore[union-attr]  # checked in `_output_options`
+    rows = zip(predictions.tolist(), order.tolist(), strict=True)
+    texts = [[f"{row[at]:f}:{at}:{names[at]}" for at in best] for row, best in rows]
+    return np.array(texts, object).reshape(order.shape)
 
 
 def _tensors(described: Sequence[_Tensor], binary: memoryview) -> dict[str, NDArray[Any]]:
@@ -311,8 +365,8 @@ def _from_bytes(raw: memoryview, kind: str, where: str) -> NDArray[Any]:
     return np.array(texts, dtype=object)
 
 
-def _to_bytes(predictions: "NDArray[np.float32] | list[str]") -> bytes:
-    if not isinstance(predictions, list):
-        return predictions.astype("<f4").tobytes()
-    encoded = [text.encode() for text in predictions]
+def _to_bytes(values: NDArray[Any]) -> bytes:
+    if values.dtype != object:
+        return values.astype("<f4").tobytes()
+    encoded = [text.encode() for text in values.ravel().tolist()]
     return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)

@@ -44,6 +44,25 @@ def _options(
     """Take the options of `ratchet` itself."""
 
 
+@app.command("weights", rich_help_panel=Panel.TRAINING)
+def weights_(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A classifier of torchvision: resnet18, for example.")],
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="URL", help="Mirror: a file, or a folder/ with it.", show_default="torchvision"),
+    ] = "",
+    sha256: Annotated[
+        str, typer.Option(metavar="HEX", help="Expected SHA-256.", show_default="as the file's name says")
+    ] = "",
+) -> None:
+    """Put pretrained weights into data/pretrained: from the caches of torch and timm, or fetched and checked."""
+    exit_on_sigterm()
+    with project_folder() as workspace, interruptible("nothing was kept"):
+        from commands.weights import get
+
+        get(workspace, model, source=source, sha256=sha256)
+
+
 @app.command(rich_help_panel=Panel.TRAINING)
 def preflight() -> None:
     """Try the whole pipeline on a few samples and look for silent bugs. Leaves no files."""

@@ -1,12 +1,15 @@
 """`ratchet use`, `set`, `get` and `diff`: the settings in params.yaml."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.app import Panel, echo, new_group
 from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.settings.model import Params
 
 __all__ = ["settings_commands"]
 
@@ -19,6 +22,8 @@ def use(
     force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
 ) -> None:
     """Copy an example's settings into params.yaml. Without a name, list the examples."""
+    from commands.weights import find_named
+    from ratchet import settings
     from ratchet.settings import examples
 
     workspace = Workspace.find()
@@ -28,7 +33,9 @@ def use(
         return
     _restore_settings(workspace)
     _print_changes(examples.use(workspace.root, name, force=force))
+    find_named(workspace, settings.load(workspace.params))
     _note_running(workspace)
+    _warn(settings.load(workspace.params), workspace)
     echo("next: ratchet train")
 
 
@@ -36,15 +43,13 @@ def use(
 def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE")]) -> None:
     """Change settings in params.yaml, and print what changed. Comments are kept."""
     from ratchet import settings
-    from ratchet.references import broken_references
 
     workspace = Workspace.find()
     _restore_settings(workspace)
     edit = settings.plan(workspace.params, settings.parse_assignments(assignments))
     edit.write()
     _print_changes(edit.changes)
-    for fault in broken_references(edit.params, workspace):
-        echo(f"warning: {fault}", err=True)
+    _warn(edit.params, workspace)
     _note_running(workspace)
 
 
@@ -92,6 +97,14 @@ def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:
     for key, (before, after) in changes.items():
         old, new = settings_errors.spell(before), settings_errors.spell(after)
         echo(f"{key}: {old} -> {new}" if old != new else f"{key}: {new} (unchanged)")
+
+
+def _warn(params: "Params", workspace: Workspace) -> None:
+    """Print a warning for each setting that names what does not exist: the next command may make it true."""
+    from ratchet.references import broken_references
+
+    for fault in broken_references(params, workspace):
+        echo(f"warning: {fault}", err=True)
 
 
 def _restore_settings(workspace: Workspace) -> None:

@@ -48,7 +48,7 @@ def commit(root: Path) -> None:
 
 
 def test_all_examples_of_the_readme_exist() -> None:
-    images = {"digits", "digits-search", "cifar10", "cifar10-fast", "fashion-mnist", "photos"}
+    images = {"digits", "digits-search", "cifar10", "cifar10-fast", "fashion-mnist", "photos", "photos-from-scratch"}
     assert set(NAMES) == images | {"tabular-classification", "tabular-regression", "text-sentiment", "language-model"}
 
 

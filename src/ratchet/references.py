@@ -65,9 +65,14 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
     folder, name, teacher = workspace.pretrained, params.model.pretrained, params.training.teacher
     if name != "none" and not (folder / name).is_file():
         files = sorted(path.name for path in folder.glob("*") if path.suffix in _WEIGHTS)
+        model = params.model.name
+        fixes = [f"`ratchet weights {model}` fetches weights"] if model in model_names.torchvision_classifiers() else []
+        if params.data.source == "image-folder":
+            fixes.append("`ratchet use photos-from-scratch` trains without weights")
+        fixes.append("put a state dict there (.safetensors, .pt or .pth), or name an existing file")
         yield (
-            f"model.pretrained: there is no file {name} in {folder}. Existing: {', '.join(files) or 'none'}. Fix: put "
-            "a state dict there (.safetensors, .pt or .pth), name an existing file, or set model.pretrained to none"
+            f"model.pretrained: there is no file {name} in {folder}. Existing: {', '.join(files) or 'none'}. Fix: "
+            f"{'; '.join(fixes)}; or set model.pretrained to none"
         )
     if teacher != "none" and not (folder / teacher / "model.json").is_file():
         yield (

@@ -206,9 +206,9 @@ def test_hostile_names_are_shown_as_text(
     numbers = np.linspace(0.0, 1.0, 3).tolist()
     columns = tuple(Column(f"{name} column", "categorical", categories=HOSTILE[::-1]) for name in HOSTILE[:3])
     columns += (Column("__proto__", "numeric", 0.5, 1.0, tuple(numbers)), Column("y" * 200, "numeric", 0.5, 1.0))
-    made = Numbers(HOSTILE, (0.0,) * 5, (1.0,) * 5) if target is Numbers else target(HOSTILE)
+    described = Numbers(HOSTILE, (0.0,) * 5, (1.0,) * 5) if target is Numbers else target(HOSTILE)
     name = f"hostile-{target.__name__.lower()}"
-    registry.add(name, replace(SPECS["labels"], input=TableInput(columns), target=made))
+    registry.add(name, replace(SPECS["labels"], input=TableInput(columns), target=described))
     opened(browser, serve(name, deadline=120.0))
     click(browser, "sample")
     browser.run(ANSWERED)

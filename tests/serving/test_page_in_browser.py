@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from ratchet.kinds import Classes, Column, Labels, Numbers, TableInput
 from tests.servers.browser import Browser, chromium, needs_chromium
@@ -222,3 +223,21 @@ def test_hostile_names_are_shown_as_text(
     assert browser.run("return [document.querySelectorAll('main script, main img').length, window.hacked]") == [0, None]
     for width in (390, 1280):
         assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"
+
+
+def test_failed_explanation_leaves_the_answer_as_it_is(browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
+    served = serve("table", deadline=120.0)
+    opened(browser, served)
+    click(browser, "sample")
+    browser.run(ANSWERED)
+    served.project.good("ratchet", "keys", "add", "anna")
+    try:
+        until(lambda: served.ask("/v1/explain", {})[0] == 401)
+        click(browser, "explain")
+        browser.run(UNTIL % "return document.querySelector('#explanation *')")
+    finally:
+        served.project.good("ratchet", "keys", "off")
+    assert browser.run(TEXT, "explanation").startswith("There is no explanation: the request has no valid key.")
+    assert browser.run("return document.querySelector('#explanation .none') !== null")  # not red
+    assert browser.run("return document.getElementById('error').hidden")
+    assert "table/1" in browser.run(TEXT, "answer")

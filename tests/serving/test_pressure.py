@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.requests import ClientDisconnect
-from waiting import until_in_loop
+from waiting import until, until_in_loop
 
 from ratchet.kinds import ImageInput
 from ratchet.serving.answered import Answered
@@ -300,6 +300,36 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
     assert shadow.dropped == 5000
     assert follower.is_closed
     free.set()
+
+
+def test_shadow_drops_what_has_waited_too_long_when_it_is_free_again() -> None:
+    taken, free, seen, clock = threading.Event(), threading.Event(), list[Any](), Clock()
+
+    class Slow:
+        is_named, reference, current = True, "image/2", object()
+
+        def close(self) -> None:
+            pass
+
+    class Noting(Shadow):
+        """Notes the requests that it takes, and needs `free` for each."""
+
+        def _answer(self, answered: Answered) -> None:
+            seen.append(answered.client)
+            taken.set()
+            assert free.wait(ENOUGH)
+
+    shadow = Noting(cast(Any, Slow()), cast(Any, SimpleNamespace(share=1.0)), share=1.0, clock=clock)
+    shadow.observe(answered(client="first"))
+    assert taken.wait(ENOUGH)
+    shadow.observe(answered(client="old"))
+    clock.now = 9.0
+    shadow.observe(answered(client="young"))
+    clock.now = 12.0  # none arrives meanwhile
+    free.set()
+    until(lambda: len(seen) == 2)
+    assert (seen, shadow.dropped) == (["first", "young"], 1)
+    shadow.close()
 
 
 def test_worker_is_bounded_and_its_end_does_not_wait() -> None:

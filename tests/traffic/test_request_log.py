@@ -1,6 +1,7 @@
 """The request log: complete files whatever happens, limited in memory and on the disk."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,26 @@ def test_each_row_is_logged(tmp_path: Path) -> None:
     assert find(tmp_path, f"{2:032x}")["row"].to_list() == [0, 1, 2]
     assert find(tmp_path, f"{3:032x}").is_empty()
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.parquet")} == {0o600}
+
+
+def test_end_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    free = threading.Event()
+
+    class Hung(RequestLog):
+        """A log whose disk takes no file until `free`."""
+
+        def _write_file(self, path: Path, part: Any) -> None:
+            free.wait()
+            super()._write_file(path, part)
+
+    hung = Hung(tmp_path, share=1.0, inputs="hash", days=30.0, mib=64.0, clock=lambda: NOW)
+    hung.add(f"{1:032x}", lambda: logged(1))
+    hung.close(0.01)
+    assert hung.problem == "the request log was not written within 0.01 s at the end"
+    assert f"{tmp_path}: {hung.problem}; the last requests are lost" in caplog.text
+    free.set()
+    hung.close()
+    assert len(read(tmp_path)) == 1
 
 
 def test_inputs_are_kept_or_left_out(tmp_path: Path) -> None:

@@ -76,9 +76,12 @@ def serve(
     if not wait:
         _check_exists(registry, reference())
     follow = partial(
-        Follower, registry, folder=workspace.state / "served", threads=params.serving.threads,
+        Follower,
+        registry,
+        folder=workspace.state / "served",
+        threads=params.serving.threads,
         variant=params.serving.variant,
-    )  # fmt: skip
+    )
     follower = follow(reference)
     if not wait:
         follower.check()

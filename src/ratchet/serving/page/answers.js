@@ -74,7 +74,7 @@ function showExplanation({ explanation, model, version }) {
     const values = explanation.contributions.map(({ name, value }) => [name, value]);
     parts.push(bars(values, signed, { largest: Math.max(...values.map(([, value]) => Math.abs(value))), signed: true }));
   }
-  if (answered !== version) note(`Version ${answered} gave the answer above.`);
+  if (answered !== `${model}/${version}`) note(`${answered} gave the answer above.`);
   $("explanation").replaceChildren(...parts);
 }
 

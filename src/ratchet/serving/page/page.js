@@ -1,7 +1,7 @@
 const KEY = "ratchet-api-key";
 const NAMES = 12;  // classes that are listed unfolded
 let document_ = null, version = null, facts = "", busy = false, sent = null, stopping = null;
-let answered = "";  // version of the answer that is shown
+let answered = "";  // model and version of the answer that is shown; a fallback is another model
 
 async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
@@ -135,7 +135,7 @@ function predict() {
     sent = { method: "POST", body, headers };
     reveal("result");
     const answer = await (prompt === undefined ? ask("/v1/predict", sent) : generate(prompt));
-    answered = answer.version;
+    answered = `${answer.model}/${answer.version}`;
     showAnswer(answer, { prompt, ms: performance.now() - began });
     $("explain").hidden = !document_.paths["/v1/explain"] || !answer.predictions.length;
   }).then(() => reveal("result"));

@@ -62,9 +62,14 @@ class Follower:
     """
 
     def __init__(
-        self, registry: ModelRegistry, reference: Callable[[], str], *, folder: Path, threads: int,
+        self,
+        registry: ModelRegistry,
+        reference: Callable[[], str],
+        *,
+        folder: Path,
+        threads: int,
         variant: str = "auto",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Follow the version that `reference` returns. It is called until it raises no RegistryError.
 
         Files of versions are in `folder` while they are used.

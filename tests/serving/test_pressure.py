@@ -60,6 +60,10 @@ class Read:
 
     arrays: tuple[np.ndarray, ...] = ()
 
+    @property
+    def rows(self) -> int:
+        return len(self.arrays[0]) if self.arrays else 0
+
 
 def rows(count: int) -> tuple[np.ndarray, ...]:
     return (np.arange(count, dtype=np.float32)[:, None],)

@@ -16,7 +16,7 @@ from ratchet.errors import RatchetError
 from ratchet.serving.answered import Answered, Observer
 from ratchet.serving.encodings import accepted_encoding, encoded
 from ratchet.serving.fallback import Fallback
-from ratchet.serving.formats.envelopes import Answer, Envelope, Question, new_id, own_content
+from ratchet.serving.formats.envelopes import Answer, Envelope, Question, encode_together, new_id, own_content
 from ratchet.serving.formats.request_values import BadRequest, TooManyRows
 from ratchet.serving.lifetime import Lifetime, stays
 from ratchet.serving.recent import RecentAnswers, request_key
@@ -271,7 +271,7 @@ class Answering:
         batcher, key = self.batcher_of(loaded), None
         if batcher.is_busy:  # only then will repeated requests need the answer
             key = request_key(call.envelope, call.headers, body, loaded)
-        raw = Raw(read, len(body))
+        raw = Raw(read, len(body), encode_together)
         try:
             if envelope.is_slow(body, call.headers, loaded):
                 question, predictions, seconds = await batcher.answer(loaded, raw, lifetime)

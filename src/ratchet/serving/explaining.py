@@ -26,7 +26,7 @@ from starlette.types import Scope
 from ratchet.errors import RatchetError
 from ratchet.kinds import TableInput
 from ratchet.serving.answering import Answering, Call
-from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, new_id, own_content
+from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, encode_together, new_id, own_content
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest
 from ratchet.serving.lifetime import Lifetime
@@ -91,7 +91,7 @@ class Explaining:
             raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
         read = partial(self._question, body, call, loaded, lifetime)
         question, predictions, seconds = await self.answering.batcher_of(loaded).answer(
-            loaded, Raw(read, len(body)), lifetime
+            loaded, Raw(read, len(body), encode_together), lifetime
         )
         best = int(np.argmax(predictions[0]))
         match about:

@@ -8,7 +8,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest, check_rows, go_on, texts_in
+from ratchet.serving.formats.together import Unencoded
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -33,6 +34,7 @@ __all__ = [
     "Own",
     "Question",
     "as_json",
+    "encode_together",
     "identity_headers",
     "known_fields",
     "new_id",
@@ -51,18 +53,40 @@ _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
 
 
 class Question(NamedTuple):
-    """The rows of a request: arrays, or prompts of a language model."""
+    """The rows of a request: arrays, values that are not encoded yet, or prompts of a language model."""
 
     arrays: Arrays = ()
     prompts: tuple[str, ...] = ()
     options: Mapping[str, Any] = MappingProxyType({})  # those of the envelope, and of generation
     id: str = ""  # given by the client
     timeout: float = math.inf  # seconds from its first byte, given by the client in the body
+    unencoded: Unencoded | None = None
+
+    @classmethod
+    def of(cls, given: Arrays | Unencoded, **fields: Any) -> "Question":
+        """Return the question with these rows."""
+        return cls(unencoded=given, **fields) if isinstance(given, Unencoded) else cls(given, **fields)
 
     @property
     def rows(self) -> int:
         """Number of rows or prompts."""
+        if self.unencoded is not None:
+            return self.unencoded.rows
         return len(self.arrays[0]) if self.arrays else len(self.prompts)
+
+
+def encode_together(questions: Sequence[Question]) -> list[Question]:
+    """Return questions to one version with their arrays, which are made in one call.
+
+    Raises:
+        BadRequest: a value of one of them cannot be encoded.
+    """
+    waiting = [question.unencoded for question in questions if question.unencoded]
+    encoded = iter(waiting[0].encode(waiting) if waiting else ())
+    return [
+        question._replace(arrays=next(encoded), unencoded=None) if question.unencoded else question
+        for question in questions
+    ]
 
 
 class Answer(NamedTuple):
@@ -133,8 +157,8 @@ class Own(Envelope):
         top = options.get("top_k", 1)
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
-        return Question(
-            loaded.given_arrays(content["input"], "input", most=self.rows, check=check),
+        return Question.of(
+            loaded.given(content["input"], "input", most=self.rows, check=check),
             options={"top_k": top},
         )
 
@@ -178,7 +202,7 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question(loaded.given_arrays(values, form, most=self.rows, check=check))
+        return Question.of(loaded.given(values, form, most=self.rows, check=check))
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions})

@@ -75,8 +75,8 @@ class Infer(Envelope):
             values = {name: _column(name, array) for name, array in tensors.items()}
         else:
             values = _only(tensors, spec)
-        arrays = loaded.given_arrays(values, "inputs", most=self.rows, check=check)
-        return Question(arrays, options=options, id=head.id, timeout=head.timeout)
+        given = loaded.given(values, "inputs", most=self.rows, check=check)
+        return Question.of(given, options=options, id=head.id, timeout=head.timeout)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.

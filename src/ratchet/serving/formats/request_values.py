@@ -5,6 +5,7 @@ import binascii
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,27 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError
 from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
+from ratchet.serving.formats.refusals import BadRequest, TooManyRows
+from ratchet.serving.formats.together import Unencoded, encode_tables, encode_texts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ratchet.data.tables.encode import PlainRows
 
-__all__ = ["BadRequest", "TooManyRows", "as_type", "check_rows", "given_arrays", "go_on", "rows_of", "texts_in"]
+__all__ = [
+    "BadRequest",
+    "TooManyRows",
+    "as_type",
+    "check_rows",
+    "given",
+    "given_arrays",
+    "go_on",
+    "rows_of",
+    "texts_in",
+]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
-_LONGEST = 600  # characters of a message
 _MOST_PIXELS = 40_000_000  # of an image file, before it is scaled
 _MOST_PIXELS_IN_ALL = 100_000_000  # of the files of one request; decoding so many takes about a second
 
@@ -32,19 +44,13 @@ def go_on() -> None:
     """Do nothing: somebody waits for the result."""
 
 
-class BadRequest(ValueError):
-    """The request cannot be answered; the message names the field, the value, what is allowed and the fix."""
-
-    def __init__(self, message: str) -> None:
-        half = _LONGEST // 2  # a value of the request may have megabytes
-        super().__init__(message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}")
+def given_arrays(values: Any, described: Input, field: str, **arguments: Any) -> Arrays:
+    """Return the arrays of `LoadedVersion.predict` for raw values. Arguments and errors are those of `given`."""
+    result = given(values, described, field, **arguments)
+    return result.encode([result])[0] if isinstance(result, Unencoded) else result
 
 
-class TooManyRows(BadRequest):
-    """The request has more rows than serving.rows."""
-
-
-def given_arrays(
+def given(
     values: Any,
     described: Input,
     field: str,
@@ -53,8 +59,8 @@ def given_arrays(
     own: Any = None,
     plain: "PlainRows | None" = None,
     check: Callable[[], None] = go_on,
-) -> Arrays:
-    """Return the arrays of `LoadedVersion.predict` for raw values.
+) -> Arrays | Unencoded:
+    """Return the arrays of `LoadedVersion.predict` for raw values, or texts and rows that may be encoded with others.
 
     Args:
         values: images as an array or as nested lists, or image files as bytes or as {"b64": text}; rows of a table as
@@ -76,9 +82,12 @@ def given_arrays(
         case ImageInput():
             return (_images(values, described, field, check),)
         case TableInput():
-            return _table(rows_of(values, field), described, field, plain)
+            columns = _columns(rows_of(values, field), described, field)
+            rows = len(next(iter(columns.values()), ()))
+            return Unencoded(columns, field, rows, partial(encode_tables, described, plain))
         case TextInput():
-            return to_arrays(texts_in(values, field), described)
+            texts = texts_in(values, field)
+            return Unencoded(texts, field, len(texts), partial(encode_texts, described))
         case ArraysInput():
             return _own_arrays(values, described, field, own)
         case _:
@@ -153,7 +162,8 @@ def rows_of(values: Any, field: str) -> dict[str, list[Any]]:
     return {name: [row[name] for row in values] for name in names}
 
 
-def _table(columns: dict[str, list[Any]], described: TableInput, field: str, plain: "PlainRows | None") -> Arrays:
+def _columns(columns: dict[str, list[Any]], described: TableInput, field: str) -> dict[str, list[Any]]:
+    """Return the columns of a table, whose names and types are allowed."""
     known = {column.name for column in described.columns}
     for name, column in columns.items():
         if name not in known:
@@ -161,29 +171,7 @@ def _table(columns: dict[str, list[Any]], described: TableInput, field: str, pla
         for row, value in enumerate(column):
             if not isinstance(value, str | int | float | bool | None) and not np.isscalar(value):
                 raise BadRequest(f"{field}[{row}].{name}: found {_kind(value)}; allowed: a text, number or null")
-    if not next(iter(columns.values()), []):
-        columns = {name: [] for name in known}
-    if plain and len(columns) == len(known) and (arrays := plain.encode(columns)):
-        return arrays
-    try:
-        return to_arrays(_typed(columns, field), described)
-    except BadRequest:
-        raise
-    except (DataError, ValueError) as error:
-        raise BadRequest(f"{field}: {error}") from None
-
-
-def _typed(columns: dict[str, list[Any]], field: str) -> Any:
-    """Return a polars frame. Rows decide no type for others: all values of a column have one."""
-    import polars
-
-    series = []
-    for name, values in columns.items():
-        kinds = {type(value) for value in values if value is not None}
-        if len(kinds) > 1 and kinds != {int, float}:
-            raise BadRequest(f"{field}: column {name!r} has values of several types; allowed: one type, or null")
-        series.append(polars.Series(name, values, strict=False))
-    return polars.DataFrame(series)
+    return columns if next(iter(columns.values()), []) else {name: [] for name in known}
 
 
 def _images(values: Any, described: ImageInput, field: str, check: Callable[[], None]) -> NDArray[Any]:

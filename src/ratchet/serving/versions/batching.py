@@ -42,10 +42,17 @@ class Overloaded(Exception):
 
 @dataclass(frozen=True)
 class Raw:
-    """A request that is not read yet. `read` returns an object with `arrays`; `size` is in bytes."""
+    """A request that is not read yet.
+
+    Attributes:
+        read: returns an object with `arrays` and `rows`.
+        size: in bytes.
+        complete: adds the arrays to several such objects of one version, and returns them.
+    """
 
     read: Callable[[], Any]
     size: int
+    complete: Callable[[list[Any]], list[Any]] = list
 
 
 class Computed(NamedTuple):
@@ -299,12 +306,13 @@ class Batcher:
             self._slack.add(job.expected, now - job.submitted)
 
     def _read(self) -> None:
-        """Read requests until a batch is full or some time has passed."""
+        """Read requests until a batch is full or some time has passed, and encode them together."""
         rows, until = sum(job.rows for job in self._jobs), self._clock() + _READ
+        read = list[tuple[_Job, Raw, float]]()  # with the seconds that it took
         while rows < _LARGEST and self._clock() < until:
             with self._changed:
                 if not self._raw:
-                    return
+                    break
                 job = self._raw.popleft()
                 self._count(job, -1)
             try:
@@ -312,25 +320,39 @@ class Batcher:
                 assert job.raw
                 if job.future.cancelled():
                     continue
-                self._read_one(job, job.raw)
+                began = self._clock()
+                job.question = job.raw.read()
+                read.append((job, job.raw, self._clock() - began))
+                rows += job.question.rows
             except (Exception, SystemExit) as error:
                 _answer([job], [_raised(error)])
-                continue
-            if job.arrays:
-                with self._changed:
-                    self._count(job, 1)
-                    self._jobs.append(job)
-                rows += job.rows
-            else:
-                _answer([job], [Computed(job.question, None, 0.0)])
+        for version in {id(job.loaded): job.loaded for job, _, _ in read}.values():
+            self._complete([entry for entry in read if entry[0].loaded is version])
 
-    def _read_one(self, job: _Job, raw: Raw) -> None:
-        began = self._clock()
-        job.question = raw.read()
-        self._reading.add(raw.size, self._clock() - began)
-        if job.question.arrays:
-            job.with_arrays(job.question.arrays, self._clock())
+    def _complete(self, read: list[tuple[_Job, Raw, float]]) -> None:
+        """Let requests to one version wait for the model, with their arrays. After an error each is encoded alone."""
+        (_, first, _), began = read[0], self._clock()
+        try:
+            questions = first.complete([job.question for job, _, _ in read])
+        except (Exception, SystemExit) as error:
+            if len(read) == 1:
+                _answer([read[0][0]], [_raised(error)])
+                return
+            for entry in read:
+                self._complete([entry])
+            return
+        share = (self._clock() - began) / len(read)
+        for (job, raw, seconds), question in zip(read, questions, strict=True):
+            job.question = question
+            self._reading.add(raw.size, seconds + share)
+            if not question.arrays:
+                _answer([job], [Computed(question, None, 0.0)])
+                continue
+            job.with_arrays(question.arrays, self._clock())
             self._rows_of_bytes.add(raw.size, job.rows)
+            with self._changed:
+                self._count(job, 1)
+                self._jobs.append(job)
 
     def _results(self, jobs: list[_Job]) -> tuple[list[_Job], list[Any]]:
         """Compute a batch. Return the jobs that are done, and the result of each, or its exception."""

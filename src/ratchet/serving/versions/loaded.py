@@ -17,7 +17,8 @@ from ratchet.exports.program import Program, first_paragraph, input_names
 from ratchet.exports.variants import FULL, choose
 from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput, TextInput, TokensInput
 from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import given_arrays, go_on
+from ratchet.serving.formats.request_values import given, go_on
+from ratchet.serving.formats.together import Unencoded
 from ratchet.tokens.tokenizers import PADDING
 
 if TYPE_CHECKING:
@@ -100,13 +101,13 @@ class LoadedVersion:
         """Names of the arrays that `predict` takes."""
         return input_names(self.spec.input)
 
-    def given_arrays(self, values: Any, field: str, *, most: int, check: Callable[[], None] = go_on) -> Arrays:
-        """Return the arrays for the raw values of a request, as `request_values.given_arrays`.
+    def given(self, values: Any, field: str, *, most: int, check: Callable[[], None] = go_on) -> Arrays | Unencoded:
+        """Return the arrays for the raw values of a request, or values to encode, as `request_values.given`.
 
         Raises:
             BadRequest: naming the field.
         """
-        return given_arrays(values, self.spec.input, field, most=most, own=self.own, plain=self._plain, check=check)
+        return given(values, self.spec.input, field, most=most, own=self.own, plain=self._plain, check=check)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return predictions, float32 (n, outputs): probabilities, or numbers in their own units.
@@ -114,7 +115,7 @@ class LoadedVersion:
         A row has the same bits alone and in any batch.
 
         Args:
-            arrays: of n rows, as `given_arrays` returns them.
+            arrays: of n rows, as `given` returns them, or as they are encoded.
         """
         if isinstance(self.spec.input, TextInput):
             return self._by_length(arrays[0])

@@ -6,12 +6,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Row", "alone", "machine", "options", "print_table", "ratio", "show", "spread"]
+__all__ = ["Row", "alone", "end_in_order", "machine", "options", "print_table", "ratio", "show", "spread"]
 
 _PACKAGES = ("torch", "numpy", "mlflow", "prefect", "dvc")
 
@@ -64,9 +66,20 @@ def options(about: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
     return parser
 
 
+def end_in_order() -> None:
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, so that it ends the servers that it started."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
 def alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Sequence[Row]]) -> None:
     """Run a benchmark as a command: parse the command line, measure, print."""
     arguments = parser.parse_args()
+    end_in_order()
     described = machine()
     show(measure(arguments), described=described, arguments=arguments)
 

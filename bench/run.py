@@ -32,7 +32,7 @@ from bench import (
     throughput,
     tokens,
 )
-from bench.report import Row, machine, options, show
+from bench.report import Row, end_in_order, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, help="a Python that has Accelerate or Lightning")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure torch.compile")
     arguments = parser.parse_args()
+    end_in_order()
     described = machine()
     print(described)
     rows: list[Row] = []

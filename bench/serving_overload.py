@@ -1,23 +1,27 @@
 """The model server at three times its capacity, for five minutes.
 
-    python -m bench.serving_overload [--models convnet] [--seconds N]
+    python -m bench.serving_overload [--models convnet table text] [--seconds N]
 
 Measured: answers per second to 32 clients (the peak). Then requests at three times this rate, each sent when it is due,
-whatever became of those before: answers per second, p99 of their latency, and anonymous memory of the server.
+whatever became of those before: answers per second, p99 of their latency, the slowest answer to /health, asked four
+times a second, and anonymous memory of the server.
 
-Conditions: as bench.serving. An image repeats only after so many others that the server has forgotten its answer, and
+Conditions: as bench.serving. A row repeats only after so many others that the server has forgotten its answer, and
 there is no fallback, so every answer is computed. The deadline is the default one.
 """
 
+import contextlib
+import http.client
 import os
 import resource
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.project import Project, scratch
-from bench.report import Row, alone, options
+from bench.report import Row, alone, options, print_table
 from bench.serving_models import CORES, Model
 from bench.serving_servers import Server, own_server
 from ratchet.settings.model import ServingSettings
@@ -25,11 +29,12 @@ from ratchet.settings.model import ServingSettings
 __all__ = ["measure"]
 
 _TIMES, _CLIENTS, _CONNECTIONS = 3.0, 32, 3000
-_IMAGES = {"convnet": 130_000}  # twice what 32 MiB of remembered answers hold
+_ROWS = {"convnet": 130_000, "table": 64_000, "text": 40_000}  # at least twice what 32 MiB of remembered answers hold
+_HEALTH = 1.0  # seconds
 _MIB = 1 << 20
 
 
-def measure(*, quick: bool, models: Sequence[str] = tuple(_IMAGES), seconds: float = 300.0) -> list[Row]:
+def measure(*, quick: bool, models: Sequence[str] = tuple(_ROWS), seconds: float = 300.0) -> list[Row]:
     """Measure each model, and return the rows of the table. `seconds`: of the overload."""
     seconds = 3.0 if quick else seconds
     os.sched_setaffinity(0, {CORES[0]})
@@ -38,17 +43,19 @@ def measure(*, quick: bool, models: Sequence[str] = tuple(_IMAGES), seconds: flo
     rows: list[Row] = []
     for name in models:
         with scratch() as folder:
-            model = Model(name, Project(folder / "project", {}), folder / name, _IMAGES[name])
+            model = Model(name, Project(folder / "project", {}), folder / name, _ROWS[name])
             model.register()
             with own_server(model, folder) as server:
-                rows += _measured(name, server, seconds)
+                measured = _measured(name, server, seconds)
+        print_table(measured)  # at once, since each takes minutes
+        rows += measured
     return rows
 
 
 def _measured(name: str, server: Server, seconds: float) -> list[Row]:
     peak = max(server.load(connections=_CLIENTS, seconds=min(10.0, seconds)).rate for _ in range(3))
     server.load(connections=_CONNECTIONS, seconds=min(30.0, seconds), rate=_TIMES * peak)  # the queue has been full
-    with _memory(server) as sizes:
+    with _watched(server) as (sizes, health):
         load = server.load(connections=_CONNECTIONS, seconds=seconds, rate=_TIMES * peak)
     assert server.process.poll() is None, "the server ended"
     share, p99 = load.rate / peak, load.quantile(0.99)
@@ -60,33 +67,47 @@ def _measured(name: str, server: Server, seconds: float) -> list[Row]:
     return [
         Row(f"{name}: accepted / peak", where, accepted, "at least .95", share >= 0.95),
         Row(f"{name}: p99 of accepted", where, f"{p99:.2f} s", f"at most {deadline:g} s", p99 <= deadline),
+        Row(f"{name}: slowest /health", where, f"{max(health):.2f} s of {len(health)}", f"at most {_HEALTH:g} s",
+            max(health) <= _HEALTH),
         Row(f"{name}: memory", where, memory, "at most +5 %", growth <= 0.05),
-    ]
+    ]  # fmt: skip
 
 
 @contextmanager
-def _memory(server: Server) -> Iterator[list[int]]:
-    """Yield the list of the server's anonymous memory in bytes, which grows by one value each second."""
-    ends, status, sizes = threading.Event(), Path(f"/proc/{server.process.pid}/status"), list[int]()
+def _watched(server: Server) -> Iterator[tuple[list[int], list[float]]]:
+    """Yield the server's anonymous memory in bytes, and the seconds of /health, both of which grow until the end."""
+    ends, sizes, health = threading.Event(), list[int](), list[float]()
+    status = Path(f"/proc/{server.process.pid}/status")
 
     def look() -> None:
-        while True:
+        while not ends.is_set() and server.process.poll() is None:
             line = next(each for each in status.read_text().splitlines() if each.startswith("RssAnon"))
             sizes.append(int(line.split()[1]) * 1024)
-            if ends.wait(1.0):
-                return
+            began = time.monotonic()
+            with contextlib.suppress(OSError, http.client.HTTPException):  # too late, or no connection: it counts
+                _ask_health(server)
+            health.append(time.monotonic() - began)
+            ends.wait(0.25)
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
-    yield sizes
-    ends.set()
-    watcher.join()
+    try:
+        yield sizes, health
+    finally:
+        ends.set()
+        watcher.join()
+
+
+def _ask_health(server: Server) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30.0)) as connection:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
 
 
 def main() -> None:
     """Measure, and print the table."""
     parser = options(__doc__)
-    parser.add_argument("--models", nargs="+", choices=tuple(_IMAGES), default=tuple(_IMAGES))
+    parser.add_argument("--models", nargs="+", choices=tuple(_ROWS), default=tuple(_ROWS))
     parser.add_argument("--seconds", type=float, default=300.0, help="of the overload; default: 300")
     alone(parser, lambda given: measure(quick=given.quick, models=given.models, seconds=given.seconds))
 

@@ -1,6 +1,7 @@
 """The measurements themselves are made by hand, on a quiet machine; what they stand on is tested."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,28 @@ def test_every_measurement_can_be_asked_for() -> None:
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
     assert len(named) == 21
     assert all(name in output for name in named)
+
+
+def test_measurement_that_is_terminated_ends_what_it_started() -> None:
+    program = """
+import signal
+from bench.report import alone, options
+
+def measure(_):
+    try:
+        print("began", flush=True)
+        signal.pause()
+    finally:
+        print("ended", flush=True)
+
+alone(options(None), measure)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "began\n"
+    process.terminate()
+    assert process.communicate()[0] == "ended\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_packed_set_repeats_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

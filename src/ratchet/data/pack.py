@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import polars as pl
@@ -90,10 +90,22 @@ def _write_shard(path: Path, blocks: Iterator[NDArray[np.uint8]], shape: tuple[i
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
     """Write a small array to folder/NAME.npy."""
-    content = BytesIO()
-    np.save(content, values, allow_pickle=False)
-    files.write_bytes(folder / f"{name}.npy", content.getvalue())
-    return PackedFile(f"{folder.name}/{name}.npy", hashlib.sha256(content.getvalue()).hexdigest())
+    with files.draft_file(folder / f"{name}.npy") as draft, draft.open("wb") as file:
+        digested = _Digested(file)
+        np.save(digested, values, allow_pickle=False)
+    return PackedFile(f"{folder.name}/{name}.npy", digested.digest.hexdigest())
+
+
+class _Digested:
+    """A file that is digested while it is written, so that memory has no copy of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        """Write the next bytes."""
+        self.digest.update(content)
+        return self._file.write(content)
 
 
 def write_shards_of(folder: Path, name: str, values: NDArray[Any], *, shard_mib: int) -> tuple[Shard, ...]:

@@ -5,14 +5,14 @@ against an attacker who makes two rows with the same digest.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["column_bits", "hexadecimal", "matrix_bits", "row_digests", "uniform"]
+__all__ = ["array_digests", "column_bits", "hexadecimal", "row_digests", "uniform"]
 
 Bits = NDArray[np.uint64]
 
@@ -21,6 +21,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _EXPANDED = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 _HEXADECIMAL = np.frombuffer(b"".join(b"%04x" % pair for pair in range(1 << 16)), np.uint32)  # of two bytes
 _MISSING = 0x7FF8_0000_0000_0001
+_BLOCK = 1 << 14  # rows
 
 
 def column_bits(values: pl.Series) -> Bits:
@@ -70,7 +71,17 @@ def hexadecimal(digests: Bits) -> pa.Array:
     return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(characters))
 
 
-def matrix_bits(values: NDArray[np.float32] | NDArray[np.int64]) -> list[Bits]:
+def array_digests(arrays: Sequence[NDArray[np.float32] | NDArray[np.int64]], rows: int) -> Bits:
+    """Return the digest of each row of arrays, (rows, columns), uint64 (rows, 2)."""
+    digests = np.empty((rows, len(_SEEDS)), np.uint64)
+    for start in range(0, rows, _BLOCK):  # small copies stay in the processor's cache
+        blocks = [values[start : start + _BLOCK] for values in arrays]
+        bits = [column for block in blocks for column in _matrix_bits(block)]
+        digests[start : start + _BLOCK] = row_digests(bits, len(digests[start : start + _BLOCK]))
+    return digests
+
+
+def _matrix_bits(values: NDArray[np.float32] | NDArray[np.int64]) -> list[Bits]:
     """Return the bits of the rows of an array, (n, columns), as columns of 64 bits. -0 is 0."""
     halves = (values + np.float32(0.0)).view(np.uint32) if values.dtype == np.float32 else values.astype(np.uint32)
     even = halves.shape[1] // 2 * 2

@@ -19,7 +19,7 @@ from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, digests, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import Described
-from ratchet.data.tables.digests import hexadecimal, matrix_bits, row_digests
+from ratchet.data.tables.digests import array_digests, hexadecimal, row_digests
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
@@ -174,7 +174,7 @@ class Packing:
             input, rows=len(self.digest),
         )  # fmt: skip
         arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
-        packed = row_digests([bits for values in arrays.values() for bits in matrix_bits(values)], len(self.digest))
+        packed = array_digests(list(arrays.values()), len(self.digest))
         with ThreadPoolExecutor(1) as pool:
             index = pool.submit(self._write_index, draft, packed)
             written = self._write_arrays(draft, arrays)

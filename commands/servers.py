@@ -1,6 +1,7 @@
 """`ratchet up`, `down`, `status`, `logs`: the local servers."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,14 +53,20 @@ def stop() -> None:
 def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
+    from ratchet import settings
+    from ratchet.registry.relocation import moved_fault
 
-    services = status(Workspace.find())
+    workspace = Workspace.find()
+    fault = moved_fault(workspace, settings.load(workspace.params).tracking)
+    if fault:
+        echo(f"tracking.uri: {fault}", err=True)
+    services = status(workspace)
     for service in services:
         echo(_line(service))
     started = [service for service in services if service.service]
     if not started:
         raise typer.Exit(3)
-    if any(service.state != "up" for service in started):
+    if fault or any(service.state != "up" for service in started):
         raise typer.Exit(1)
 
 
@@ -97,6 +104,29 @@ def sync() -> None:
         echo("Nothing to send: MLflow has everything.")
 
 
+@servers.command(rich_help_panel=Panel.SERVERS)
+def relocate(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="The folder that the project had.", show_default=False)
+    ] = None,
+) -> None:
+    """Make MLflow's records follow the project folder, after it was moved or copied."""
+    from ratchet import settings
+    from ratchet.errors import WorkspaceError
+    from ratchet.registry import relocation
+    from ratchet.servers.record import Record
+
+    workspace, former = Workspace.find(), folder.absolute() if folder else None
+    tracking = settings.load(workspace.params).tracking
+    if Record.read(workspace).alive():
+        raise WorkspaceError(f"{workspace.root}: its servers still run. Fix: `ratchet down`, then `ratchet relocate`")
+    with workspace.hold("relocating the project"):
+        lines = list(relocation.relocate(workspace, tracking, former))
+    for line in lines or ["Nothing to relocate: MLflow's files are recorded in this folder."]:
+        echo(line)
+    echo("next: ratchet audit")
+
+
 def _line(status: "ServerStatus") -> str:
     from ratchet.servers.record import TITLES
 
@@ -111,6 +141,7 @@ def _line(status: "ServerStatus") -> str:
         "silent": f". Fix: `ratchet logs {service.name}` may say why, `ratchet up` restarts it",
         "restarting": f". `ratchet logs {service.name}` says why it died",
         "down": ". Fix: `ratchet up`",
+        "not ready": ". No version answers yet",
     }.get(status.state, "")
     note = f": {status.note}" if status.note else ""
     return f"{title}: {status.state}{uptime} at {service.shown}{process}{restarts}{note}{fix}"

@@ -20,6 +20,7 @@ from flows.server.status import service_state
 from ratchet import files
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.registry import mlflow_store
+from ratchet.registry.relocation import require_here
 from ratchet.servers import addresses, start
 from ratchet.servers.environment import require_secrets
 from ratchet.servers.http import answers
@@ -60,7 +61,9 @@ def up(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> A
         PlatformError: a port is taken, a service dies while starting or does not answer, prefect.yaml is refused,
             platform.prefect_api does not answer, or a secret that alerts need is missing. What this call started is
             stopped again.
+        TrackingRefused: the project folder was moved or copied.
     """
+    require_here(workspace, params.tracking)
     with exclusive(workspace, say):
         return _Startup(workspace, params, say).run()
 

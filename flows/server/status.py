@@ -17,7 +17,7 @@ from ratchet.workspace import Workspace
 
 __all__ = ["ServerStatus", "State", "service_state", "status"]
 
-State = Literal["up", "restarting", "silent", "down", "elsewhere"]
+State = Literal["up", "not ready", "restarting", "silent", "down", "elsewhere"]
 _MISSED_BEATS = 3  # after which a worker counts as gone, as on Prefect's own pages
 
 
@@ -26,9 +26,9 @@ class ServerStatus:
     """Status of one service.
 
     Attributes:
-        state: restarting: it died, and the supervisor restarts it. silent: its process runs but does not answer; of
-            the worker, Prefect's server receives no heartbeat. down: no supervisor runs it. elsewhere: another machine
-            runs it.
+        state: not ready: the model server serves no version. restarting: it died, and the supervisor restarts it.
+            silent: its process runs but does not answer; of the worker, Prefect's server receives no heartbeat. down:
+            no supervisor runs it. elsewhere: another machine runs it.
         service: None if `up` has not started it, or `down` has stopped it.
         address: None if it was not started.
         note: of the model server, the version that it serves, and its problem.
@@ -55,7 +55,10 @@ def status(workspace: Workspace) -> list[ServerStatus]:
     for name in TITLES:
         if service := record.services.get(name):
             state = service_state(workspace, record, service)
-            note = _served(service) if name == "serving" and state == "up" else ""
+            known = read_json(service.health) or {} if name == "serving" and state == "up" else {}
+            if known and not known.get("version"):
+                state = "not ready"
+            note = "; ".join(filter(None, (known.get("version"), known.get("problem"))))
             states.append(ServerStatus(name, state, service, service.address, note))
         elif name == "prefect" and record.api:
             states.append(ServerStatus(name, "elsewhere", address=record.api))
@@ -73,13 +76,6 @@ def service_state(workspace: Workspace, record: Record, service: Service) -> Sta
     if answers(service.health, timeout=5.0) if service.health else _is_online(workspace, service):
         return "up"
     return "restarting" if service.restarts and time.time() - service.began < START_TIMEOUT else "silent"
-
-
-def _served(service: Service) -> str:
-    """Return the version that the model server serves, and why another one is not served."""
-    known = read_json(service.health) or {}
-    parts = [known.get("version") or "no version yet", known.get("problem")]
-    return "; ".join(part for part in parts if part)
 
 
 def _is_online(workspace: Workspace, worker: Service) -> bool:

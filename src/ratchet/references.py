@@ -50,6 +50,7 @@ def broken_references(params: Params, workspace: Workspace) -> Iterator[str]:
 
 def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
     from ratchet.registry.names import name_fault
+    from ratchet.registry.relocation import moved_fault
 
     yield from _missing_weights(params, workspace)
     if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
@@ -59,6 +60,8 @@ def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
         yield fault
     if fault := _deleted_experiment(params.tracking, workspace):
         yield fault
+    if fault := moved_fault(workspace, params.tracking):
+        yield f"tracking.uri: {fault}"
 
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ratchet import files
 from ratchet.registry.mlflow_store import file_errors
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_FILE, Provenance
+from ratchet.registry.versions import MLFLOW_NOTE
 from ratchet.typed_json import parse
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ __all__ = ["collect_evidence", "evidence_changes", "listed", "unexpected_changes
 
 _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
 _REGENERATED = ("report/", "card/", "verdict")  # by a register stage that runs again
-_MLFLOW_NOTE = "registered_model_meta"  # a file that MLflow adds to each download
 
 
 def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
@@ -41,7 +41,7 @@ def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str,
         digests = {
             path.relative_to(folder).as_posix(): files.digest_file(path)
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != _MLFLOW_NOTE
+            if path.is_file() and path.name != MLFLOW_NOTE
         }
         data = _data_hash(folder / PROVENANCE_FILE)
     return {**digests, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
+from ratchet.registry.relocation import require_here
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -78,7 +79,9 @@ def connect(workspace: Workspace, settings: TrackingSettings) -> "MlflowClient":
 
     Raises:
         TrackingUnavailable: MLflow does not support the address, or the database cannot be opened.
+        TrackingRefused: the project folder was moved or copied.
     """
+    require_here(workspace, settings)
     _shorten_timeouts()
     from mlflow import MlflowClient
 

@@ -155,11 +155,10 @@ class ModelRegistry(Versions):
             RegistryError: its files cannot be read, or are not those that were stored.
         """
         import mlflow.pyfunc
-        from mlflow.artifacts import download_artifacts
 
         with tempfile.TemporaryDirectory() as place:
+            folder = str(self.download(model_uri, Path(place), artifact_uri=model_uri))
             with active(self.workspace, self.params.tracking), file_errors(model_uri, self.uri):
-                folder = download_artifacts(artifact_uri=model_uri, dst_path=place)
                 try:
                     loaded = mlflow.pyfunc.load_model(folder)
                 except TrainingError as error:  # of `pyfunc`: files that are not those that were stored

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ratchet.errors import RegistryError
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, file_errors, or_none, reachable
 from ratchet.registry.provenance_record import Provenance, read_record
+from ratchet.registry.relocation import local_path
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-__all__ = ["REFERENCE", "Version", "Versions", "as_version"]
+__all__ = ["MLFLOW_NOTE", "REFERENCE", "Version", "Versions", "as_version"]
 
+MLFLOW_NOTE = "registered_model_meta"
+"""A file that MLflow adds to each download of a version."""
 REFERENCE = re.compile(r"^(?:models:/)?(?P<name>[^/@:]+)(?:/(?P<number>\d+)|@(?P<alias>[^/@:]+))$")
 """Forms of a version's name: models:/NAME/VERSION, NAME/VERSION, NAME@ALIAS."""
 _ANCHOR = "ratchet.ledger"  # a registered model's tag
@@ -187,12 +190,29 @@ class Versions:
         """Copy files to the folder `into`; `source` is as of MLflow's `download_artifacts`, `name` is for messages.
 
         Raises:
-            RegistryError: they cannot be read.
+            RegistryError: they cannot be read, or there are none.
         """
         from mlflow.artifacts import download_artifacts
 
         with active(self.workspace, self.params.tracking), file_errors(name, self.uri, fix):
-            return Path(download_artifacts(dst_path=str(into), **source))
+            copy = Path(download_artifacts(dst_path=str(into), **source))
+            if copy.is_dir() and {path.name for path in copy.iterdir()} <= {MLFLOW_NOTE}:
+                raise RegistryError(self._missing(name, source.get("artifact_uri", ""), fix))
+        return copy
+
+    def _missing(self, name: str, uri: str, fix: str) -> str:
+        """Describe files that MLflow has recorded and that are not there."""
+        match = REFERENCE.match(uri)
+        place = uri
+        if match is not None:
+            place = str(self.client.get_model_version_download_uri(match["name"], str(match["number"])))
+        path = local_path(place)
+        state = "has none" if path is None or path.exists() else "does not exist"
+        return (
+            f"{name}: its files are recorded at {path or place}, which {state}; this project is at "
+            f"{self.workspace.project.root}. Fix: mount that folder, or {fix}; if the project had another folder then, "
+            "`ratchet relocate FOLDER`"
+        )
 
     def _registered(self, name: str) -> "RegisteredModel | None":
         return or_none(partial(self.client.get_registered_model, name))

@@ -35,12 +35,15 @@ class Record:
 
     @classmethod
     def read(cls, workspace: Workspace) -> "Record":
-        """Read the file; a missing one is an empty record.
+        """Read the file. A missing one, or one that was copied from another project folder, is an empty record.
 
         Raises:
             PlatformError: it is damaged, so the started processes are unknown.
         """
-        return cls._read(workspace.state / "servers.json")
+        record = cls._read(workspace.state / "servers.json")
+        logs = {Path(service.log).parent for service in record.services.values()}
+        own = (workspace.state / "logs").resolve()
+        return cls(record.path) if any(path.exists() and path.resolve() != own for path in logs) else record
 
     @classmethod
     def _read(cls, path: Path) -> "Record":

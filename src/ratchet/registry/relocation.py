@@ -1,0 +1,127 @@
+"""The absolute paths in MLflow's database: they must follow a project folder that was moved or copied.
+
+MLflow stores where the files of each experiment, run, model and version are. After a move these paths lead nowhere; in
+a copy they lead to the files of the original. Neither may be read or written without a word.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from ratchet.errors import RegistryError, TrackingRefused
+from ratchet.settings.model import TrackingSettings
+from ratchet.workspace import Workspace
+
+__all__ = ["former_roots", "local_path", "moved_fault", "relocate", "require_here"]
+
+_SQLITE = "sqlite:///"
+_AUTO = "mlruns/artifacts"  # tracking.artifacts=auto
+_COLUMNS = (
+    ("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"),
+    ("model_versions", "source"), ("model_versions", "storage_location"),
+)  # fmt: skip
+"""Tables and columns of MLflow's database that have addresses of files."""
+
+
+def local_path(place: str) -> Path | None:
+    """Return the path of an address of files; None if they are not on this machine."""
+    if place.startswith("file:"):
+        return Path(url2pathname(urlsplit(place).path))
+    return Path(place) if place.startswith("/") else None
+
+
+def former_roots(workspace: Workspace, tracking: TrackingSettings) -> list[Path]:
+    """Return the other folders that the project had when its own database recorded its experiments."""
+    root, database = workspace.project.root, _own_database(workspace, tracking)
+    if database is None:
+        return []
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            places = connection.execute("select artifact_location from experiments").fetchall()
+    except sqlite3.Error:  # MLflow itself says what is wrong with it
+        return []
+    paths = [path for (place,) in places if (path := local_path(place or "")) is not None]
+    roots = {
+        Path(*path.parts[: -len(Path(name).parts)])
+        for path in paths
+        for name in (_AUTO, tracking.artifacts)
+        if "://" not in name and path.parts[-len(Path(name).parts) :] == Path(name).parts
+    }
+    return sorted(former for former in roots if former.resolve() != root.resolve())
+
+
+def moved_fault(workspace: Workspace, tracking: TrackingSettings) -> str | None:
+    """Describe a project folder that was moved or copied since MLflow recorded its files; None: it was not."""
+    for former in former_roots(workspace, tracking):
+        state = "still exists, and is not used" if former.exists() else "does not exist"
+        return (
+            f"the files of MLflow's runs and models are recorded at {former}, which {state}; this project is at "
+            f"{workspace.project.root}. Fix: if it was moved or copied from there, `ratchet relocate`"
+        )
+    return None
+
+
+def require_here(workspace: Workspace, tracking: TrackingSettings) -> None:
+    """Check that MLflow's files are recorded in this project folder, if its database is there.
+
+    Raises:
+        TrackingRefused: they are in the folder that it was moved or copied from.
+    """
+    if fault := moved_fault(workspace, tracking):
+        raise TrackingRefused(f"tracking.uri: {fault}")
+
+
+def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | None = None) -> Iterator[str]:
+    """Make MLflow's database follow the project folder, all paths or none. Yield a line about each former folder.
+
+    Args:
+        former: the folder that the project had; None: those that its own database names.
+
+    Raises:
+        RegistryError: MLflow is a server.
+    """
+    from sqlalchemy import create_engine, inspect, text
+
+    uri, root = workspace.database(tracking.uri), workspace.project.root
+    if uri.startswith(("http://", "https://")):
+        raise RegistryError(
+            f"tracking.uri: {uri} is a server. Allowed: a database. Fix: run `ratchet relocate` in the project folder "
+            "whose database that server uses"
+        )
+    roots = [former] if former else former_roots(workspace, tracking)
+    engine = create_engine(uri)
+    try:
+        with engine.begin() as connection:
+            tables = set(inspect(connection).get_table_names())
+            for folder in roots:
+                changed = 0
+                for table, column in _COLUMNS:
+                    if table not in tables:  # of an older MLflow
+                        continue
+                    for place in connection.execute(text(f"select distinct {column} from {table}")).scalars().all():
+                        if moved := _moved(place or "", folder, root):
+                            update = text(f"update {table} set {column} = :moved where {column} = :place")
+                            changed += connection.execute(update, {"moved": moved, "place": place}).rowcount
+                yield f"{changed:,} paths in {folder} are now in {root}"
+    finally:
+        engine.dispose()
+
+
+def _own_database(workspace: Workspace, tracking: TrackingSettings) -> Path | None:
+    """Return MLflow's database if it is a file in the project folder. Projects can share any other."""
+    uri = workspace.database(tracking.uri)
+    path = Path(uri.removeprefix(_SQLITE))
+    is_own = uri.startswith(_SQLITE) and path.is_file() and path.is_relative_to(workspace.project.root)
+    return path if is_own else None
+
+
+def _moved(place: str, former: Path, root: Path) -> str | None:
+    """Return an address in `former` as one in `root`; None for any other."""
+    path = local_path(place)
+    if path is None or not path.is_relative_to(former):
+        return None
+    moved = root / path.relative_to(former)
+    return moved.as_uri() if place.startswith("file:") else str(moved)

@@ -1,0 +1,123 @@
+"""A project folder that was moved or copied, and files of models that are not where MLflow recorded them."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet import files
+from ratchet.errors import RegistryError, TrackingRefused
+from ratchet.references import broken_references
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.relocation import relocate
+from ratchet.servers.record import Record
+from ratchet.workspace import Workspace
+
+NewLine = Callable[[Any], Any]
+pytestmark = pytest.mark.usefixtures("mlflows_own")
+
+
+@pytest.fixture
+def before(tmp_path: Path, database: Any, new_line: NewLine) -> Any:
+    """A project with a champion, in a folder whose name must be quoted in an address."""
+    root = tmp_path / "my project é"
+    root.mkdir()
+    line = new_line(replace(database, workspace=Workspace(root.resolve())))
+    line.champion()
+    return line
+
+
+def at(root: Path, line: Any, **changes: Any) -> Any:
+    """Return the same model in another folder."""
+    return replace(line, place=replace(line.place, workspace=Workspace(root.resolve())), **changes)
+
+
+def relocated(line: Any, former: Path | None = None) -> list[str]:
+    return list(relocate(line.place.workspace, line.params.tracking, former))
+
+
+def champion_files(line: Any, into: Path) -> Path:
+    champion = ModelRegistry(line.place.workspace, line.params).champion(line.name, into)
+    assert champion is not None
+    return champion.folder
+
+
+def test_moved_project_works_once_it_is_relocated(before: Any, tmp_path: Path) -> None:
+    old = before.place.workspace.root
+    after = at(old.rename(tmp_path / "after"), before)
+    message = (
+        f"recorded at {old}, which does not exist; this project is at {tmp_path / 'after'}. Fix: .*ratchet relocate"
+    )
+    with pytest.raises(TrackingRefused, match=message):
+        after.faults()
+    assert any("ratchet relocate" in fault for fault in broken_references(after.params, after.place.workspace))
+    assert relocated(after) == [f"5 paths in {old} are now in {tmp_path / 'after'}"]
+    assert relocated(after) == []
+    assert after.faults() == []
+    after.champion()
+    assert not old.exists()
+    assert champion_files(after, tmp_path / "files").is_dir()
+
+
+def test_copied_project_leaves_the_original_alone(before: Any, tmp_path: Path) -> None:
+    old = before.place.workspace.root
+    copy = at(Path(shutil.copytree(old, tmp_path / "copy")), before)
+    with pytest.raises(TrackingRefused, match=f"recorded at {old}, which still exists, and is not used"):
+        champion_files(copy, tmp_path / "files")
+    relocated(copy)
+    weights = next(before.place.workspace.mlruns.rglob("*.safetensors"))
+    weights.write_bytes(b"damaged")
+    assert copy.faults() == []
+    assert any("was replaced" in fault for fault in before.faults())
+    stored = set(old.rglob("*"))
+    copy.version()
+    assert set(old.rglob("*")) == stored
+
+
+def test_shared_database_keeps_the_files_of_each_project(before: Any, tmp_path: Path) -> None:
+    """A database outside the project folder can hold the runs of several projects."""
+    shared = tmp_path / "mlflow.db"
+    os.replace(before.place.workspace.mlruns / "mlflow.db", shared)
+    tracking = before.params.tracking.model_copy(update={"uri": f"sqlite:///{shared}"})
+    params = before.params.model_copy(update={"tracking": tracking})
+    (tmp_path / "other").mkdir()
+    other = at(tmp_path / "other", before, params=params)
+    assert champion_files(other, tmp_path / "files").is_dir()
+    old = before.place.workspace.root
+    old.rename(tmp_path / "after")
+    with pytest.raises(RegistryError, match=f"recorded at {old}.*, which does not exist; .*`ratchet relocate FOLDER`"):
+        champion_files(other, tmp_path / "none")
+    after = at(tmp_path / "after", other)
+    relocated(after, old)
+    assert champion_files(after, tmp_path / "again").is_dir()
+
+
+def test_missing_files_are_named_with_their_recorded_folder(before: Any, tmp_path: Path) -> None:
+    artifacts = before.place.workspace.mlruns / "artifacts"
+    artifacts.rename(tmp_path / "aside")
+    with pytest.raises(RegistryError, match=f"recorded at {artifacts}/.*, which does not exist; .*mount") as refusal:
+        champion_files(before, tmp_path / "files")
+    assert "registry.model" not in str(refusal.value)
+    assert [fault for fault in before.faults() if "which does not exist" in fault] == before.faults()[-1:]
+
+
+def test_relocation_through_a_server_is_refused(served: Any) -> None:
+    with pytest.raises(RegistryError, match=r"is a server\. Allowed: a database"):
+        list(relocate(served.workspace, served.params.tracking))
+
+
+def test_copy_does_not_own_the_servers_of_the_original(tmp_path: Path) -> None:
+    original, copy = Workspace(tmp_path / "original"), Workspace(tmp_path / "copy")
+    service = {"name": "mlflow", "address": "", "log": str(original.state / "logs" / "mlflow.log"), "mark": "m",
+               "grace": 1.0}  # fmt: skip
+    (original.state / "logs").mkdir(parents=True)
+    files.write_json(original.state / "servers.json", {"pid": os.getpid(), "created": 0.0, "services": [service]})
+    shutil.copytree(original.root, copy.root)
+    assert list(Record.read(original).services) == ["mlflow"]
+    assert Record.read(copy).services == {}
+    shutil.rmtree(original.root)
+    assert list(Record.read(copy).services) == ["mlflow"], "a moved project still ends its own servers"
